@@ -1,0 +1,106 @@
+"""Memory and time of one update of 512 examples in 1, 4 and 16 slices, and of as many accumulated batches.
+
+Each case runs in a process of its own. Memory is the process's peak above what it was before the first update; time is
+the median of several updates, over that of the same number of plain steps by hand on slices, without the optimizer.
+Run `python -m benchmarks.accumulation`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+EXAMPLES, TIME, VOCABULARY = 512, 60, 1000
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def case(kind: str, parts: int, updates: int) -> dict[str, float]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from benchmarks.step import Encoder, On
+    from multihead import MultiHeadTrainer, losses
+
+    rng = np.random.default_rng(0)
+    tokens, labels = rng.integers(1, VOCABULARY, (EXAMPLES, TIME)), rng.integers(0, 8, EXAMPLES)
+    targets = {"reply": tokens, "price": labels}
+    size = EXAMPLES if kind == "micro_batches" else EXAMPLES // parts
+    data = tf.data.Dataset.from_tensor_slices((tokens, targets)).batch(size)
+    heads = {"reply": On("outputs", VOCABULARY), "price": On("state", 8, "softmax")}
+    encoder = Encoder(VOCABULARY, 128)
+    if kind == "by hand":
+        representation = encoder(tokens[:2])
+        for head in heads.values():
+            head(representation)
+        variables = [v for module in (encoder, *heads.values()) for v in module.trainable_variables]
+        tensors = [v if not hasattr(v, "value") or callable(v.value) else v.value for v in variables]
+
+        @tf.function(reduce_retracing=True)
+        def gradients(x: tf.Tensor, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                representation = encoder(x, training=True)
+                logits = heads["reply"](representation)
+                reply = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y["reply"], logits=logits)
+                price = keras.losses.sparse_categorical_crossentropy(y["price"], heads["price"](representation))
+                loss = tf.reduce_mean(reply) + tf.reduce_mean(price)
+            return tape.gradient(loss, tensors)
+
+        def update() -> None:
+            for batch in data:
+                result = gradients(*batch)
+            result[-1].numpy()
+    else:
+        trainer = MultiHeadTrainer(encoder)
+        trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
+        trainer.add_head("price", heads["price"], "sparse_categorical_crossentropy")
+        option = {kind: parts}
+        trainer.compile(keras.optimizers.SGD(0.1), telemetry="losses", **option)
+
+        def update() -> None:
+            trainer.fit(data, verbose=0, shuffle=False)
+
+    before = peak_megabytes()
+    update()
+    memory = peak_megabytes() - before
+    times = []
+    for _ in range(updates):
+        start = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(times), "megabytes": memory}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--updates", type=int, default=9, help="timed updates per case (default 9)")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.case:
+        print(json.dumps(case(*json.loads(options.case), options.updates)))
+        return
+    print("| update of 512 examples as | parts | peak memory, MB | seconds | over as many steps by hand |")
+    print("| --- | --- | --- | --- | --- |")
+    for parts in (1, 4, 16):
+        found = {}
+        for kind in ("by hand", "micro_batches", "accumulate_steps"):
+            command = [sys.executable, "-m", "benchmarks.accumulation", "--updates", str(options.updates)]
+            command += ["--case", json.dumps([kind, parts])]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found[kind] = json.loads(output.strip().splitlines()[-1])
+        for kind, figures in found.items():
+            ratio = figures["seconds"] / found["by hand"]["seconds"]
+            print(f"| {kind} | {parts} | {figures['megabytes']:.0f} | {figures['seconds']:.3f} | {ratio:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

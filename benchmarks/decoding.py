@@ -1,0 +1,223 @@
+"""How fast the reference decoder decodes and trains: natively, by TensorFlow Addons, and by the samplers of Keras Hub.
+
+    python -m benchmarks.decoding --help
+
+All use the very same weights; what is not installed is left out. The model is first trained for a moment on inputs of one
+to `--source-length` tokens and outputs of the same lengths, so that sentences end at different steps, as real ones do.
+All is timed from the encoder's result on, which is the same for each. A figure is the best of several rounds in which
+the engines take turns, so that a busy machine slows all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons, _native
+
+
+def best_seconds(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The shortest run of each function, the functions taking turns; a first run each is not counted."""
+    for function in functions.values():
+        function()
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def make(options: argparse.Namespace, engine: str) -> tuple[Seq2SeqEncoder, Seq2SeqDecoder]:
+    """An encoder and a decoder."""
+    keras.utils.set_random_seed(0)
+    encoder = Seq2SeqEncoder(options.vocabulary, options.embedding, options.units, cell=options.cell)
+    decoder = Seq2SeqDecoder(
+        options.vocabulary,
+        options.embedding,
+        options.units,
+        cell=options.cell,
+        attention=None if options.attention == "none" else options.attention,
+        input_feeding=options.input_feeding,
+        maximum_length=options.maximum_length,
+        engine=engine,
+    )
+    decoder(encoder(tf.constant([[4, 5]])), tf.constant([[4, 3]]))
+    return encoder, decoder
+
+
+def pairs(options: argparse.Namespace, batch: int, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Inputs of random lengths and, as targets, the same ids with an end id."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, options.source_length + 1, [batch, 1])
+    places = np.arange(options.source_length + 1)
+    ids = np.where(places < lengths, random.integers(4, 24, [batch, options.source_length + 1]), 0)
+    return tf.constant(ids[:, :-1], tf.int32), tf.constant(np.where(places == lengths, 3, ids), tf.int32)
+
+
+def tensor_variables(layer: keras.layers.Layer) -> list[tf.Variable]:
+    """A layer's trainable weights as TensorFlow variables, on Keras 2 and Keras 3."""
+    return [weight if isinstance(weight, tf.Variable) else weight.value for weight in layer.trainable_weights]
+
+
+def mean_loss(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Mean cross-entropy per token."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+    return tf.reduce_mean(tf.boolean_mask(losses, targets > 0))
+
+
+def trained(options: argparse.Namespace) -> tuple[Seq2SeqEncoder, Seq2SeqDecoder]:
+    """A model that has learned to end its outputs."""
+    encoder, decoder = make(options, "native")
+    weights = [*encoder.trainable_weights, *decoder.trainable_weights]
+    variables = [*tensor_variables(encoder), *tensor_variables(decoder)]
+    optimizer = keras.optimizers.Adam(3e-3, global_clipnorm=1.0)
+
+    @tf.function
+    def compute(tokens: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = mean_loss(decoder(encoder(tokens, training=True), targets, training=True), targets)
+        return [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]
+
+    for number in range(options.steps):
+        optimizer.apply_gradients(zip(compute(*pairs(options, 64, number)), weights))
+    return encoder, decoder
+
+
+def to_the_end(function: Callable[..., object], *arguments: object) -> Callable[[], Any]:
+    """A call of the function as a graph that returns when the result is there."""
+    graph = tf.function(function)
+    return lambda: tf.nest.map_structure(lambda tensor: tensor.numpy(), graph(*arguments))
+
+
+def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any]], tf.Tensor]:
+    """The decoder's own step under the samplers of Keras Hub, whose beams go on after their end id."""
+    samplers = importlib.import_module("keras_hub.samplers")
+    sampler = samplers.GreedySampler() if width == 1 else samplers.BeamSampler(num_beams=width)
+
+    def generate(representation: dict[str, Any]) -> tf.Tensor:
+        memory, state = decoder.begin(representation)
+        memory = None if memory is None else tf.nest.map_structure(lambda part: tf.repeat(part, width, axis=0), memory)
+
+        def following(prompt: tf.Tensor, cache: list[tf.Tensor], index: tf.Tensor) -> tuple[Any, ...]:
+            before = tf.nest.pack_sequence_as(state, list(cache))
+            vectors, after = decoder.advance(decoder.embed(prompt[:, index - 1]), before, memory)
+            return decoder.next_logits(vectors), vectors, tf.nest.flatten(after)
+
+        starts = tf.one_hot(tf.zeros_like(representation["mask"][:, 0], tf.int32), decoder.maximum_length + 1)
+        prompt = tf.cast(starts, tf.int32) * decoder.start_id
+        cache = tf.nest.flatten(state)
+        return sampler(following, prompt, cache, 1, starts > 0, stop_token_ids=[decoder.end_id])[:, 1:]
+
+    return generate
+
+
+def decoding(options: argparse.Namespace, engines: list[str]) -> None:
+    """Sentences per second, greedy and by beam."""
+    encoder, decoder = trained(options)
+    decoders = {engine: make(options, engine)[1] for engine in engines if engine != "keras-hub"}
+    for other in decoders.values():
+        other.set_weights(decoder.get_weights())
+    header("sentences per second", engines)
+    for width in (1, options.beam):
+        for batch in options.batches:
+            representation = encoder(pairs(options, batch, seed=options.steps)[0])
+            runs = {
+                engine: to_the_end(lambda entries, d=other, w=width: d.generate(entries, beam_width=w), representation)
+                for engine, other in decoders.items()
+            }
+            if "keras-hub" in engines:
+                runs["keras-hub"] = to_the_end(by_keras_hub(decoder, width), representation)
+            if "addons" in runs and runs["addons"]().tobytes() != runs["native"]().tobytes():
+                print("the engines' results differ")
+            seconds = best_seconds(runs, options.rounds)
+            name = "greedy" if width == 1 else f"beam {width}"
+            report(f"{name}, batch {batch}", [batch / value for value in seconds.values()])
+
+
+def training(options: argparse.Namespace, engines: list[str]) -> None:
+    """Teacher-forced training: gradients of the decoder's weights and of the encoder's result, per second."""
+    encoder, decoder = make(options, "native")
+    variables = tensor_variables(decoder)
+
+    def gradients(run: Callable[..., tf.Tensor]) -> Callable[..., list[tf.Tensor]]:
+        def compute(representation: dict[str, Any], targets: tf.Tensor) -> list[tf.Tensor]:
+            sources = [representation["outputs"], *tf.nest.flatten(representation["state"])]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                loss = mean_loss(run(representation, targets), targets)
+            found = tape.gradient(loss, [*variables, *sources], unconnected_gradients="zero")
+            return [tf.convert_to_tensor(gradient) for gradient in found]
+
+        return compute
+
+    def stepwise(engine: Any) -> Callable[..., tf.Tensor]:
+        def run(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
+            memory, state = decoder.begin(representation)
+            starts = tf.fill([tf.shape(targets)[0], 1], decoder.start_id)
+            inputs = decoder.embed(tf.concat([starts, targets[:, :-1]], axis=1))
+            return decoder.output_layer(engine.run_stepwise(decoder, inputs, memory, state, training=True))
+
+        return run
+
+    ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native)}
+    if "addons" in engines:
+        ways["addons"] = stepwise(_addons)
+    header("training steps per second", list(ways))
+    for batch in options.train_batches:
+        tokens, targets = pairs(options, batch, seed=0)
+        data = (encoder(tokens), targets)
+        runs = {name: to_the_end(gradients(way), *data) for name, way in ways.items()}
+        report(f"batch {batch}", [1.0 / value for value in best_seconds(runs, options.rounds).values()])
+
+
+def header(title: str, names: list[str]) -> None:
+    """The head of a table."""
+    print(f"\n{title:28}" + "".join(f"{name:>22}" for name in names) + (f"{'first/last':>12}" if names[1:] else ""))
+
+
+def report(title: str, speeds: list[float]) -> None:
+    """A line of a table: speeds, and the first over the last."""
+    ratio = f"{speeds[0] / speeds[-1]:11.2f}x" if speeds[1:] else ""
+    print(f"{title:28}" + "".join(f"{speed:22.1f}" for speed in speeds) + ratio, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.decoding",
+        description="Sentences per second in decoding and steps per second in training, native beside Addons.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--vocabulary", type=int, default=2000, help="number of token ids on either side")
+    parser.add_argument("--embedding", type=int, default=128, help="size of a token's vector")
+    parser.add_argument("--units", type=int, default=256, help="size of the recurrent layers")
+    parser.add_argument("--cell", choices=["lstm", "gru"], default="lstm", help="recurrent cell")
+    parser.add_argument("--attention", choices=["luong", "bahdanau", "none"], default="luong", help="kind of attention")
+    parser.add_argument("--input-feeding", action="store_true", help="feed each step's vector to the next")
+    parser.add_argument("--source-length", type=int, default=25, help="most tokens per input")
+    parser.add_argument("--maximum-length", type=int, default=40, help="where decoding is cut off")
+    parser.add_argument("--steps", type=int, default=60, help="training steps before decoding")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256], help="batch sizes for decoding")
+    parser.add_argument("--train-batches", type=int, nargs="+", default=[64], help="batch sizes for training")
+    parser.add_argument("--beam", type=int, default=5, help="width of the beam")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds, of which the best counts")
+    options = parser.parse_args(arguments)
+    others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons.is_installed()}
+    engines = ["native", *(name for name, is_installed in others.items() if is_installed)]
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
+    decoding(options, engines)
+    training(options, engines)
+
+
+if __name__ == "__main__":
+    main()

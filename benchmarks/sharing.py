@@ -1,0 +1,73 @@
+"""Does sharing the encoder help? Both heads on one encoder, and each alone, on few orders, over several seeds.
+
+    python -m benchmarks.sharing [--orders 4000] [--seeds 3] [--epochs 40]
+
+Each seed draws orders, held-out orders and starting weights of its own. All arms of a seed see the same orders in as
+many epochs. Prints the table, and writes the figures of every run to `--output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from examples.seq2seq_price import command, run
+
+ARMS = {"both heads": ("reply", "price"), "price alone": ("price",), "reply alone": ("reply",)}
+FIGURES = {"price_accuracy": "price accuracy", "reply_exact": "exact order"}
+
+
+def measure(heads: Sequence[str], data: run.Data, options: argparse.Namespace, console: Console) -> dict[str, float]:
+    """Figures on the held-out orders of a model with some heads."""
+    keras.utils.set_random_seed(options.seed)
+    model = run.build_model(options, data, heads=heads)
+    run.train_model(options, model, data, console)
+    figures, _ = run.evaluate(model, data.splits["dev"], batch_size=options.batch_size)
+    return {name: figures[name] for name in FIGURES if name in figures}
+
+
+def summary(runs: Sequence[dict[str, float]], figure: str) -> str:
+    """Mean and standard deviation of a figure over runs, or nothing where the runs lack it."""
+    values = [figures[figure] for figures in runs if figure in figures]
+    if not values:
+        return ""
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--orders", type=int, default=4000, help="orders to train on")
+    parser.add_argument("--held-out", type=int, default=2000, help="held-out orders")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--epochs", type=int, default=40, help="passes over the orders")
+    parser.add_argument("--output", default="runs/sharing.json", help="file for the figures of every run")
+    asked = parser.parse_args(arguments)
+    console = Console()
+    results: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    for seed in range(asked.seeds):
+        data = run.workshop_data(asked.orders, asked.held_out, seed)
+        options = command.parse(["--epochs", str(asked.epochs), "--seed", str(seed)])
+        for arm, heads in ARMS.items():
+            results[arm].append(measure(heads, data, options, console))
+            console.print(f"seed {seed}, {arm}: {results[arm][-1]}", highlight=False, soft_wrap=True)
+    title = f"{asked.orders} orders, {asked.epochs} epochs, {asked.seeds} seeds"
+    table = Table("trained", *FIGURES.values(), title=title)
+    for arm, runs in results.items():
+        table.add_row(arm, *(summary(runs, figure) for figure in FIGURES))
+    console.print(table)
+    path = Path(asked.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

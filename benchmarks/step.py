@@ -1,0 +1,158 @@
+"""The trainer's step against a step written by hand, as ratios of time.
+
+Two workloads: a GRU encoder with a sequence head and a classifier (the computation dominates), and two small dense heads
+(what the trainer adds dominates). The steps run in turn, so that a machine whose speed drifts slows both; each figure
+is the median over rounds. Run `python -m benchmarks.step`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, clipping, losses, schedules
+
+
+class Encoder(keras.layers.Layer):
+    def __init__(self, vocabulary: int, units: int) -> None:
+        super().__init__()
+        self.embed = keras.layers.Embedding(vocabulary, units // 2)
+        self.gru = keras.layers.GRU(units, return_sequences=True, return_state=True)
+
+    def call(self, tokens: Any) -> Any:
+        outputs, state = self.gru(self.embed(tokens))
+        return {"outputs": outputs, "state": state}
+
+
+class On(keras.layers.Layer):
+    def __init__(self, key: str, units: int, activation: str | None = None) -> None:
+        super().__init__()
+        self.key = key
+        self.dense = keras.layers.Dense(units, activation=activation)
+
+    def call(self, representation: Any) -> Any:
+        return self.dense(representation[self.key])
+
+
+def sequence_workload() -> tuple[Any, dict[str, Any], Any, Any]:
+    rng = np.random.default_rng(0)
+    tokens, labels = rng.integers(1, 500, (128, 25)), rng.integers(0, 8, 128)
+    heads = {"reply": On("outputs", 500), "price": On("state", 8, "softmax")}
+    return Encoder(500, 128), heads, tf.constant(tokens), {"reply": tf.constant(tokens), "price": tf.constant(labels)}
+
+
+class Wide(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(32, activation="relu")
+
+    def call(self, x: Any) -> Any:
+        hidden = self.dense(x)
+        return {"outputs": hidden[:, None], "state": hidden}
+
+
+def small_workload() -> tuple[Any, dict[str, Any], Any, Any]:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(32, 16)).astype("float32"))
+    targets = {"reply": tf.constant(rng.integers(1, 8, (32, 1))), "price": tf.constant(rng.integers(0, 8, 32))}
+    return Wide(), {"reply": On("outputs", 8), "price": On("state", 8, "softmax")}, x, targets
+
+
+def by_hand(workload: Callable[[], Any]) -> Callable[[], Any]:
+    """One tape, one optimizer, global-norm clipping; the loss as the trainer promises it."""
+    encoder, heads, x, targets = workload()
+    optimizer = keras.optimizers.Adam(1e-3)
+    representation = encoder(x)
+    for head in heads.values():
+        head(representation)
+    variables = [v for module in (encoder, *heads.values()) for v in module.trainable_variables]
+    optimizer.build(variables)
+    tensors = [v if not hasattr(v, "value") or callable(v.value) else v.value for v in variables]
+
+    @tf.function
+    def step(x: tf.Tensor, targets: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            representation = encoder(x, training=True)
+            logits = heads["reply"](representation, training=True)
+            mask = tf.cast(targets["reply"] != 0, tf.float32)
+            tokens = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets["reply"], logits=logits)
+            reply = tf.reduce_sum(tokens * mask) / tf.reduce_sum(mask)
+            classes = heads["price"](representation, training=True)
+            price = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(targets["price"], classes))
+            loss = reply + price
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, tensors), 5.0)
+        optimizer.apply_gradients(zip(gradients, variables))
+        return loss
+
+    return lambda: step(x, targets)
+
+
+def with_trainer(workload: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    encoder, heads, x, targets = workload()
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
+    trainer.add_head("price", heads["price"], "sparse_categorical_crossentropy")
+    trainer.compile(keras.optimizers.Adam(1e-3), clip=clipping.ByGlobalNorm(5.0), **options)
+    trainer.fit(tf.data.Dataset.from_tensors((x, targets)), verbose=0, shuffle=False)
+    step = tf.function(trainer.train_step)
+    return lambda: step((x, targets))
+
+
+LEFT_OUT = {"price": 10**9, "reply": 1}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain sum, losses only in the logs": {"telemetry": "losses"},
+    "plain sum": {},
+    "UPGrad at the representation": {"balancer": "UPGrad"},
+    "UPGrad at the parameters": {"balancer": "UPGrad", "balance_at": "parameters"},
+    "the sequence head left out by a schedule": {"schedule": schedules.Alternate(LEFT_OUT)},
+}
+
+
+def measure(workload: Callable[[], Any], rounds: int, steps: int) -> dict[str, float]:
+    """The median over rounds of each variant's time over the step by hand."""
+    runs = {"by hand": by_hand(workload)}
+    runs.update({name: with_trainer(workload, **options) for name, options in VARIANTS.items()})
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(steps):
+                result = run()
+            tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
+            times[name].append((time.perf_counter() - start) / steps)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(values, times["by hand"])) for name, values in times.items()
+    }
+    ratios["milliseconds by hand"] = 1e3 * statistics.median(times["by hand"])
+    return ratios
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="rounds, of which the median is taken (default 15)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round and variant (default 10)")
+    options = parser.parse_args(arguments)
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a step over that of a step by hand")
+    for title, workload in (
+        ("GRU encoder, sequence and class", sequence_workload),
+        ("two small dense heads", small_workload),
+    ):
+        ratios = measure(workload, options.rounds, options.steps)
+        print(f"\n| {title} ({ratios.pop('milliseconds by hand'):.1f} ms by hand) | ratio |\n| --- | --- |")
+        for name, ratio in ratios.items():
+            print(f"| {name} | {ratio:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Batches of like lengths with `tf.data`, and values of a column swapped at random in every epoch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from examples.seq2seq_price.text import append_end
+
+NUM_BUCKETS = 8
+"""Rows are batched with rows of like source length. Finer buckets save padding, but make batches too much alike: the
+model then needs more of them."""
+_NOT_A_WORD = r"[^A-Za-z0-9_\x{80}-\x{10FFFF}]"  # small, since a pattern is compiled for every row
+_NEVER = r"[^\s\S]"
+
+
+class Examples(NamedTuple):
+    """Rows as the model reads them: texts, target texts, and class numbers int32 `[rows]`."""
+
+    texts: list[str]
+    targets: list[str]
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Vectorizers:
+    """The layers that turn texts and targets into ids."""
+
+    source: keras.layers.Layer
+    target: keras.layers.Layer
+
+    def __call__(self, texts: Any, targets: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Ragged int64 ids of sources and of targets, the latter with their end ids."""
+        return self.source(texts), append_end(self.target(targets))
+
+
+def training_batches(
+    examples: Examples,
+    vectorizers: Vectorizers,
+    batch_size: int,
+    *,
+    seed: int,
+    swaps: Sequence[Sequence[str]] = (),
+) -> tuple[tf.data.Dataset, int]:
+    """Shuffled batches of rows of like lengths, anew in every epoch.
+
+    Args:
+        examples: The training rows.
+        vectorizers: What makes ids of them.
+        batch_size: Rows in a batch; the last of each length may hold fewer.
+        seed: Orders and swaps repeat with it.
+        swaps: For each column whose values are to be swapped, its value in every row.
+
+    Returns:
+        The data set, of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches in an epoch (about
+        so many with swaps, which change lengths).
+    """
+    rows = len(examples.texts)
+    sources, targets = vectorizers(examples.texts, examples.targets)
+    lengths = sources.row_lengths().numpy()
+    boundaries = np.unique(np.quantile(lengths, np.arange(1, NUM_BUCKETS) / NUM_BUCKETS).astype(int) + 1)
+    if swaps:
+        data = _swapped(examples, swaps, seed).batch(512, num_parallel_calls=2)
+        data = data.map(lambda texts, targets, labels: (*vectorizers(texts, targets), labels)).unbatch()
+    else:
+        data = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels)).shuffle(rows, seed=seed)
+    data = data.map(_as_vectors).bucket_by_sequence_length(
+        lambda source, target, label: tf.size(source),
+        bucket_boundaries=boundaries.tolist(),
+        bucket_batch_sizes=[batch_size] * (len(boundaries) + 1),
+    )
+    steps = np.ceil(np.bincount(np.digitize(lengths, boundaries)) / batch_size).sum()
+    return data.map(_as_batch).prefetch(4), int(steps)
+
+
+def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
+    """Batches `(ids, {"reply": ids, "price": labels})` of all rows from short to long, the same every time."""
+    sources, targets = vectorizers(examples.texts, examples.targets)
+    order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
+    rows = (tf.gather(sources, order), tf.gather(targets, order), tf.gather(examples.labels, order))
+    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors)
+    return data.padded_batch(batch_size).map(_as_batch).cache()
+
+
+def padding_share(batches: tf.data.Dataset) -> float:
+    """The share of padding among all source and target ids of an epoch."""
+    used = total = 0
+    for source, targets in batches.as_numpy_iterator():
+        for ids in (source, targets["reply"]):
+            used += np.count_nonzero(ids)
+            total += ids.size
+    return 1.0 - used / total
+
+
+def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Rows of ragged ids as plain vectors."""
+    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), label
+
+
+def _as_batch(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), "price": label}
+
+
+def _swapped(examples: Examples, swaps: Sequence[Sequence[str]], seed: int) -> tf.data.Dataset:
+    """Shuffled rows in which each column's value is replaced by a random one of that column, in text and target."""
+    rows = len(examples.texts)
+    patterns = np.array([[_pattern(value) for value in column] for column in swaps]).T
+    choices = [[value.replace("\\", r"\\") for value in sorted(set(column) - {""})] for column in swaps]
+
+    def swap(row: Any, draw: tf.Tensor) -> Any:
+        text, target, label, row_patterns = row
+        numbers = tf.random.stateless_uniform([len(choices)], [draw, 0], maxval=2**31 - 1, dtype=tf.int32)
+        for place, values in enumerate(choices):
+            rewrite = tf.strings.join([r"\1", tf.constant(values)[numbers[place] % len(values)], r"\2"])
+            new_text = tf.strings.regex_replace(text, row_patterns[place], rewrite)
+            new_target = tf.strings.regex_replace(target, row_patterns[place], rewrite)
+            in_both = tf.logical_and(new_text != text, new_target != target)
+            text, target = tf.where(in_both, new_text, text), tf.where(in_both, new_target, target)
+        return text, target, label
+
+    data = tf.data.Dataset.from_tensor_slices((examples.texts, examples.targets, examples.labels, patterns))
+    draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
+    return tf.data.Dataset.zip((data.shuffle(rows, seed=seed), draws)).map(swap, num_parallel_calls=2)
+
+
+def _pattern(value: str) -> str:
+    """A pattern for a value as whole words, in any case; an empty value is found nowhere."""
+    return rf"(^|{_NOT_A_WORD})(?i:{re.escape(value)})($|{_NOT_A_WORD})" if value else _NEVER

@@ -1,0 +1,232 @@
+"""The command line: options, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+PROGRAM = "examples.seq2seq_price"
+DEFAULT_OUTPUT = "runs/seq2seq_price"
+DESCRIPTION = """\
+Trains one encoder with two heads: a decoder that writes a sequence, and a classifier that tells a price range. Without
+--train it draws its own data, orders at a furniture workshop; with --load and --predict it answers with a trained
+model."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{PROGRAM}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options, all with help and defaults."""
+    parser = _Parser(f"python -m {PROGRAM}", description=DESCRIPTION, formatter_class=_HelpFormatter, allow_abbrev=False)
+    data = parser.add_argument_group("data (CSV or TSV, gzip or plain; own data without)")
+    data.add_argument("--train", metavar="FILE", help="file to train on")
+    data.add_argument("--dev", metavar="FILE", help="file to validate on; needed with --train")
+    data.add_argument("--test", metavar="FILE", help="further file to evaluate on")
+    data.add_argument("--source", metavar="COLUMN", default="text", help="column with the texts to read")
+    data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the sequences to write")
+    data.add_argument("--label", metavar="COLUMN", default="price_range", help="column with the price ranges")
+    data.add_argument(
+        "--bands", type=_whole(2), metavar="N", help="cut a label column of numbers into N bands of equal shares"
+    )
+    data.add_argument(
+        "--missing",
+        choices=("ignore", "class"),
+        default="ignore",
+        help="what an empty label is: no label, or a class of its own",
+    )
+    data.add_argument(
+        "--swap-column",
+        metavar="COLUMN",
+        nargs="+",
+        default=[],
+        help="columns whose values are swapped at random in text and target, anew in every epoch (for names that "
+        "happen to go with a price range)",
+    )
+    data.add_argument("--max-tokens", type=_whole(1), default=200, metavar="N", help="longest text or target allowed")
+    data.add_argument(
+        "--orders", type=_whole(20), default=20000, metavar="N", help="own orders to train on; N/10 more are held out"
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--units", type=_whole(1), default=128, metavar="N", help="size of the recurrent states")
+    model.add_argument("--embedding", type=_whole(1), default=64, metavar="N", help="size of a token's vector")
+    model.add_argument("--cell", choices=("gru", "lstm"), default="gru", help="kind of recurrent layer")
+    model.add_argument(
+        "--attention", choices=("luong", "bahdanau", "none"), default="luong", help="how the decoder reads the text"
+    )
+    model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="share dropped in training")
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=_whole(1), default=18, metavar="N", help="passes over the training rows")
+    training.add_argument("--batch-size", type=_whole(1), default=128, metavar="N", help="rows in a batch")
+    training.add_argument(
+        "--learning-rate",
+        type=_number(0, open_start=True),
+        default=4e-3,
+        metavar="RATE",
+        help="AdamW's first, falling to 0 by a cosine",
+    )
+    training.add_argument(
+        "--weight-decay",
+        type=_number(0),
+        default=0.3,
+        metavar="W",
+        help="AdamW's, to be multiplied by the learning rate",
+    )
+    training.add_argument(
+        "--balancer", metavar="NAME", help="how the heads' gradients are combined, as in UPGrad; summed without"
+    )
+    training.add_argument(
+        "--balance-at", choices=("representation", "parameters"), default="representation", help="where that is done"
+    )
+    training.add_argument(
+        "--schedule",
+        type=_schedule,
+        metavar="HEADS=TURNS",
+        help="heads train in turns, as in price:reply=1:9; together without",
+    )
+    training.add_argument(
+        "--price-weight", type=_number(0), default=1.0, metavar="W", help="weight of the price's loss; the reply's is 1"
+    )
+    training.add_argument(
+        "--micro-batches", type=_whole(1), default=1, metavar="N", help="slices of a batch, to save memory"
+    )
+    training.add_argument(
+        "--clip",
+        type=_clip,
+        default=("global-norm", 5.0),
+        metavar="KIND:LIMIT",
+        help="clip gradients by value, norm, average-norm or global-norm, as in global-norm:5; or none",
+    )
+    training.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="data, start and order repeat with it")
+    output = parser.add_argument_group("results")
+    output.add_argument("--beam", type=_whole(1), default=1, metavar="N", help="width of the beam search; 1 is greedy")
+    output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for everything that is written")
+    output.add_argument("--load", metavar="DIR", help="folder of a finished run; needs --predict")
+    output.add_argument("--predict", metavar="TEXT", nargs="+", help="texts to answer; needs --load")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options that fit together; leaves with one line on standard error and status 2 otherwise."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if (options.load is None) != (options.predict is None):
+        parser.error("--load and --predict go together. Name the folder of a finished run and the texts to answer.")
+    if options.train is None:
+        unused = [name for name in ("dev", "test", "bands") if getattr(options, name) is not None]
+        unused += ["swap-column"] * bool(options.swap_column)
+        if unused:
+            parser.error(f"--{unused[0]} needs --train. Name the file to train on, or leave it out.")
+    elif options.dev is None:
+        parser.error("--train needs --dev. Name the file to validate on.")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the example.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Returns:
+        0, or 2 after an error that was told in one line.
+    """
+    options = parse(arguments)
+    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
+    if absent:
+        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from examples.seq2seq_price import run
+    except ImportError as error:
+        return _fail(str(error))
+    console = run.Console()
+    try:
+        run.train(options, console) if options.predict is None else run.predict(options, console)
+    except run.InputError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted before the first epoch was finished; nothing was written.")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Adds the default to every help text that has one worth telling."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        plain = isinstance(action.default, (int, float, str)) and action.default != argparse.SUPPRESS
+        if action.dest == "clip":
+            return f"{action.help} (default: global-norm:5)"
+        return f"{action.help} (default: %(default)s)" if plain else str(action.help)
+
+
+def _whole(least: int):  # noqa: ANN202 - a type for argparse
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}. Received: {text!r}.")
+        return number
+
+    return convert
+
+
+def _number(start: float, *, below: float = math.inf, open_start: bool = False):  # noqa: ANN202 - a type for argparse
+    rule = f"{'above' if open_start else 'of at least'} {start:g}"
+    rule += f" and below {below:g}" if below < math.inf else ""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (start < number < below or (number == start and not open_start)):
+            raise argparse.ArgumentTypeError(f"must be a number {rule}. Received: {text!r}.")
+        return number
+
+    return convert
+
+
+def _schedule(text: str) -> dict[str, int]:
+    """`price:reply=1:9` as `{"price": 1, "reply": 9}`."""
+    heads, _, turns = text.partition("=")
+    names, counts = heads.split(":"), turns.split(":")
+    whole = all(count.isdigit() and int(count) > 0 for count in counts)
+    if len(names) != len(counts) or len(set(names)) != len(names) or not whole:
+        raise argparse.ArgumentTypeError(
+            f"must be heads and their numbers of updates. Received: {text!r}. Write, say, price:reply=1:9."
+        )
+    return {name: int(count) for name, count in zip(names, counts)}
+
+
+def _clip(text: str) -> tuple[str, float] | None:
+    """`global-norm:5` as `("global-norm", 5.0)`, `none` as None."""
+    if text == "none":
+        return None
+    kind, _, limit = text.partition(":")
+    try:
+        number = float(limit)
+    except ValueError:
+        number = math.nan
+    if kind not in ("value", "norm", "average-norm", "global-norm") or not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(
+            "must be none, or value, norm, average-norm or global-norm with a limit above 0. "
+            f"Received: {text!r}. Write, say, global-norm:5."
+        )
+    return kind, number

@@ -1,0 +1,55 @@
+"""Figures of merit for replies and price ranges."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from examples.seq2seq_price.ranges import NO_LABEL
+
+_SLOT = re.compile(r"([^\[\],;]+)\[([^\[\]]*)\]")
+
+
+def slots(text: str) -> Counter[tuple[str, str]]:
+    """The (slot, value) pairs of a meaning such as `name[The Mill], area[riverside]`, with their numbers."""
+    return Counter((name.strip(), value.strip()) for name, value in _SLOT.findall(text))
+
+
+def reply_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, float]:
+    """Exact match, and slot F1 where the wanted replies have slots.
+
+    `reply_exact` is the share of replies that equal the wanted ones, the width of blanks aside. `reply_slot_f1` is
+    micro-averaged: `2 tp / (wanted + received)`, `tp` being the number of (slot, value) pairs in both.
+    """
+    pairs = [(" ".join(left.split()), " ".join(right.split())) for left, right in zip(wanted, received)]
+    figures = {"reply_exact": float(np.mean([left == right for left, right in pairs]))}
+    counted = [(slots(left), slots(right)) for left, right in pairs]
+    number_wanted = sum(left.total() for left, _ in counted)
+    if number_wanted:
+        both = sum((left & right).total() for left, right in counted)
+        figures["reply_slot_f1"] = 2 * both / (number_wanted + sum(right.total() for _, right in counted))
+    return figures
+
+
+def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Accuracy and macro F1 over labelled rows; empty if no row has a label.
+
+    `price_macro_f1` is the mean, over the classes that occur among labels or predictions, of `2 tp / (labelled +
+    predicted)`.
+
+    Args:
+        labels: Class numbers `[rows]`, `NO_LABEL` where there is none.
+        predicted: Class numbers `[rows]`.
+    """
+    labelled = labels != NO_LABEL
+    if not labelled.any():
+        return {}
+    labels, predicted = labels[labelled], predicted[labelled]
+    scores = []
+    for number in np.union1d(labels, predicted):
+        wanted, received = labels == number, predicted == number
+        scores.append(2 * np.sum(wanted & received) / (np.sum(wanted) + np.sum(received)))
+    return {"price_accuracy": float(np.mean(labels == predicted)), "price_macro_f1": float(np.mean(scores))}

@@ -1,0 +1,121 @@
+"""Price ranges: texts as classes, or numbers cut into bands of equal shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from examples.seq2seq_price.tables import InputError
+
+NO_LABEL = -1
+"""The label of a row whose price range is missing and ignored."""
+MISSING = "(missing)"
+"""The name of the class of rows without a price range, where missing is a class."""
+
+
+@dataclass(frozen=True)
+class PriceRanges:
+    """What turns a label column into class numbers, fitted on the training file.
+
+    Attributes:
+        names: The price ranges' names, in the order of their numbers.
+        edges: Inner edges of the bands, ascending, for a column of numbers; None for a column of texts.
+        missing_is_class: Whether an empty label is a class of its own, the last one, or no label.
+    """
+
+    names: tuple[str, ...]
+    edges: tuple[float, ...] | None
+    missing_is_class: bool
+
+    @classmethod
+    def fit(cls, column: str, values: Sequence[str], *, bands: int | None, missing_is_class: bool) -> PriceRanges:
+        """Finds the price ranges in the training labels.
+
+        Args:
+            column: Name of the column, for messages.
+            values: The labels, `""` where missing.
+            bands: How many bands to cut a column of numbers into, each with the same share of the training rows (fewer
+                where values repeat); None takes the texts as they are.
+            missing_is_class: Whether missing is a class.
+
+        Raises:
+            InputError: No row has a label, there is one price range only, or a label is not a number.
+        """
+        present = [value for value in values if value]
+        if not present:
+            raise InputError(
+                f"The column `{column}` must hold price ranges. Received: {len(values)} empty labels in the training "
+                "rows. Name another column with --label."
+            )
+        if bands is None:
+            names, edges = tuple(sorted(set(present))), None
+        else:
+            numbers = np.array([_number(column, value) for value in present])
+            cuts, distinct = np.quantile(numbers, np.arange(1, bands) / bands), np.unique(numbers)
+            # Where the least number fills the first bands, the next one up begins the second.
+            edges = tuple(np.unique(np.maximum(cuts, distinct[1])).tolist()) if len(distinct) > 1 else ()
+            names = band_names(edges)
+        if len(names) < 2:
+            raise InputError(
+                f"The column `{column}` must hold at least two price ranges. Received: one only, {names[0]!r}. "
+                "Name another column with --label, or cut a column of numbers with --bands."
+            )
+        return cls((*names, MISSING) if missing_is_class else names, edges, missing_is_class)
+
+    def numbers(self, column: str, values: Sequence[str]) -> np.ndarray:
+        """Class numbers of labels, int32 `[rows]`; `NO_LABEL` where a label is missing and that is no class.
+
+        Raises:
+            InputError: A label was never seen in training, or is not a number.
+        """
+        index = {name: number for number, name in enumerate(self.names)}
+        empty = len(self.names) - 1 if self.missing_is_class else NO_LABEL
+        numbers = np.full([len(values)], empty, np.int32)
+        for row, value in enumerate(values):
+            if not value:
+                continue
+            if self.edges is not None:
+                numbers[row] = np.searchsorted(self.edges, _number(column, value), side="right")
+            elif value in index:
+                numbers[row] = index[value]
+            else:
+                raise InputError(
+                    f"The column `{column}` must hold price ranges that the training rows have: "
+                    f"{', '.join(map(repr, self.names))}. Received: {value!r}. Correct the label, or empty it."
+                )
+        return numbers
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return {"names": self.names, "edges": self.edges, "missing_is_class": self.missing_is_class}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> PriceRanges:
+        """The price ranges that `to_json` gave."""
+        edges = saved["edges"]
+        return cls(tuple(saved["names"]), None if edges is None else tuple(edges), saved["missing_is_class"])
+
+
+def _number(column: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not np.isfinite(number):
+        raise InputError(
+            f"The column `{column}` must hold numbers to be cut with --bands. Received: {value!r}. "
+            "Leave --bands out to take the texts as price ranges."
+        )
+    return number
+
+
+def band_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """`("under 100", "100 to 300", "300 and more")` for the inner edges 100 and 300."""
+    if not edges:
+        return ("all",)
+    texts = [f"{edge:.6g}" for edge in edges]
+    inner = (f"{low} to {high}" for low, high in zip(texts, texts[1:]))
+    return (f"under {texts[0]}", *inner, f"{texts[-1]} and more")

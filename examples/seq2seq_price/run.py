@@ -1,0 +1,300 @@
+"""Training on orders or files, evaluation, and answers of a trained model."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from examples.seq2seq_price import text, workshop
+from examples.seq2seq_price.batches import Examples, evaluation_batches, padding_share, training_batches
+from examples.seq2seq_price.metrics import price_figures, reply_figures
+from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
+from examples.seq2seq_price.progress import ProgressBar
+from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
+from examples.seq2seq_price.report import draw_curves, write_history, write_samples
+from examples.seq2seq_price.tables import InputError, read_table
+from multihead import balancing, clipping, schedules
+
+WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
+CLIPPINGS = {
+    "value": clipping.ByValue,
+    "norm": clipping.ByNorm,
+    "average-norm": clipping.ByAverageNorm,
+    "global-norm": clipping.ByGlobalNorm,
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and evaluates on.
+
+    Attributes:
+        columns: Names of the `source`, `target` and `label` columns.
+        ranges: The price ranges, the workshop's own or fitted on the training rows.
+        splits: Rows by the name of their split, `train` first.
+        swaps: For each column to be swapped, its value in every training row.
+    """
+
+    columns: dict[str, str]
+    ranges: PriceRanges
+    splits: dict[str, Examples]
+    swaps: list[list[str]]
+
+
+def workshop_data(orders: int, held_out: int, seed: int) -> Data:
+    """The example's own data: `orders` orders to train on and `held_out` more."""
+    tables = {
+        "train": workshop.draw_rows(orders, held_out=False, seed=seed),
+        "dev": workshop.draw_rows(held_out, held_out=True, seed=seed),
+    }
+    ranges = PriceRanges(band_names(workshop.BAND_EDGES), workshop.BAND_EDGES, missing_is_class=False)
+    return _as_data(tables, WORKSHOP_COLUMNS, ranges, swap_columns=())
+
+
+def load_data(options: Namespace) -> Data:
+    """Draws the workshop's orders, or reads the files that the options name.
+
+    Raises:
+        InputError: A file or a column cannot be used.
+    """
+    if options.train is None:
+        return workshop_data(options.orders, options.orders // 10, options.seed)
+    columns = {"source": options.source, "target": options.target, "label": options.label}
+    paths = {"train": options.train, "dev": options.dev, "test": options.test}
+    tables = {
+        split: read_table(path, [*columns.values(), *(options.swap_column if split == "train" else ())])
+        for split, path in paths.items()
+        if path is not None
+    }
+    labels = _column(tables["train"], options.label)
+    ranges = PriceRanges.fit(options.label, labels, bands=options.bands, missing_is_class=options.missing == "class")
+    return _as_data(tables, columns, ranges, options.swap_column)
+
+
+def build_model(options: Namespace, data: Data, *, heads: Sequence[str] = ("reply", "price")) -> PriceModel:
+    """An untrained model with vocabularies from the training rows.
+
+    Raises:
+        InputError: A training text or target is longer than `--max-tokens`.
+    """
+    train = data.splits["train"]
+    longest = {}
+    for name, texts, standardize in (
+        (data.columns["source"], train.texts, text.standardize_source),
+        (data.columns["target"], train.targets, text.standardize_target),
+    ):
+        longest[standardize] = text.longest(texts, standardize)
+        if longest[standardize] > options.max_tokens:
+            raise InputError(
+                f"The column `{name}` must hold at most {options.max_tokens} tokens in a row. Received: "
+                f"{longest[standardize]}. Shorten the text, or allow more with --max-tokens."
+            )
+    architecture = Architecture(
+        units=options.units,
+        embedding=options.embedding,
+        cell=options.cell,
+        attention=None if options.attention == "none" else options.attention,
+        dropout=options.dropout,
+        maximum_length=2 * longest[text.standardize_target] + 1,
+        price_weight=options.price_weight,
+    )
+    return PriceModel(
+        architecture,
+        text.build_vocabulary(train.texts, text.standardize_source, least=2),
+        text.build_vocabulary(train.targets, text.standardize_target),
+        data.ranges,
+        heads=heads,
+    )
+
+
+def train_model(options: Namespace, model: PriceModel, data: Data, console: Console) -> tuple[dict[str, Any], dict]:
+    """Trains a model.
+
+    Returns:
+        Figures of the training, and Keras's history by epoch.
+
+    Raises:
+        InputError: The balancer, its level or the schedule does not fit the model.
+    """
+    train, dev = data.splits["train"], data.splits["dev"]
+    batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
+    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
+    try:
+        model.trainer.compile(
+            keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
+            balancer=balancing.get(options.balancer),
+            balance_at=options.balance_at,
+            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
+            clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
+            micro_batches=options.micro_batches,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    batches, validation = model.with_own_targets(batches), _batches_for(model, dev, options.batch_size)
+    bar, history = ProgressBar(console, steps), keras.callbacks.History()
+    started = time.perf_counter()
+    try:
+        with warnings.catch_warnings():  # Keras 3 takes the end of data of unknown size for an accident
+            warnings.filterwarnings("ignore", message=".*ran out of data")
+            model.trainer.fit(
+                batches,
+                validation_data=validation,
+                epochs=options.epochs,
+                callbacks=[bar, history],
+                shuffle=False,
+                verbose=0,
+            )
+    except KeyboardInterrupt:
+        if not history.history:
+            raise
+        console.print("interrupted: what was trained so far is evaluated and written")
+    finally:
+        bar.close()
+    seconds, epochs = time.perf_counter() - started, len(history.epoch)
+    figures = {
+        "epochs": epochs,
+        "seconds": seconds,
+        "examples_per_second": epochs * len(train.texts) / seconds,
+        "updates": int(model.trainer.update_count),
+    }
+    return figures, history.history
+
+
+def evaluate(
+    model: PriceModel, examples: Examples, *, batch_size: int, beam_width: int = 1
+) -> tuple[dict[str, float], Answers]:
+    """Figures of a model on rows, for the heads that it has, and its answers."""
+    started = time.perf_counter()
+    logs = model.trainer.evaluate(_batches_for(model, examples, batch_size), return_dict=True, verbose=0)
+    answers = model.answer(examples.texts, beam_width=beam_width)
+    seconds = time.perf_counter() - started
+    figures: dict[str, float] = {}
+    if answers.probabilities is not None:
+        figures |= price_figures(examples.labels, answers.probabilities.argmax(axis=1))
+    if answers.replies is not None:
+        figures |= reply_figures(examples.targets, answers.replies)
+        figures["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
+    figures |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
+    figures |= {
+        "rows": len(examples.texts),
+        "labelled_rows": int(np.sum(examples.labels != NO_LABEL)),
+        "seconds": seconds,
+        "examples_per_second": len(examples.texts) / seconds,
+    }
+    return figures, answers
+
+
+def train(options: Namespace, console: Console) -> None:
+    """Trains, evaluates and writes everything to `--output`.
+
+    Raises:
+        InputError: The data, an option or the folder cannot be used.
+    """
+    _check_balancer(options.balancer)
+    folder = Path(options.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"`--output` must be a folder that can be written. Received: {options.output!r}: {error.strerror}. "
+            "Choose another."
+        ) from error
+    keras.utils.set_random_seed(options.seed)
+    data = load_data(options)
+    model = build_model(options, data)
+    sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
+    words = " and ".join(str(len(vocabulary)) for vocabulary in model.vocabularies)
+    console.print(f"{sizes} rows; {len(data.ranges.names)} price ranges; {words} tokens", highlight=False)
+    training, history = train_model(options, model, data, console)
+    model.save(folder, data.columns)
+    write_history(folder / "history.csv", history)
+    draw_curves(folder / "curves.png", history, list(model.trainer.heads))
+    batches, _ = training_batches(
+        data.splits["train"], model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps
+    )
+    training["padding_share"] = padding_share(batches)
+    metrics: dict[str, Any] = {"training": training, "options": _plain(options), "splits": {}}
+    for split, examples in data.splits.items():
+        with console.status(f"evaluating {len(examples.texts)} {split} rows"):
+            figures, answers = evaluate(model, examples, batch_size=options.batch_size, beam_width=options.beam)
+        metrics["splits"][split] = figures
+    write_samples(folder / "samples.txt", examples, answers, data.ranges.names)  # of the last split
+    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    console.print(_table(metrics["splits"]))
+    console.print(f"trained for {training['seconds']:.0f} s; written to {folder}", highlight=False, soft_wrap=True)
+
+
+def predict(options: Namespace, console: Console) -> None:
+    """Answers the texts after `--predict` with the model in `--load`.
+
+    Raises:
+        InputError: The folder holds no model.
+    """
+    model, columns = load_model(Path(options.load))
+    answers = model.answer(options.predict, beam_width=options.beam)
+    for asked, reply, row in zip(options.predict, answers.replies, answers.probabilities):
+        best = int(row.argmax())
+        for name, answer in (
+            (columns["source"], asked),
+            (columns["target"], reply),
+            (columns["label"], f"{model.ranges.names[best]} (probability {row[best]:.2f})"),
+        ):
+            console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _as_data(
+    tables: dict[str, list[dict[str, str]]], columns: dict[str, str], ranges: PriceRanges, swap_columns: Sequence[str]
+) -> Data:
+    splits = {}
+    for split, rows in tables.items():
+        texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
+        splits[split] = Examples(texts, targets, ranges.numbers(columns["label"], labels))
+    return Data(columns, ranges, splits, [_column(tables["train"], name) for name in swap_columns])
+
+
+def _batches_for(model: PriceModel, examples: Examples, batch_size: int) -> tf.data.Dataset:
+    return model.with_own_targets(evaluation_batches(examples, model.vectorizers, batch_size))
+
+
+def _column(rows: Sequence[dict[str, str]], name: str) -> list[str]:
+    return [row[name] for row in rows]
+
+
+def _check_balancer(name: str | None) -> None:
+    try:
+        balancing.get(name)
+    except ValueError as error:
+        raise InputError(str(error).replace("`balancer`", "`--balancer`", 1)) from error
+
+
+def _plain(options: Namespace) -> dict[str, Any]:
+    """The options of a training run as JSON can hold them."""
+    return {name: value for name, value in vars(options).items() if name not in ("load", "predict")}
+
+
+def _table(splits: dict[str, dict[str, float]]) -> Table:
+    """A table with one row per figure and one column per split."""
+    table = Table("figure", *splits)
+    names = dict.fromkeys(name for figures in splits.values() for name in figures)
+    for name in names:
+        cells = [_cell(figures.get(name)) for figures in splits.values()]
+        table.add_row(name, *cells)
+    return table
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,97 @@
+"""Reading CSV and TSV files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO
+
+GZIP_START = b"\x1f\x8b"
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used; the message is one line for the user."""
+
+
+def read_table(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
+    r"""Reads some columns of a CSV or TSV file, gzip or plain, UTF-8.
+
+    The first row names the columns. Quoted fields may hold separators and line breaks; lines may end with `\n` or
+    `\r\n`. The separator is a tab if the name ends with `.tsv` or `.tsv.gz` or the first line holds a tab and no
+    comma, else a comma.
+
+    Args:
+        path: The file.
+        columns: The columns that are needed, once or several times.
+
+    Returns:
+        One dict per row, by column name, with surrounding blanks taken off.
+
+    Raises:
+        InputError: The file is missing, not readable, empty, without rows, or lacks a column.
+    """
+    wanted = list(dict.fromkeys(columns))
+    try:
+        with _open_text(Path(path)) as file:
+            return _read_rows(file, Path(path), wanted)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"`{path}` must be UTF-8 text. Received: a file with the byte {error.object[error.start]:#04x} where no "
+            "character begins. Save it as UTF-8."
+        ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"`{path}` must be a whole gzip file. Received: {error}. Compress it again.") from error
+    except csv.Error as error:
+        raise InputError(f"`{path}` must be CSV or TSV. Received: {error}. Quote its fields as CSV wants.") from error
+    except OSError as error:
+        raise InputError(f"`{path}` must be a readable file. Received: {error.strerror}. Correct the path.") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    """The file as text; gzip is known by its first bytes. A byte order mark is dropped, line ends are kept."""
+    with path.open("rb") as file:
+        compressed = file.read(2) == GZIP_START
+    opener = gzip.open if compressed else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _read_rows(file: IO[str], path: Path, wanted: Sequence[str]) -> list[dict[str, str]]:
+    first_line = file.readline()
+    if not first_line.strip():
+        raise InputError(f"`{path}` must have a first row with column names. Received: an empty file or first line.")
+    file.seek(0)
+    reader = csv.reader(file, delimiter=_separator(path, first_line))
+    header = [name.strip() for name in next(reader)]
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise InputError(
+            f"`{path}` must have the column {', '.join(map(repr, missing))}. Received: the columns "
+            f"{', '.join(map(repr, header))}. Name those to use with --source, --target, --label and --swap-column."
+        )
+    twice = [name for name in wanted if header.count(name) > 1]
+    if twice:
+        raise InputError(f"`{path}` must have each column once. Received: {twice[0]!r} several times. Rename one.")
+    places = {name: header.index(name) for name in wanted}
+    rows = []
+    for cells in reader:
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise InputError(
+                f"`{path}` must have {len(header)} fields in every row, as in its first. Received: {len(cells)} fields "
+                f"in the row that ends on line {reader.line_num}. Quote fields that hold the separator."
+            )
+        rows.append({name: cells[place].strip() for name, place in places.items()})
+    if not rows:
+        raise InputError(f"`{path}` must have rows under its column names. Received: none. Check the file.")
+    return rows
+
+
+def _separator(path: Path, first_line: str) -> str:
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".tsv") or ("\t" in first_line and "," not in first_line):
+        return "\t"
+    return ","

@@ -1,0 +1,106 @@
+r"""From texts to token ids and back.
+
+Both sides use Keras's `TextVectorization` with a registered standardisation. Its default one would turn `£20-25` into
+`£2025` and `isn't` into `isnt`; these keep every character.
+
+Sources are lower-cased, and a run of punctuation is a token of its own. Targets come back as they were, save for the
+width of blanks: their tokens are words and runs of punctuation, and a mark says where a run joins its neighbour without
+a blank (`name[The Mill], area[riverside]` is `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+PADDING_ID, UNKNOWN_ID, START_ID, END_ID = range(4)
+SPECIAL = ("<start>", "<end>")
+JOINER = "￭"
+_WORD = r"[\pL\pM\pN_]"
+_PUNCTUATION = r"[^\s\pL\pM\pN_]+"
+
+
+@keras.saving.register_keras_serializable(package="seq2seq_price")
+def standardize_source(texts: tf.Tensor) -> tf.Tensor:
+    """Lower-cases as UTF-8 and puts blanks around runs of punctuation; strings of any shape."""
+    return tf.strings.regex_replace(tf.strings.lower(texts, encoding="utf-8"), f"({_PUNCTUATION})", r" \1 ")
+
+
+@keras.saving.register_keras_serializable(package="seq2seq_price")
+def standardize_target(texts: tf.Tensor) -> tf.Tensor:
+    """Parts words and runs of punctuation by blanks and marks where there was none; strings of any shape."""
+    for pattern, rewrite in (
+        (JOINER, "■"),  # the mark itself, should a text hold it
+        (f"({_PUNCTUATION})", rf"{JOINER}\1{JOINER}"),
+        (rf"{JOINER}(\s|$)", r"\1"),
+        (rf"(^|\s){JOINER}", r"\1"),
+        (f"({_WORD}){JOINER}", rf"\1 {JOINER}"),
+        (f"{JOINER}({_WORD})", rf"{JOINER} \1"),
+    ):
+        texts = tf.strings.regex_replace(texts, pattern, rewrite)
+    return texts
+
+
+def count_tokens(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> Counter[str]:
+    """How often each token occurs in texts."""
+    counts: Counter[str] = Counter()
+    for start in range(0, len(texts), 4096):
+        tokens = tf.strings.split(standardize(tf.constant(texts[start : start + 4096]))).flat_values
+        counts.update(token.decode() for token in tokens.numpy())
+    return counts
+
+
+def longest(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> int:
+    """The number of tokens in the longest of at least one text."""
+    return int(tf.reduce_max(tf.strings.split(standardize(tf.constant(texts))).row_lengths()))
+
+
+def build_vocabulary(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor], *, least: int = 1) -> list[str]:
+    """Tokens of the training texts, the most frequent first.
+
+    Args:
+        texts: The training texts.
+        standardize: `standardize_source` or `standardize_target`.
+        least: How often a token must occur. Tokens left out are unknown ones, which are then learned too.
+
+    Returns:
+        The tokens of ids from 2 on, which `vectorizer` takes: the special ones, then the texts' own.
+    """
+    counts = count_tokens(texts, standardize)
+    kept = [token for token, count in counts.items() if count >= least and token not in SPECIAL]
+    return [*SPECIAL, *sorted(kept, key=lambda token: (-counts[token], token))]
+
+
+def vectorizer(vocabulary: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> keras.layers.Layer:
+    """A layer from texts `[batch]` to token ids, a ragged int64 `[batch, time]`."""
+    return keras.layers.TextVectorization(
+        standardize=standardize, split="whitespace", vocabulary=list(vocabulary), ragged=True
+    )
+
+
+def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Puts the end id after each row of target ids."""
+    ends = tf.fill([ids.nrows(), 1], tf.constant(END_ID, ids.dtype))
+    return tf.concat([ids, ends], axis=1)
+
+
+class TargetReader:
+    """Turns target ids back into texts.
+
+    Args:
+        vocabulary: What `build_vocabulary` gave.
+    """
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        self._tokens = tf.constant(["", "[UNK]", *vocabulary])
+
+    def __call__(self, ids: tf.Tensor) -> list[str]:
+        """Texts of ids `[batch, time]`, each read up to its end id."""
+        ended = tf.cumsum(tf.cast(tf.equal(ids, END_ID), tf.int32), axis=1) > 0
+        tokens = tf.gather(self._tokens, tf.where(ended, PADDING_ID, ids))
+        texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
+        texts = tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
+        return [text.decode() for text in texts.numpy()]

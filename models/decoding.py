@@ -1,0 +1,159 @@
+"""What decoding returns, and the arithmetic that both engines share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from models._checks import check_count
+
+_ABSENT = -1e30
+"""Log probabilities below this belong to no hypothesis: a beam was wider than the number of sequences there are."""
+
+
+class Decoded(NamedTuple):
+    """Decoded sequences, best first.
+
+    Attributes:
+        ids: int32 `[batch, num_best, maximum_length]`; after the end id (which is kept) comes padding, 0.
+        lengths: int32 `[batch, num_best]`, number of ids with the end id.
+        scores: float32 `[batch, num_best]`: the log probability of the ids, divided by the length penalty.
+        attention: `[batch, num_best, maximum_length, source time]`, zero at padding, or None if not asked for.
+    """
+
+    ids: tf.Tensor
+    lengths: tf.Tensor
+    scores: tf.Tensor
+    attention: tf.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """How to look for a sequence; see `Seq2SeqDecoder.decode` for each field."""
+
+    maximum_length: int
+    beam_width: int = 1
+    num_best: int = 1
+    length_penalty: float = 0.0
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    seed: Any = None
+
+    def __post_init__(self) -> None:
+        check_count(self.maximum_length, "maximum_length")
+        check_count(self.beam_width, "beam_width")
+        check_count(self.num_best, "num_best")
+        if self.num_best > self.beam_width:
+            raise ValueError(
+                "`num_best` must not be above `beam_width`. "
+                f"Received: num_best={self.num_best}, beam_width={self.beam_width}. Widen the beam."
+            )
+        if not self.length_penalty >= 0.0:
+            raise ValueError(
+                f"`length_penalty` must not be negative. Received: length_penalty={self.length_penalty!r}. "
+                "Pass 0.0 to compare log probabilities."
+            )
+        if self.sample and self.beam_width > 1:
+            raise ValueError(
+                "`sample` needs `beam_width=1`. "
+                f"Received: sample=True, beam_width={self.beam_width}. Choose sampling or beam search."
+            )
+        if not self.temperature > 0.0:
+            raise ValueError(
+                f"`temperature` must be above 0. Received: temperature={self.temperature!r}. "
+                "For the likeliest ids, decode without `sample`."
+            )
+        if self.top_k is not None:
+            check_count(self.top_k, "top_k")
+        if not self.sample and (self.temperature != 1.0 or self.top_k is not None):
+            raise ValueError(
+                "`temperature` and `top_k` need `sample=True`. "
+                f"Received: temperature={self.temperature!r}, top_k={self.top_k!r}, sample=False. Switch `sample` on."
+            )
+
+
+def pick(logits: tf.Tensor, time: tf.Tensor, search: Search) -> tf.Tensor:
+    """The next ids from logits: the likeliest, or drawn from the softmax of `logits / temperature`.
+
+    Draws depend on the seed and the step alone, so both engines draw alike.
+
+    Args:
+        logits: float32 `[rows, vocabulary]`.
+        time: The step, int32 scalar.
+        search: Whether and how to sample.
+
+    Returns:
+        int32 `[rows]`.
+    """
+    if not search.sample:
+        return tf.argmax(logits, axis=-1, output_type=tf.int32)
+    if search.top_k is not None:
+        limit = tf.math.top_k(logits, min(search.top_k, int(logits.shape[-1]))).values[:, -1:]
+        logits = tf.where(logits < limit, logits.dtype.min, logits)
+    seed = tf.stack([tf.cast(search.seed, tf.int32), tf.cast(time, tf.int32)])
+    draws = tf.random.stateless_categorical(logits / search.temperature, 1, seed=seed, dtype=tf.int32)
+    return tf.squeeze(draws, axis=1)
+
+
+def penalty(lengths: tf.Tensor, power: float) -> tf.Tensor:
+    """`((5 + length) / 6) ** power`, float32, shaped as `lengths`; 1 for a power of 0. Source: arXiv 1609.08144."""
+    return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** power
+
+
+def tidy(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Pads ids to a fixed length with 0 after the first end id.
+
+    Args:
+        ids: int32 `[..., time]` with a time of at most `maximum_length`.
+        end_id: The id that ends a sequence.
+        maximum_length: The time of the result.
+
+    Returns:
+        The ids, `[..., maximum_length]`, and their lengths with the end id, int32 `[...]`.
+    """
+    ends = tf.cast(tf.equal(ids, end_id), tf.int32)
+    kept = tf.equal(tf.cumsum(ends, axis=-1, exclusive=True), 0)
+    lengths = tf.reduce_sum(tf.cast(kept, tf.int32), axis=-1)
+    padding = [[0, 0]] * (ids.shape.rank - 1) + [[0, maximum_length - tf.shape(ids)[-1]]]
+    ids = tf.pad(tf.where(kept, ids, 0), padding)
+    return tf.ensure_shape(ids, ids.shape[:-1] + [maximum_length]), lengths
+
+
+def rank_beams(ids: tf.Tensor, log_probabilities: tf.Tensor, end_id: int, search: Search) -> Decoded:
+    """The best hypotheses of a finished beam, by log probability over length penalty.
+
+    Args:
+        ids: int32 `[batch, beam_width, time]`, as found.
+        log_probabilities: float32 `[batch, beam_width]`.
+        end_id: The id that ends a sequence.
+        search: Length penalty, number of results, and maximum length.
+
+    Returns:
+        The best `num_best`, without attention. Where there are fewer sequences than that, the rest is padding with
+        score minus infinity.
+    """
+    ids, lengths = tidy(ids, end_id, search.maximum_length)
+    present = log_probabilities > _ABSENT
+    scores = tf.where(present, log_probabilities / penalty(lengths, search.length_penalty), -float("inf"))
+    scores, order = tf.math.top_k(scores, search.num_best)
+    ids = tf.gather(tf.where(present[:, :, tf.newaxis], ids, 0), order, batch_dims=1)
+    lengths = tf.gather(tf.where(present, lengths, 0), order, batch_dims=1)
+    return Decoded(ids, lengths, scores, None)
+
+
+def score_rows(logits: tf.Tensor, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Log probability of each row's ids within its length.
+
+    Args:
+        logits: float32 `[rows, time, vocabulary]`.
+        ids: int32 `[rows, time]`.
+        lengths: int32 `[rows]`.
+
+    Returns:
+        float32 `[rows]`.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
+    return -tf.reduce_sum(tf.where(tf.sequence_mask(lengths, tf.shape(ids)[1]), losses, 0.0), axis=1)

@@ -1,0 +1,144 @@
+"""The encoder that the heads share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models._checks import check_choice, check_count, check_ids, check_rate
+from models._recurrent import CELLS, build_layer, dropout, hidden_of, recurrent_layer, state_of
+
+
+@keras.saving.register_keras_serializable(package="models")
+class Seq2SeqEncoder(keras.layers.Layer):
+    """Reads token ids with an embedding and recurrent layers.
+
+    Id 0 is padding and stands at the end of a row. A row that is all padding counts as one padding token, so that every
+    row has a last step. States are those after each row's own last step; a row's result does not depend on the padding.
+
+    Args:
+        vocabulary_size: Number of token ids, padding included.
+        embedding_size: Size of a token's vector.
+        units: Size of a layer's state in one direction.
+        cell: `"lstm"` or `"gru"`.
+        num_layers: Number of recurrent layers.
+        bidirectional: Whether each layer also reads from the end; its outputs and states are then joined,
+            forward part first, and twice as large.
+        dropout: Share of each layer's inputs that is dropped in training.
+        name: Name of the layer.
+        dtype: Dtype or dtype policy; by default Keras's own.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> encoder = Seq2SeqEncoder(100, embedding_size=8, units=16)
+        >>> encoder(tf.constant([[5, 7, 0], [4, 0, 0]]))["final"].shape
+        TensorShape([2, 16])
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_size: int,
+        units: int,
+        *,
+        cell: str = "lstm",
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.vocabulary_size = check_count(vocabulary_size, "vocabulary_size")
+        self.embedding_size = check_count(embedding_size, "embedding_size")
+        self.units = check_count(units, "units")
+        self.cell = check_choice(cell, "cell", CELLS)
+        self.num_layers = check_count(num_layers, "num_layers")
+        self.bidirectional = bool(bidirectional)
+        self.dropout = check_rate(dropout, "dropout")
+        policy = self.dtype_policy
+        self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
+        self.forward_layers = [
+            recurrent_layer(cell, units, name=f"forward_{index}", dtype=policy) for index in range(num_layers)
+        ]
+        self.backward_layers = [
+            recurrent_layer(cell, units, go_backwards=True, name=f"backward_{index}", dtype=policy)
+            for index in range(num_layers if bidirectional else 0)
+        ]
+
+    def build(self, tokens_shape: Any) -> None:
+        """Creates the weights; their shapes do not depend on the input."""
+        build_layer(self.embedding, None, None)
+        width = self.units * (2 if self.bidirectional else 1)
+        for layers in (self.forward_layers, self.backward_layers):
+            for index, layer in enumerate(layers):
+                build_layer(layer, None, None, self.embedding_size if index == 0 else width)
+        self.built = True
+
+    def call(self, tokens: tf.Tensor, training: bool | None = None) -> dict[str, Any]:
+        """Encodes a batch of token ids.
+
+        Args:
+            tokens: Integer ids, `[batch, time]`.
+            training: Whether dropout is active.
+
+        Returns:
+            A dict of `outputs`, float `[batch, time, width]`, zero at padding; `state`, a tuple over layers of the
+            final state, a tensor for a GRU and the pair (hidden, carry) for an LSTM, each `[batch, width]`; `final`,
+            `[batch, width]`, the last layer's hidden state; and `mask`, bool `[batch, time]`, True at tokens. The
+            width is `units`, twice that if bidirectional. A batch of time 0 comes out with time 1.
+
+        Raises:
+            ValueError: If the tokens are not a matrix of integers.
+        """
+        tokens = _with_a_step(check_ids(tokens, "tokens"))
+        mask = _token_mask(tokens)
+        outputs = self.embedding(tokens)
+        states = []
+        for index, forward in enumerate(self.forward_layers):
+            outputs = dropout(outputs, self.dropout, training)
+            inputs = outputs
+            outputs, *state = forward(inputs, mask=mask)
+            if self.bidirectional:
+                reverse, *reverse_state = self.backward_layers[index](inputs, mask=mask)
+                outputs = tf.concat([outputs, tf.reverse(reverse, [1])], axis=-1)
+                state = [tf.concat(pair, axis=-1) for pair in zip(state, reverse_state)]
+            states.append(state_of(state))
+        outputs *= tf.cast(mask[:, :, tf.newaxis], outputs.dtype)
+        return {"outputs": outputs, "state": tuple(states), "final": hidden_of(states[-1]), "mask": mask}
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+        """No Keras mask is attached: the mask is part of the result."""
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_size": self.embedding_size,
+            "units": self.units,
+            "cell": self.cell,
+            "num_layers": self.num_layers,
+            "bidirectional": self.bidirectional,
+            "dropout": self.dropout,
+            "name": self.name,
+            "dtype": self.dtype_policy.name,
+        }
+
+
+def _with_a_step(tokens: tf.Tensor) -> tf.Tensor:
+    """The tokens, with a step of padding if there is none."""
+    if tokens.shape[1]:
+        return tokens
+    return tf.pad(tokens, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(tokens)[1])]])
+
+
+def _token_mask(tokens: tf.Tensor) -> tf.Tensor:
+    """True up to each row's last token that is not padding, and at least at its first step."""
+    steps = tf.range(1, tf.shape(tokens)[1] + 1)
+    lengths = tf.reduce_max(tf.where(tf.not_equal(tokens, 0), steps, 1), axis=1)
+    return tf.sequence_mask(lengths, tf.shape(tokens)[1])

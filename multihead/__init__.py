@@ -1,0 +1,23 @@
+"""Trains several heads on one shared encoder in TensorFlow: one weighted total loss, one optimizer.
+
+`MultiHeadTrainer` is a Keras model: `fit`, callbacks, `tf.distribute` and saving are Keras's own. What it adds is the
+update: exact sums and counts, gradients rescaled where the heads meet, clipping and accumulation done once.
+"""
+
+from multihead import _compatibility  # noqa: F401, I001 - explains an unusable TensorFlow before anything imports it
+
+from multihead import accumulation, balancing, clipping, losses, schedules
+from multihead._version import __version__
+from multihead.mixing import mix_datasets
+from multihead.trainer import MultiHeadTrainer
+
+__all__ = [
+    "MultiHeadTrainer",
+    "__version__",
+    "accumulation",
+    "balancing",
+    "clipping",
+    "losses",
+    "mix_datasets",
+    "schedules",
+]

@@ -1,0 +1,189 @@
+"""Gradients: arithmetic on dense, sparse and absent ones; the cut; per-head gradients and their Gramian.
+
+The cut is what the encoder hands to the heads. Heads run on its leaves detached from the encoder and watched by tapes
+of their own, so that each head's gradient at the cut is known before the encoder's backward pass, and that pass is one
+however many heads there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._keras import Gradient, keras_mask, with_keras_mask
+
+
+def deduplicate(gradient: Gradient) -> Gradient:
+    """Sums the rows of an `IndexedSlices` that have the same index; anything else is returned as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
+    """Applies a function to the values of a gradient; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    """A gradient times a scalar, in float32 where it was of less precision; None stays None."""
+    return map_values(lambda values: _float32(values) * tf.cast(factor, _float32(values).dtype), gradient)
+
+
+def _float32(values: tf.Tensor) -> tf.Tensor:
+    return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
+
+
+def added(first: Gradient, second: Gradient) -> Gradient:
+    """The sum of two gradients; None counts as zero, and two sparse ones stay sparse."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        values = tf.concat([first.values, second.values], axis=0)
+        indices = tf.concat([first.indices, tf.cast(second.indices, first.indices.dtype)], axis=0)
+        return tf.IndexedSlices(values, indices, first.dense_shape)
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
+
+
+def is_finite(gradient: Gradient) -> tf.Tensor:
+    """Whether every element of a gradient that is not None is finite; a boolean scalar."""
+    return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
+
+
+def norm(gradient: Any) -> tf.Tensor:
+    """The Euclidean norm of a gradient (without duplicate rows) or list of scalars, float32; safe from overflow."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+    values = _float32(values)
+    largest = tf.maximum(tf.reduce_max(tf.abs(values)), 0)  # the largest of no elements is -inf
+    divisor = tf.where(largest > 0, largest, tf.ones_like(largest))
+    return largest * tf.sqrt(tf.reduce_sum(tf.square(values / divisor)))
+
+
+def size(gradient: Gradient) -> tf.Tensor:
+    """The number of elements of the variable that a gradient belongs to, float32."""
+    shape = gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else tf.shape(gradient)
+    return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
+
+
+def computed_if(
+    condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor]
+) -> list[Gradient]:
+    """`compute()` where the condition holds; where not, nothing of it runs and all its results are zeros.
+
+    Args:
+        condition: A boolean scalar.
+        compute: Gives gradients and other tensors; which of them are None or sparse is the same at every call.
+        shapes: The dense shape of each result.
+    """
+    templates: list[Gradient] = []  # found while the first branch is traced, read by the second
+
+    def computed() -> list[Gradient]:
+        templates[:] = compute()
+        return [template for template in templates if template is not None]
+
+    def zeros() -> list[Gradient]:
+        if not templates:  # run eagerly: one branch is all there is, and None is as good as zeros
+            templates[:] = [tf.zeros(shape) for shape in shapes]
+        return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
+
+    present = iter(tf.cond(condition, computed, zeros))
+    return [None if template is None else next(present) for template in templates]
+
+
+def _zeros(template: Gradient, shape: tf.Tensor) -> Gradient:
+    if isinstance(template, tf.IndexedSlices):
+        values = tf.zeros(tf.concat([[0], shape[1:]], axis=0), template.values.dtype)
+        dense_shape = tf.cast(shape, tf.int32 if template.dense_shape is None else template.dense_shape.dtype)
+        return tf.IndexedSlices(values, tf.zeros([0], template.indices.dtype), dense_shape)
+    return tf.zeros(shape, template.dtype)
+
+
+class Rows(NamedTuple):
+    """The heads' gradients of one tensor as the rows of a matrix.
+
+    Attributes:
+        values: `[num_heads, n]`, float32.
+        restore: Makes a gradient of the tensor out of `[n]` values.
+    """
+
+    values: tf.Tensor
+    restore: Callable[[tf.Tensor], Gradient]
+
+
+def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
+    """Stacks the heads' gradients of one tensor; None if no head has one.
+
+    Sparse gradients become rows over the indices that any head has: their inner products are those of the dense ones.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
+        parts = iter(tf.split(positions, [tf.size(gradient.indices) for gradient in present], num=len(present)))
+        template = present[0]
+        shape = tf.concat([tf.shape(indices), tf.shape(template.values)[1:]], axis=0)
+        rows = [
+            tf.zeros([tf.reduce_prod(shape)], tf.float32)
+            if gradient is None
+            else tf.reshape(
+                tf.math.unsorted_segment_sum(_float32(gradient.values), next(parts), tf.size(indices)), [-1]
+            )
+            for gradient in gradients
+        ]
+        return Rows(
+            tf.stack(rows),
+            lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, template.dense_shape),
+        )
+    dense = [None if gradient is None else _float32(tf.convert_to_tensor(gradient)) for gradient in gradients]
+    template = next(gradient for gradient in dense if gradient is not None)
+    zero = tf.zeros_like(template)
+    rows = [tf.reshape(zero if gradient is None else gradient, [-1]) for gradient in dense]
+    return Rows(tf.stack(rows), lambda values: tf.reshape(values, tf.shape(template)))
+
+
+def gramian(rows: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors of `[num_heads, n]`.
+
+    Float64, since what a balancer does with nearly parallel gradients is as exact as this matrix, and since the squares
+    of float32 numbers overflow and vanish in float32.
+    """
+    wide = [tf.cast(values, tf.float64) for values in rows]
+    return tf.add_n([tf.matmul(values, values, transpose_b=True) for values in wide])
+
+
+class Cut:
+    """The representation as the heads see it: its floating leaves detached from the encoder.
+
+    Args:
+        representation: What the encoder returned: a tensor or any nest of tensors.
+
+    Attributes:
+        attached: The floating leaves as the encoder made them.
+        leaves: The same, detached.
+        representation: The nest with detached leaves; others (masks, lengths) pass through, Keras masks are kept.
+    """
+
+    def __init__(self, representation: Any) -> None:
+        flat = tf.nest.flatten(representation)
+        floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
+        detached = [
+            with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) if is_floating else leaf
+            for leaf, is_floating in zip(flat, floating)
+        ]
+        self.attached = [leaf for leaf, is_floating in zip(flat, floating) if is_floating]
+        self.leaves = [leaf for leaf, is_floating in zip(detached, floating) if is_floating]
+        self.representation = tf.nest.pack_sequence_as(representation, detached)
+        if not self.leaves:
+            raise ValueError(
+                "The encoder must return at least one floating tensor for the heads to read. "
+                f"Received: {representation!r}. Return, say, the encoder's outputs or its final state."
+            )

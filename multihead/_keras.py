@@ -1,0 +1,239 @@
+"""The one place where Keras 2 and Keras 3 differ.
+
+Everything else in the package is written against the names below and does not ask which Keras it runs on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
+"""Whether the installed Keras is of the third generation (with its own variable class and optimizers)."""
+
+# Keras 2 converts the control flow of a user's `call` where the function around it is converted; Keras 3 never does.
+AUTOGRAPH = not KERAS_3
+"""Whether functions that call users' modules are traced with AutoGraph."""
+
+# A value that every replica computes alike from reduced data is stored once per replica and must stay equal: only the
+# first replica's assignment counts, and it is copied to the others.
+_ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+Gradient = Any
+"""A dense tensor, a `tf.IndexedSlices`, or None."""
+
+
+def tensor_variable(variable: Any) -> tf.Variable:
+    """The TensorFlow variable behind a Keras variable (itself on Keras 2): tapes and TensorFlow ops take this."""
+    return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
+
+
+def variable_name(variable: Any) -> str:
+    """A name for messages: the path on Keras 3, the name without its output number on Keras 2."""
+    return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
+
+
+def add_state(
+    layer: keras.layers.Layer,
+    name: str,
+    shape: Sequence[int],
+    initializer: Any = "zeros",
+    dtype: str = "float32",
+) -> Any:
+    """Creates a named, saved, non-trainable variable that stays equal on every replica.
+
+    Args:
+        layer: The layer that owns the variable and saves it.
+        name: Name of the variable.
+        shape: Its full shape.
+        initializer: Anything Keras accepts as an initializer.
+        dtype: Its dtype, whatever the layer's own policy is.
+    """
+    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
+    return layer.add_weight(
+        name=name,
+        shape=tuple(shape),
+        dtype=dtype,
+        initializer=initializer,
+        trainable=False,
+        aggregation=_ONLY_FIRST_REPLICA,
+        **options,
+    )
+
+
+def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Computes metrics' results over all replicas, from within one of them.
+
+    Keras 3 would give each replica its own results; Keras 2 would add up what is computed from them in each replica.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return results()
+    computed = context.merge_call(lambda strategy: results())
+    if KERAS_3 and getattr(context.strategy.extended, "_in_multi_worker_mode", lambda: False)():
+        # Between workers Keras 3 takes the mean over the first axis of whatever a step returns, which must be there.
+        return {name: tf.reshape(value, [1]) for name, value in computed.items()}
+    return computed
+
+
+def unlock(layer: keras.layers.Layer) -> None:
+    """Lets a built layer take new sub-layers and state (Keras 3 closes a layer when it is built)."""
+    if KERAS_3:
+        layer._tracker.unlock()
+
+
+def keras_mask(tensor: Any) -> tf.Tensor | None:
+    """The mask that Keras attached to a tensor, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Attaches a Keras mask (None attaches nothing) and returns the tensor."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+class InMode(keras.layers.Layer):
+    """Calls a module from inside a layer, so that `training` reaches its sub-layers although it takes no such argument."""
+
+    def __init__(self, module: Callable[..., Any]) -> None:
+        super().__init__(autocast=False, name=getattr(module, "name", None))
+        self._module = [lambda *args: module(*args)]  # a plain function in a list: nothing here for Keras to track
+        self._allow_non_tensor_positional_args = True
+        self._convert_input_args = False
+        self._compute_output_and_mask_jointly = True  # the module's own masks stay on its outputs
+
+    def build(self, input_shape: Any = None) -> None:
+        self.built = True
+
+    def call(self, arguments: Any, training: bool | None = None) -> Any:
+        return self._module[0](*arguments)
+
+
+def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
+    """Calls a Keras layer or model (or any callable) in training or inference mode.
+
+    `training` is passed where the module takes it, and set for its sub-layers where it does not, as Keras does for a
+    layer inside a model. Losses that an earlier call added are dropped first.
+    """
+    if not isinstance(module, keras.layers.Layer):
+        return module(*args)
+    module._clear_losses()
+    parameters = inspect.signature(module.call).parameters
+    if "training" in parameters:
+        return module(*args, training=training)
+    return InMode(module)(args, training=training)
+
+
+def optimizer_core(optimizer: Any) -> Any:
+    """The optimizer itself, without the loss scaling around it."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
+    """Options by which the optimizer itself would clip or accumulate, with their values (empty if there are none)."""
+    core = optimizer_core(optimizer)
+    names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+    return {name: getattr(core, name) for name in names if getattr(core, name, None)}
+
+
+def is_legacy_optimizer(optimizer: Any) -> bool:
+    """Whether this is one of Keras 2's old optimizers, which keep their slots in another way."""
+    return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
+    """Builds the optimizer on all variables and returns the slots that it made for each of them.
+
+    Slots are found by watching which variables the optimizer derives from which, so this works for any optimizer.
+
+    Args:
+        optimizer: A Keras optimizer that is not built yet.
+        variables: Trainable variables, in the order in which they will be updated.
+
+    Returns:
+        One list of slot variables per variable.
+    """
+    core = optimizer_core(optimizer)
+    slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
+    derive = core.add_variable_from_reference
+
+    def derive_and_remember(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        slot = derive(reference, *args, **kwargs)
+        slots[id(tensor_variable(reference))].append(slot)
+        return slot
+
+    # Keras 2 names the first argument `model_variable`, Keras 3 `reference_variable`; optimizers pass it by either way.
+    def intercept(*args: Any, **kwargs: Any) -> Any:
+        for keyword in ("model_variable", "reference_variable"):
+            if keyword in kwargs:
+                return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
+        return derive_and_remember(*args, **kwargs)
+
+    object.__setattr__(core, "add_variable_from_reference", intercept)
+    try:
+        optimizer.build(list(variables))
+    finally:
+        object.__delattr__(core, "add_variable_from_reference")
+    return [slots[id(tensor_variable(variable))] for variable in variables]
+
+
+def loss_scale(optimizer: Any) -> tf.Tensor | None:
+    """The factor by which a loss-scaling optimizer wants every loss multiplied, float32, or None without loss scaling."""
+    if optimizer_core(optimizer) is optimizer:
+        return None
+    if KERAS_3:
+        return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
+    return tf.cast(optimizer.loss_scale, tf.float32)
+
+
+def record_finite(optimizer: Any, finite: bool) -> None:
+    """Tells a loss-scaling optimizer whether a step's gradients were finite, so that it adapts its scale.
+
+    Must run in a cross-replica context. Does nothing without loss scaling.
+    """
+    if optimizer_core(optimizer) is optimizer:
+        return
+    if not KERAS_3:
+        if hasattr(optimizer._loss_scale, "update"):
+            optimizer._loss_scale.update([tf.constant(0.0 if finite else float("nan"))])
+    elif finite:
+        optimizer._stateful_handle_finite_grads([], [])
+    else:
+        optimizer._stateful_handle_non_finite_grads()
+
+
+def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Applies gradients that are already reduced over the replicas, once.
+
+    Must run in a replica context.
+
+    Args:
+        optimizer: The built optimizer; gradients come without its loss scaling.
+        gradients: One gradient per variable, none of them None, sparse ones without duplicate rows.
+        variables: The variables.
+    """
+    optimizer = optimizer_core(optimizer)
+    if not KERAS_3:
+        optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
+        return
+    # Keras 3 always sums over the replicas once more.
+    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if num_replicas > 1:
+        gradients = [_summand(gradient, num_replicas) for gradient in gradients]
+    optimizer.apply(list(gradients), list(variables))
+
+
+def _summand(gradient: Gradient, num_replicas: int) -> Gradient:
+    """What each replica adds, so that the sum over replicas is a gradient that all of them have."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient / tf.cast(num_replicas, gradient.dtype)
+    # A sum of sparse gradients repeats their rows, which Keras 3's optimizers cannot take: one replica brings them.
+    is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+    num_rows = tf.where(is_first, tf.shape(gradient.indices)[0], 0)
+    return tf.IndexedSlices(gradient.values[:num_rows], gradient.indices[:num_rows], gradient.dense_shape)

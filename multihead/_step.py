@@ -1,0 +1,169 @@
+"""From batches to one update: labels, counts, slices, the heads combined. The order of the pipeline is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._backward import Labels, Network, Scales, SliceGradients, slice_gradients
+from multihead._data import Batch
+from multihead._gradients import Cut
+from multihead._keras import call_module, keras_mask
+from multihead._meeting import KeptCoefficients, Meeting
+from multihead._update import Update, all_reduce_sum, combine_heads
+from multihead._validation import quoted
+from multihead.accumulation import batch_size, cut_into_slices, one_after_the_other
+
+
+class Predictions(NamedTuple):
+    """What is known of a head's predictions before any data are seen: their rank, and whether Keras masks them."""
+
+    rank: int
+    masked: bool
+
+
+class Recipe(NamedTuple):
+    """How updates are made: what `compile` was told, resolved.
+
+    Attributes:
+        network: The encoder and the heads.
+        predictions: One entry per head.
+        balancer: A balancer, or None for the plain sum.
+        at_parameters: Whether the balancer works on the encoder's parameters rather than at the representation.
+        schedule: Which heads train when.
+        micro_batches: Slices per batch.
+        measure: What to measure at the cut: `"none"`, `"norms"`, or the whole `"gramian"`.
+        kept: Where coefficients are kept that serve several updates, or None.
+    """
+
+    network: Network
+    predictions: tuple[Predictions, ...]
+    balancer: Any
+    at_parameters: bool
+    schedule: Any
+    micro_batches: int
+    measure: str
+    kept: KeptCoefficients | None
+
+
+class Computed(NamedTuple):
+    """An update, and this replica's sums for the logs.
+
+    Attributes:
+        update: The update's gradients, not yet clipped.
+        loss_sums: `[num_heads]` sums over this replica's labelled elements, not weighted.
+        counts: `[num_heads]` counts of the same.
+        total: This replica's part of the total loss.
+    """
+
+    update: Update
+    loss_sums: tf.Tensor
+    counts: tf.Tensor
+    total: tf.Tensor
+
+
+def label(recipe: Recipe, batch: Batch) -> list[Labels | None]:
+    """Each head's labels in a batch, or None for a head without targets in it."""
+    masks = _prediction_masks(recipe, batch)
+    labels: list[Labels | None] = []
+    for head, predictions, mask in zip(recipe.network.heads, recipe.predictions, masks):
+        if head.name not in batch.targets:
+            labels.append(None)
+            continue
+        sample_weight = batch.sample_weights.get(head.name)
+        labels.append(Labels(*head.labelled(batch.targets[head.name], sample_weight, predictions.rank, mask)))
+    return labels
+
+
+def _prediction_masks(recipe: Recipe, batch: Batch) -> list[tf.Tensor | None]:
+    """The Keras masks of predictions that carry one, so that elements can be counted before the heads run.
+
+    Only the masks are read, so in a graph nothing else of these calls is ever computed.
+    """
+    heads = recipe.network.heads
+    masked = [predictions.masked and head.name in batch.targets for head, predictions in zip(heads, recipe.predictions)]
+    if not any(masked):
+        return [None] * len(heads)
+    cut = Cut(call_module(recipe.network.encoder, batch.inputs, training=False))
+    return [
+        keras_mask(head.predict(cut.representation, batch.targets[head.name], training=False)) if is_masked else None
+        for head, is_masked in zip(heads, masked)
+    ]
+
+
+def count(labels: Sequence[Labels | None]) -> tf.Tensor:
+    """`[num_heads]` sums of the weights of labelled elements."""
+    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each.weights) for each in labels])
+
+
+def head_weights(recipe: Recipe, update_count: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` weights of the losses at an update."""
+    weights = tf.stack([head.weight_at(update_count) for head in recipe.network.heads])
+    if not any(callable(head.weight) for head in recipe.network.heads):
+        return weights
+    names = quoted(head.name for head in recipe.network.heads)
+    message = f"`weight` of a head must be at least 0 at every update; the heads are {names}"
+    with tf.control_dependencies([tf.debugging.assert_non_negative(weights, message=message)]):
+        return tf.identity(weights)
+
+
+def compute_update(
+    recipe: Recipe, batches: Sequence[Batch], update_count: tf.Tensor, loss_scale: tf.Tensor | None
+) -> Computed:
+    """Runs the batches of one update through the network and combines what comes back.
+
+    Args:
+        recipe: How updates are made.
+        batches: The update's batches on this replica.
+        update_count: The count of updates made so far, an int64 scalar.
+        loss_scale: The factor of loss scaling, or None.
+    """
+    network, heads = recipe.network, recipe.network.heads
+    labelled = [label(recipe, batch) for batch in batches]
+    local_counts = tf.add_n([count(labels) for labels in labelled])
+    local_examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
+    reduced = all_reduce_sum(tf.concat([local_counts, [local_examples]], axis=0))
+    counts, examples = reduced[: len(heads)], reduced[len(heads)]
+
+    weights = head_weights(recipe, update_count)
+    conditional = not recipe.schedule.always_all
+    scheduled = recipe.schedule.active(update_count) if conditional else tf.ones([len(heads)], tf.bool)
+    active = scheduled & (counts > 0) & (weights > 0)
+    head_scales = tf.where(active, tf.math.divide_no_nan(weights, counts), 0.0)
+
+    slices = [
+        piece
+        for batch, labels in zip(batches, labelled)
+        for piece in cut_into_slices((batch.inputs, labels), recipe.micro_batches)
+    ]
+    meeting = Meeting(
+        network,
+        recipe.balancer,
+        recipe.at_parameters,
+        recipe.measure,
+        active,
+        update_count,
+        counts,
+        len(slices),
+        recipe.kept,
+    )
+    # Heads that may turn out idle are computed under a condition: by a schedule, or where weights can be all zero.
+    optional = [conditional or any(head.name in batch.sample_weights for batch in batches) for head in heads]
+
+    def run(piece: tuple[Any, list[Labels | None]]) -> SliceGradients:
+        inputs, labels = piece
+        share = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), examples)
+        scales = Scales(head_scales, share, loss_scale)
+        return slice_gradients(
+            network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian
+        )
+
+    if len(slices) == 1:
+        gathered = run(slices[0])
+    else:
+        gathered = one_after_the_other(run, slices, SliceGradients.plus, meeting.result_shapes())
+    update = combine_heads(network, gathered, active, meeting)
+    total = tf.reduce_sum(head_scales * gathered.loss_sums) + gathered.added_loss
+    return Computed(update, gathered.loss_sums, tf.where(scheduled, local_counts, 0.0), total)

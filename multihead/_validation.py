@@ -1,0 +1,75 @@
+"""Checks of arguments, and the one form that error messages have: argument, rule, what was received, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def quoted(names: Iterable[Any]) -> str:
+    """Names as a readable list: `'a', 'b'`, or `none`."""
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def check_positive_whole(argument: str, value: Any) -> int:
+    """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise ValueError(
+            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass 1 to leave it off."
+        )
+    return int(value)
+
+
+def check_positive(argument: str, value: Any) -> float:
+    """Returns `value` as a float if it is a finite number above 0, else raises `ValueError`."""
+    if not is_number(value) or value <= 0:
+        raise ValueError(
+            f"`{argument}` must be a finite number above 0. Received: {argument}={value!r}. Pass a positive number."
+        )
+    return float(value)
+
+
+def check_whole(argument: str, value: Any) -> int:
+    """Returns `value` if it is a whole number, else raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, say, 0.")
+    return int(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite real number, and no boolean."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
+def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Returns `value` if it is one of `choices`, else raises `ValueError` that lists them."""
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Pass one of these."
+        raise ValueError(f"`{argument}` must be one of {quoted(choices)}. Received: {argument}={value!r}. {hint}")
+    return value
+
+
+def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], *, complete: bool = False) -> None:
+    """Checks names against the registered heads, both ways where `complete`.
+
+    Raises:
+        ValueError: A name is no head's, or, with `complete`, a head is not named. Both sets are listed.
+    """
+    given = list(names)
+    unknown = [name for name in given if name not in heads]
+    absent = [head for head in heads if head not in given] if complete else []
+    if unknown or absent:
+        problems = []
+        if unknown:
+            problems.append(f"{quoted(unknown)} is no head")
+        if absent:
+            problems.append(f"the head {quoted(absent)} is not named")
+        rule = "must name every head, and only heads" if complete else "must name heads only"
+        raise ValueError(
+            f"`{argument}` {rule}: {'; '.join(problems)}. Received: {quoted(given)}; the heads are {quoted(heads)}. "
+            "Correct the names, or add the head with `add_head`."
+        )

@@ -1,0 +1,211 @@
+"""Gathering one update's gradients: slices of a batch, windows of batches, and an accumulator for loops by hand.
+
+Slices run one after the other, in the memory of one. Each slice's losses are divided by the counts of the whole update,
+so their gradients add up to those of all examples in one batch, however unequal the slices are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._gradients import computed_if, deduplicate, scaled
+from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
+from multihead._validation import check_choice
+
+__all__ = ["GradientAccumulator"]
+
+
+def batch_size(nest: Any) -> tf.Tensor:
+    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
+    return tf.shape(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))[0]
+
+
+def cut_into_slices(nest: Any, num_slices: int) -> list[Any]:
+    """Cuts the first axis of every tensor in a nest into slices whose sizes differ by at most one.
+
+    Args:
+        nest: Tensors that share their first axis; None stays None.
+        num_slices: How many slices. With fewer examples than that, some are empty.
+    """
+    if num_slices == 1:
+        return [nest]
+    size = batch_size(nest)
+    bounds = [size * i // num_slices for i in range(num_slices + 1)]
+    return [
+        tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[start:end], nest)  # noqa: B023
+        for start, end in zip(bounds[:-1], bounds[1:])
+    ]
+
+
+def one_after_the_other(
+    run: Callable[[Any], Any], slices: Sequence[Any], plus: Callable[[Any, Any], Any], shapes: Sequence[Any]
+) -> Any:
+    """Adds up what `run` gives for each slice; a slice begins only when the one before it is done and added.
+
+    Args:
+        run: From a slice to a nest of sums. It is traced once, as one function, so that a slice's intermediate values
+            are gone before the next slice begins.
+        slices: Nests of tensors of one structure. An empty one is left out: layers such as batch normalization cannot
+            take it.
+        plus: Adds two results.
+        shapes: The dense shapes of the flattened result, for the sum of an empty slice.
+    """
+    structure: list[Any] = []
+
+    def run_if_any(piece: Any) -> list[Any]:
+        def flat() -> list[Any]:
+            result = run(piece)
+            structure[:] = [result]
+            return tf.nest.flatten(result)
+
+        return computed_if(batch_size(piece) > 0, flat, shapes)
+
+    traced = (
+        run_if_any
+        if tf.executing_eagerly()
+        else tf.function(
+            run_if_any,
+            reduce_retracing=True,
+            autograph=AUTOGRAPH,
+            # One body for all slices: as many copies in one graph as there are slices would cost more memory than they save.
+            experimental_attributes={"_noinline": True},
+        )
+    )
+    total: Any = None
+    for piece in slices:
+        before = [] if total is None else [t for t in tf.nest.flatten(total, expand_composites=True) if t is not None]
+        with tf.control_dependencies(before):
+            # The slice's own tensors must wait, too: a function runs its parts as soon as their inputs are there.
+            piece = tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), piece)
+            flat_result = traced(piece)
+        if structure:  # run eagerly, an empty slice at the start gives nothing at all
+            result = tf.nest.pack_sequence_as(structure[0], flat_result)
+            total = result if total is None else plus(total, result)
+    return total
+
+
+class GradientAccumulator(tf.Module):
+    """Adds up gradients over calls, for a loop written by hand.
+
+    With gradients `g_1 .. g_T` and counts `n_1 .. n_T` since the last reset, `mean()` is `sum_t n_t g_t / sum_t n_t`:
+    the gradient of the mean over all elements if each `g_t` is the gradient of the mean over `n_t` of them. That holds
+    at every moment (the incremental mean is the mean), whatever the sizes are. With `momentum` `m` it is the
+    exponential running average `sum_t m^(T-t) n_t g_t / sum_t m^(T-t) n_t` instead.
+
+    Sums are float32 (float64 for such variables), dense, and of the variables' shapes. Created in the scope of a
+    `tf.distribute` strategy and used in its replicas, each replica adds what it has, and `mean()` is over all of them.
+
+    Args:
+        variables: The variables that the gradients belong to.
+        momentum: None for the plain mean, or a number of at least 0 and below 1.
+
+    Raises:
+        ValueError: There is no variable, or `momentum` is out of its range.
+
+    Example:
+        >>> weight = tf.Variable([0.0])
+        >>> accumulator = GradientAccumulator([weight])
+        >>> accumulator.add([tf.constant([1.0])], count=90)
+        >>> accumulator.add([tf.constant([3.0])], count=10)
+        >>> round(float(accumulator.mean()[0][0]), 6)
+        1.2
+        >>> accumulator.reset()
+    """
+
+    def __init__(self, variables: Sequence[Any], *, momentum: float | None = None) -> None:
+        super().__init__(name="gradient_accumulator")
+        if not variables:
+            raise ValueError(
+                "`variables` must not be empty. Received: no variable. Pass the model's `trainable_variables`, once built."
+            )
+        if momentum is not None and not 0 <= momentum < 1:
+            raise ValueError(
+                "`momentum` must be None or at least 0 and below 1. "
+                f"Received: momentum={momentum!r}. Pass None for the plain mean."
+            )
+        self._momentum = momentum
+        self._sums = [self._state(variable.shape, _sum_dtype(variable)) for variable in variables]
+        self._count = self._state((), tf.float32)
+        self._given = self._state((len(self._sums),), tf.float32)
+
+    @staticmethod
+    def _state(shape: Any, dtype: tf.DType) -> tf.Variable:
+        return tf.Variable(
+            tf.zeros(shape, dtype),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    @property
+    def count(self) -> tf.Tensor:
+        """The sum of the counts since the last reset (over all replicas, outside of them), a float32 scalar."""
+        return tf.convert_to_tensor(self._count)
+
+    def add(self, gradients: Sequence[Gradient], count: Any = 1.0, *, reduction: str = "mean") -> None:
+        """Adds one call's gradients.
+
+        Args:
+            gradients: One per variable: dense, `tf.IndexedSlices` (rows of the same index are summed), or None for
+                nothing.
+            count: How many elements they come from, or the sum of their weights; at least 0.
+            reduction: `"mean"` if they are gradients of a mean over those elements, `"sum"` if of a sum.
+
+        Raises:
+            ValueError: The number of gradients is not that of the variables, or `reduction` is neither.
+        """
+        if len(gradients) != len(self._sums):
+            raise ValueError(
+                f"`gradients` must hold one gradient, or None, per variable, {len(self._sums)} in all. "
+                f"Received: {len(gradients)}. Keep the Nones that `tape.gradient` gives."
+            )
+        check_choice("reduction", reduction, ("mean", "sum"))
+        count = tf.cast(count, tf.float32)
+        if self._momentum is not None:
+            for state in (*self._sums, self._count):
+                state.assign(state * tf.cast(self._momentum, state.dtype))
+        for total, gradient in zip(self._sums, gradients):
+            if gradient is None:
+                continue
+            weighted = scaled(deduplicate(gradient), count if reduction == "mean" else tf.ones([]))
+            if isinstance(weighted, tf.IndexedSlices):
+                total.scatter_add(tf.IndexedSlices(tf.cast(weighted.values, total.dtype), weighted.indices))
+            else:
+                total.assign_add(tf.cast(weighted, total.dtype))
+        self._count.assign_add(count)
+        self._given.assign_add(tf.constant([0.0 if gradient is None else 1.0 for gradient in gradients]))
+
+    def mean(self, *, part: bool = False) -> list[Gradient]:
+        """The mean of what was added since the last reset.
+
+        Args:
+            part: In a replica: only this replica's part of the mean; the parts add up to it. That is what an optimizer
+                wants which sums over replicas itself, as Keras's do.
+
+        Returns:
+            One dense gradient per variable. Outside of a graph, None for a variable that was never given one; in a
+            graph zeros, since only the run can tell. Zeros if the counts are 0.
+        """
+        sums: list[Any] = [tf.convert_to_tensor(total) for total in self._sums]
+        count, given = tf.convert_to_tensor(self._count), tf.convert_to_tensor(self._given)
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            count, given = (context.all_reduce(tf.distribute.ReduceOp.SUM, value) for value in (count, given))
+            if not part:
+                sums = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        means: list[Gradient] = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in sums]
+        if tf.executing_eagerly():
+            means = [mean if was_given else None for mean, was_given in zip(means, given.numpy())]
+        return means
+
+    def reset(self) -> None:
+        """Begins anew."""
+        for state in (*self._sums, self._count, self._given):
+            state.assign(tf.zeros(state.shape, state.dtype))
+
+
+def _sum_dtype(variable: Any) -> tf.DType:
+    return tf.float64 if tensor_variable(variable).dtype == tf.float64 else tf.float32

@@ -1,0 +1,227 @@
+"""What every balancer is: head gradients in, one gradient for the encoder out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead._validation import quoted
+
+
+class Balancer(keras.layers.Layer):
+    """Combines the heads' gradients of the encoder, the rows `g_k` of a matrix, into one gradient `d`.
+
+    A balancer of your own is a subclass with one method. If the inner products of the rows suffice, implement
+    `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method must see the gradients themselves, set
+    `needs = "gradients"` and implement `combine`.
+
+    A row of zeros is a head that takes no part in the update (left out by a schedule, or without labels): the others
+    get what they would get without it.
+
+    Attributes:
+        needs: `"gramian"` or `"gradients"`.
+        uses: Extra keyword arguments that the method takes: `"update"` (int64 scalar, the count of updates so far),
+            `"losses"` (`[num_heads]` float32, the heads' mean losses before weighting) and `"halves"`
+            (`[num_heads, num_heads]` float32, the inner products of the gradients of one random half of the update's
+            examples with those of the other half).
+        levels: Where the method may be applied: `"representation"`, `"parameters"`.
+        max_heads: The largest number of heads that the method takes, or None.
+        rescales: Whether the method scales each row by itself, so that `Chain` can hand the rows on to the next.
+        head_names: The heads' names, once `bind` has been called, else None.
+
+    Args:
+        name: Name of the layer.
+    """
+
+    needs: str = "gramian"
+    uses: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ("representation", "parameters")
+    max_heads: int | None = None
+    rescales: bool = True
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(name=name, dtype="float32", trainable=False, autocast=False)
+        self.head_names: tuple[str, ...] | None = None
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Tells the balancer the heads' names in the order of the rows, so that options may be given by name.
+
+        Args:
+            head_names: One name per row.
+
+        Raises:
+            ValueError: An option names a head that is not there, or has the wrong length.
+        """
+        self.head_names = tuple(head_names)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads, num_parameters)`, the latter None where it is not known. Methods with
+                `needs == "gradients"` also take a list with one such shape per gradient tensor.
+
+        Raises:
+            ValueError: There are more heads than the method takes.
+        """
+        if self.built:
+            return
+        shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
+        num_heads = int(shapes[0][0])
+        self._check_num_heads(num_heads)
+        self._create_state(num_heads, [None if shape[1] is None else int(shape[1]) for shape in shapes])
+        self._built_heads = num_heads
+        super().build((num_heads, None))
+
+    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+        """Creates the variables. `sizes` are the numbers of parameters per gradient tensor, None if not known."""
+
+    def _check_num_heads(self, num_heads: int) -> None:
+        if num_heads < 1 or (self.max_heads is not None and num_heads > self.max_heads):
+            limit = "at least 1 head" if self.max_heads is None else f"1 to {self.max_heads} heads"
+            raise ValueError(
+                f"`{type(self).__name__}` takes {limit}. Received: num_heads={num_heads}. "
+                "Give some heads a common loss, or use a method without a limit, such as Sum or EqualNorms."
+            )
+
+    def _check_state(self, num_heads: int) -> None:
+        if self.variables and num_heads != self._built_heads:
+            raise ValueError(
+                f"`{type(self).__name__}` keeps a state for {self._built_heads} heads. Received: num_heads={num_heads}. "
+                "Use one balancer per encoder, with always the same heads; an absent head has a row of zeros."
+            )
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        """How much of each row goes into the update.
+
+        Args:
+            gramian: `[num_heads, num_heads]` inner products of the rows, float32 or float64.
+
+        Returns:
+            `[num_heads]` coefficients of the same dtype.
+        """
+        raise NotImplementedError(
+            f"`{type(self).__name__}` must implement `coefficients(gramian)`, or set `needs = 'gradients'` and "
+            "implement `combine(gradients)`. Received: a class with neither. See docs/extending.md."
+        )
+
+    def combine(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
+        """The update from the rows themselves, cut into tensors.
+
+        Args:
+            gradients: Tensors `[num_heads, n_i]`, float32 or float64, one per encoder variable or leaf of the
+                representation.
+            *_: Nothing: everything else goes by name.
+            **used: The arguments named in `uses`.
+
+        Returns:
+            One tensor `[n_i]` per given tensor, of the same dtype.
+        """
+        return [
+            tf.cast(tf.reduce_sum(rows, axis=0), gradient.dtype)
+            for rows, gradient in zip(self.rescale(gradients, **used), gradients)
+        ]
+
+    def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
+        """The rows as the method scales them; their sum is the update. Only where `rescales` holds.
+
+        Args:
+            gradients: As for `combine`.
+            *_: Nothing: everything else goes by name.
+            **used: The arguments named in `uses`.
+
+        Returns:
+            One tensor `[num_heads, n_i]` per given tensor, float64.
+        """
+        # In float64 the squares of float32 numbers neither overflow nor vanish.
+        wide = [tf.cast(gradient, tf.float64) for gradient in gradients]
+        gramian = tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in wide])
+        weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
+        return [rows * weights[:, None] for rows in wide]
+
+    def call(
+        self,
+        matrix: tf.Tensor,
+        update: tf.Tensor | None = None,
+        losses: tf.Tensor | None = None,
+        halves: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """See `__call__`."""
+        given = {"update": update, "losses": losses, "halves": halves}
+        return self.combine([matrix], **{name: given[name] for name in self.uses if given[name] is not None})[0]
+
+    def __call__(
+        self,
+        matrix: Any,
+        *,
+        update: Any = None,
+        losses: Any = None,
+        halves: Any = None,
+    ) -> tf.Tensor:
+        """Combines the rows of a matrix by hand.
+
+        Args:
+            matrix: `[num_heads, num_parameters]`: anything that converts to a tensor. Float64 is kept, everything else
+                becomes float32.
+            update: The count of updates so far; needed by methods that change with it or draw at random (0 if None).
+            losses: `[num_heads]` losses, for methods that use them.
+            halves: `[num_heads, num_heads]`, see `uses`.
+
+        Returns:
+            `[num_parameters]`, float64 for a float64 matrix, else float32.
+
+        Raises:
+            ValueError: The matrix has another rank than 2, too many rows, or, outside of a graph, rows that are not
+                finite.
+        """
+        matrix = as_matrix(matrix)
+        num_heads = int(matrix.shape[0])
+        self._check_num_heads(num_heads)
+        if not self.built:
+            self.build((num_heads, matrix.shape[1]))
+        self._check_state(num_heads)
+        check_finite_rows([matrix], self.head_names)
+        update = None if update is None else tf.cast(update, tf.int64)
+        losses = None if losses is None else tf.cast(losses, tf.float32)
+        halves = None if halves is None else tf.convert_to_tensor(halves)
+        return self.call(matrix, update, losses, halves)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"name": self.name}
+
+
+def as_matrix(matrix: Any) -> tf.Tensor:
+    """A `[num_heads, num_parameters]` tensor of float64 if it was given so, else of float32."""
+    if not tf.is_tensor(matrix):
+        matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
+    matrix = tf.convert_to_tensor(matrix)
+    if matrix.dtype != tf.float64:
+        matrix = tf.cast(matrix, tf.float32)
+    if matrix.shape.rank != 2 or matrix.shape[0] is None:
+        raise ValueError(
+            "`matrix` must have the shape [num_heads, num_parameters], with a known number of heads. "
+            f"Received: shape {matrix.shape}. Flatten each head's gradient and stack them."
+        )
+    return matrix
+
+
+def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:
+    """Raises `ValueError` naming the heads whose gradients are not finite; does nothing inside a graph."""
+    if not tf.executing_eagerly():
+        return
+    finite = np.all([np.isfinite(matrix.numpy()).all(axis=1) for matrix in matrices], axis=0)
+    if not finite.all():
+        names = head_names if head_names is not None and len(head_names) == len(finite) else range(len(finite))
+        culprits = quoted(name for name, is_finite in zip(names, finite) if not is_finite)
+        raise ValueError(
+            "`matrix` must be finite: one head's infinity or NaN would reach the whole encoder. "
+            f"Received: non-finite gradients of head {culprits}. Skip this update, or look for the cause in its loss."
+        )

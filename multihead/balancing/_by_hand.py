@@ -1,0 +1,97 @@
+"""Balancing in a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._gradients import deduplicate
+from multihead.balancing._base import Balancer, check_finite_rows
+from multihead.balancing._registry import get
+
+
+def balance(
+    gradients: Sequence[Sequence[Any]],
+    balancer: Balancer | str,
+    *,
+    update: Any = None,
+    losses: Any = None,
+    halves: Any = None,
+) -> list[tf.Tensor | None]:
+    """Combines the heads' gradients of shared variables.
+
+    Args:
+        gradients: One list per head, each with one gradient per shared variable, in the same order: dense tensors,
+            `tf.IndexedSlices` or None, as `tape.gradient` gives them.
+        balancer: A balancer or its name. Keep one with a state, and pass the same one each time.
+        update: The count of updates so far, for balancers that use it (0 if None).
+        losses: `[num_heads]` losses, for balancers that use them.
+        halves: `[num_heads, num_heads]`, for balancers that use it: the inner products of the gradients of one half of
+            the examples with those of the other.
+
+    Returns:
+        One dense gradient per variable, of the variable's shape and the gradients' dtype; None where every head's is.
+
+    Raises:
+        ValueError: The lists differ in length, a variable's gradients differ in shape, or, outside of a graph, a
+            gradient is not finite; the head is named.
+
+    Example:
+        >>> first = [tf.constant([-4.0, 1.0]), tf.constant([[1.0]])]
+        >>> second = [tf.constant([6.0, 1.0]), tf.constant([[1.0]])]
+        >>> [gradient.numpy().tolist() for gradient in balance([first, second], "mgda")]
+        [[0.0, 1.0], [[1.0]]]
+    """
+    chosen = get(balancer)
+    if chosen is None:
+        raise ValueError("`balancer` must be a balancer or its name. Received: None. Pass 'sum' for the plain sum.")
+    lengths = [len(row) for row in gradients]
+    if not lengths or len(set(lengths)) > 1:
+        raise ValueError(
+            "`gradients` must be one list per head, each with one gradient (or None) per shared variable. "
+            f"Received: lists of lengths {lengths}. Take each head's gradients of the same list of variables."
+        )
+    columns = [[_dense(gradient) for gradient in column] for column in zip(*gradients)]
+    kept = [index for index, column in enumerate(columns) if any(gradient is not None for gradient in column)]
+    if not kept:
+        return [None] * lengths[0]
+    shapes = [_common_shape(index, columns[index]) for index in kept]
+    matrices = [_rows(columns[index], shape) for index, shape in zip(kept, shapes)]
+    check_finite_rows(matrices, chosen.head_names)
+    if not chosen.built:
+        with tf.init_scope():
+            chosen.build([tuple(matrix.shape) for matrix in matrices])
+    given = {"update": update, "losses": losses, "halves": halves}
+    used = {name: given[name] for name in chosen.uses if given[name] is not None}
+    results: list[tf.Tensor | None] = [None] * lengths[0]
+    for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
+        dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)
+        results[index] = tf.cast(tf.reshape(combined, shape), dtype)
+    return results
+
+
+def _dense(gradient: Any) -> tf.Tensor | None:
+    if gradient is None:
+        return None
+    return tf.convert_to_tensor(deduplicate(gradient))
+
+
+def _common_shape(index: int, column: Sequence[tf.Tensor | None]) -> tf.TensorShape:
+    shapes = {tuple(gradient.shape) for gradient in column if gradient is not None}
+    if len(shapes) > 1 or None in next(iter(shapes)):
+        raise ValueError(
+            f"`gradients` of variable {index} must all have the variable's shape, known before the call. "
+            f"Received: shapes {sorted(shapes, key=str)}. Take each head's gradients of the same list of variables."
+        )
+    return tf.TensorShape(shapes.pop())
+
+
+def _rows(column: Sequence[tf.Tensor | None], shape: tf.TensorShape) -> tf.Tensor:
+    """`[num_heads, size]`, float64 where the gradients are, else float32; zeros for None."""
+    dtype = tf.float64 if any(each is not None and each.dtype == tf.float64 for each in column) else tf.float32
+    size = shape.num_elements()
+    return tf.stack(
+        [tf.zeros([size], dtype) if each is None else tf.cast(tf.reshape(each, [size]), dtype) for each in column]
+    )

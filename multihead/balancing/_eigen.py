@@ -1,0 +1,96 @@
+"""Eigenvectors of a Gramian whose rows differ much in length."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead.balancing._rows import UnitRows
+
+
+def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Singular values and left singular vectors of the matrix of rows, small ones as exact as large ones.
+
+    An eigensolver finds the small eigenvalues of a Gramian to the precision of the largest only: with lengths from 1e-6
+    to 1e6 nothing is left of them. One-sided Jacobi rotations of a factor of the cosines, scaled by the lengths, keep
+    every digit. A sweep rotates all pairs of columns, as many at once as do not overlap.
+
+    Args:
+        rows: The rows.
+
+    Returns:
+        `[num_heads]` singular values, in units of the longest row; `[num_heads, num_heads]` vectors, one per column;
+        `[num_heads]` booleans, true for the singular values that are not zero.
+
+    Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
+    """
+    size = rows.num_heads
+    values, vectors = tf.linalg.eigh(rows.cosines)
+    roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
+    lengths = rows.norms * rows.active
+    lengths = tf.math.divide_no_nan(lengths, tf.reduce_max(lengths))
+    order = tf.argsort(lengths, direction="DESCENDING")  # the longest first: rotations then stay small
+    columns = tf.gather(roots[:, None] * tf.transpose(vectors) * lengths[None, :], order, axis=1)
+    basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
+
+    def is_unfinished(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
+        return (count < 30) & (worst > 1e-15)
+
+    def sweep(
+        count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        worst = tf.constant(0.0, tf.float64)
+        for partners in _rounds(size):
+            rotation, cosine = _rotation(columns, basis, lengths, partners)
+            columns, basis = tf.matmul(columns, rotation), tf.matmul(basis, rotation)
+            worst = tf.maximum(worst, cosine)
+        return count + 1, columns, basis, worst
+
+    state = (tf.constant(0), columns, basis, tf.constant(float("inf"), tf.float64))
+    _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
+    singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
+    return singular, basis, singular > _ROUNDING * _sizes(basis, lengths)
+
+
+# A column this much shorter than what it is composed of is rounding.
+_ROUNDING = 1e-10
+
+
+def _sizes(basis: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """The lengths that the columns would have if the rows were orthogonal."""
+    return tf.sqrt(tf.reduce_sum((basis * lengths[:, None]) ** 2, axis=0))
+
+
+def _rounds(size: int) -> list[list[int]]:
+    """A tournament: in each round every column has another partner (itself if it pauses), and all pairs occur."""
+    players: list[int | None] = [*range(size), *([None] if size % 2 else [])]
+    rounds = []
+    for _ in range(len(players) - 1):
+        partners = list(range(size))
+        for one, other in zip(players[: len(players) // 2], reversed(players[len(players) // 2 :])):
+            if one is not None and other is not None:
+                partners[one], partners[other] = other, one
+        rounds.append(partners)
+        players = [players[0], players[-1], *players[1:-1]]
+    return rounds
+
+
+def _rotation(columns: tf.Tensor, basis: tf.Tensor, lengths: tf.Tensor, partners: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rotation that makes each column orthogonal to its partner, and the largest cosine that it removes."""
+    own = tf.reduce_sum(columns**2, axis=0)
+    product = tf.reduce_sum(columns * tf.gather(columns, partners, axis=1), axis=0)
+    others = tf.gather(own, partners)
+    is_zero = own <= (_ROUNDING * _sizes(basis, lengths)) ** 2
+    is_paired = tf.constant([partner != index for index, partner in enumerate(partners)])
+    cosine = tf.math.divide_no_nan(tf.abs(product), tf.sqrt(own) * tf.sqrt(others))
+    turns = is_paired & ~is_zero & ~tf.gather(is_zero, partners) & (cosine > 1e-15)
+
+    ratio = (others - own) / tf.where(turns, 2.0 * product, 1.0)
+    sign = tf.where(ratio >= 0, 1.0 + 0.0 * ratio, -1.0)
+    # For equal lengths both partners must turn the same way: the first of the pair decides.
+    is_first = tf.constant([partner > index for index, partner in enumerate(partners)])
+    sign = tf.where((ratio == 0) & ~is_first, -sign, sign)
+    tangent = tf.where(turns, sign / (tf.abs(ratio) + tf.sqrt(1.0 + ratio**2)), 0.0 * ratio)
+    cosines = 1.0 / tf.sqrt(1.0 + tangent**2)
+    at_partner = tf.one_hot(partners, len(partners), dtype=tf.float64)
+    rotation = tf.linalg.diag(cosines) - at_partner * (tangent * cosines)[None, :] * tf.cast(is_paired, tf.float64)
+    return rotation, tf.reduce_max(tf.where(turns, cosine, 0.0 * cosine))

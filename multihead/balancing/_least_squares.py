@@ -1,0 +1,93 @@
+"""Non-negative least squares and the pseudo-inverse, exact and inside the graph."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def nonnegative_least_squares(
+    gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float
+) -> tf.Tensor:
+    """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
+
+    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
+    pivots, so that an iteration is one rank-one change and needs no linear solver. A column enters only if it is
+    independent of those inside, by `tolerance`, so that equal and opposed columns do no harm.
+
+    Args:
+        gramian: `[num_targets, n, n]` float64, `a_i . a_j`; the columns of about unit length.
+        linear: `[num_targets, n]` float64, `a_k . t`.
+        square: `[num_targets]` float64, `|t|^2`, about 1.
+        noise: The size of rounding errors in `gramian`: smaller slopes count as zero.
+        tolerance: A squared length below which a vector counts as zero.
+
+    Returns:
+        `[num_targets, n]` float64: `v`.
+
+    Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
+    """
+    size = int(gramian.shape[-1])
+    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(float("inf"), tf.float64)
+    tableau = tf.concat([gramian, linear[..., None]], axis=-1)
+    solution = tf.zeros_like(linear)
+    passive = tf.zeros_like(linear, dtype=tf.bool)
+    done = tf.zeros_like(square, dtype=tf.bool)
+
+    def step(
+        tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
+        goal = tf.where(passive, last, 0.0)
+        leaves = passive & (goal <= 0)
+        is_blocked = tf.reduce_any(leaves, axis=-1)
+        ratios = tf.where(solution > 0, solution / tf.where(leaves, solution - goal, 1.0), 0.0)
+        ratios = tf.where(leaves, ratios, infinity)
+        part = tf.where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
+        moved = tf.where(is_blocked[:, None], solution + part * (goal - solution), goal)
+
+        remainder = square + tf.reduce_sum(linear * goal, axis=-1)
+        free = tf.linalg.diag_part(tableau[..., :size])
+        enters = ~passive & (last < -noise) & (free > tolerance)
+        may_enter = tf.reduce_any(enters, axis=-1) & (remainder > tolerance * square)
+        changes = ~done & (is_blocked | may_enter)
+        chosen = tf.where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(tf.where(enters, last, infinity), axis=-1))
+        mark = tf.one_hot(chosen, size, on_value=True, off_value=False) & changes[:, None]
+        solution = tf.where(done[:, None], solution, tf.where(leaves & mark, zero, tf.maximum(moved, zero)))
+        return _exchange(tableau, mark), solution, passive ^ mark, ~changes
+
+    def is_unfinished(*state: tf.Tensor) -> tf.Tensor:
+        return ~tf.reduce_all(state[3])
+
+    state = (tableau, solution, passive, done)
+    tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
+    # One refinement with the inverse that the tableau holds removes what rounding the pivots have gathered.
+    slope = tf.where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
+    correction = tf.where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
+    return tf.maximum(solution - correction, 0.0)
+
+
+def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
+    """Principal pivot at the marked index of each tableau; a tableau without a mark stays as it is."""
+    chosen = tf.cast(mark, tableau.dtype)
+    row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
+    column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
+    pivot = tf.reduce_sum(column * chosen, axis=-1)[..., None]
+    pivot = tf.where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
+    rest = tableau - column[..., None] * (row / pivot)[..., None, :]
+    in_column = tf.concat([mark, tf.zeros_like(mark[..., :1])], axis=-1)[..., None, :]
+    in_row = mark[..., None]
+    of_row = tf.where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
+    return tf.where(in_row, of_row, tf.where(in_column, (column / pivot)[..., None], rest))
+
+
+def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """The Moore-Penrose inverse of a positive semidefinite float64 matrix `[n, n]` with a diagonal of ones and zeros.
+
+    Args:
+        matrix: The matrix.
+        tolerance: Eigenvalues up to this count as zero.
+    """
+    values, vectors = tf.linalg.eigh(matrix)
+    keeps = values > tolerance
+    inverses = tf.where(keeps, 1.0 / tf.where(keeps, values, 1.0), 0.0)
+    return tf.matmul(vectors * inverses, vectors, transpose_b=True)

@@ -1,0 +1,53 @@
+"""A safeguarded Newton method for the bargaining methods (NashMTL, FairGrad)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
+    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
+
+    The solution minimises the convex `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a logarithm
+    for `power == 1`). Newton's step is cut short where it would leave `y > 0` or pass the minimum along its line.
+    Everything is relative to the size of each `y_k`, so that scales do no harm.
+
+    Args:
+        gramian: `[n, n]` float64, positive semidefinite, with a positive diagonal, and such that `gramian y = 0` for no
+            `y >= 0` other than 0.
+        scales: `[n]` float64, positive.
+        power: Above 0.
+
+    Returns:
+        `[n]` float64.
+    """
+    diagonal = tf.linalg.diag_part(gramian)
+    start = tf.pow(scales / diagonal, 1.0 / (1.0 + power))
+    parts = tf.pow(tf.constant(0.5, tf.float64), tf.range(24, dtype=tf.float64))
+
+    def step(count: tf.Tensor, solution: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        pull = solution * tf.linalg.matvec(gramian, solution)
+        push = scales * tf.pow(solution, 1.0 - power)
+        hessian = gramian * solution[:, None] * solution[None, :] + tf.linalg.diag(power * push)
+        lengths = tf.sqrt(tf.linalg.diag_part(hessian))
+        factor = tf.linalg.cholesky(hessian / lengths[:, None] / lengths[None, :])
+        slope = (pull - push) / lengths
+        change = -tf.linalg.cholesky_solve(factor, slope[:, None])[:, 0] / lengths  # relative to the solution
+
+        largest = tf.minimum(0.9 / tf.maximum(tf.reduce_max(-change), 1e-300), 1.0)
+        direction = solution * change
+        curvature = tf.reduce_sum(direction * tf.linalg.matvec(gramian, direction))
+        lengths_tried = largest * parts
+        tried = 1.0 + lengths_tried[:, None] * change[None, :]
+        slopes = tf.reduce_sum(pull * change) + lengths_tried * curvature
+        slopes -= tf.reduce_sum(push * change * tf.pow(tried, -power), axis=1)
+        falls = slopes <= 0.1 * tf.abs(tf.reduce_sum((pull - push) * change))
+        chosen = tf.reduce_max(tf.where(falls, lengths_tried, lengths_tried[-1]))
+        solution = solution * (1.0 + chosen * change)
+        return count + 1, solution, tf.reduce_max(tf.abs(change))
+
+    def is_unfinished(count: tf.Tensor, solution: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+        return (count < 200) & (change > 1e-12)
+
+    state = (tf.constant(0), start, tf.constant(float("inf"), tf.float64))
+    return tf.while_loop(is_unfinished, step, state)[1]

@@ -1,0 +1,107 @@
+"""How much each head counts, for the methods that leave this to the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._validation import check_head_names, quoted
+from multihead.balancing._base import Balancer
+
+
+class PreferenceBalancer(Balancer):
+    """A balancer that takes a preference.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence in the order of the heads or as a dict by name, in
+            which heads may be left out. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A number is negative or not finite, or all are 0.
+    """
+
+    def __init__(self, preference: Sequence[float] | Mapping[str, float] | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._preference = _Frozen(_checked(preference))
+
+    @property
+    def preference(self) -> tuple[float, ...] | dict[str, float] | None:
+        """The preference as it was given."""
+        return self._preference.value
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        if isinstance(self.preference, dict):
+            check_head_names("preference", self.preference, head_names)
+        self._numbers(len(head_names))
+
+    def _check_num_heads(self, num_heads: int) -> None:
+        super()._check_num_heads(num_heads)
+        self._numbers(num_heads)
+
+    def _numbers(self, num_heads: int) -> list[float]:
+        preference = self.preference
+        if preference is None:
+            return [1.0] * num_heads
+        if isinstance(preference, dict):
+            if self.head_names is None:
+                raise ValueError(
+                    "`preference` by name needs the heads' names. "
+                    f"Received: preference={preference!r}, and `bind` was not called. "
+                    "Call `bind(head_names)` first, or pass a sequence in the order of the rows."
+                )
+            values = [preference.get(name, 1.0) for name in self.head_names]
+            if not any(values):
+                raise _not_a_preference(preference)
+        else:
+            values = list(preference)
+        if len(values) != num_heads:
+            raise ValueError(
+                f"`preference` must have one number per head. Received: {len(values)} numbers for {num_heads} heads"
+                f"{'' if self.head_names is None else ' (' + quoted(self.head_names) + ')'}. "
+                "Pass as many as there are heads, or a dict by name."
+            )
+        return values
+
+    def _preference_vector(self, num_heads: int) -> tf.Tensor:
+        """`[num_heads]` float64."""
+        return tf.constant(self._numbers(num_heads), tf.float64)
+
+    def get_config(self) -> dict[str, Any]:
+        preference = self.preference
+        return {**super().get_config(), "preference": list(preference) if isinstance(preference, tuple) else preference}
+
+
+class _Frozen:
+    """Keeps Keras from wrapping a value that is set as a layer's attribute."""
+
+    def __init__(self, value: tuple[float, ...] | dict[str, float] | None) -> None:
+        self.value = value
+
+
+def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
+    if preference is None:
+        return None
+    by_name = isinstance(preference, Mapping)
+    values = list(preference.values()) if by_name else list(preference)
+    is_valid = all(
+        isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        for value in values
+    )
+    if not is_valid or not (by_name or any(value > 0 for value in values)):  # heads not named have 1
+        raise _not_a_preference(preference)
+    if by_name:
+        return {str(name): float(value) for name, value in preference.items()}
+    return tuple(float(value) for value in values)
+
+
+def _not_a_preference(preference: Any) -> ValueError:
+    return ValueError(
+        "`preference` must hold finite numbers of at least 0, one of them above 0. "
+        f"Received: preference={preference!r}. Leave it out to count all heads alike."
+    )

@@ -1,0 +1,76 @@
+"""Independent component alignment (Aligned-MTL)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead._validation import check_choice
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._eigen import principal_axes
+from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class AlignedMTL(PreferenceBalancer):
+    """Makes the principal components of the heads' gradients equally long.
+
+    Formula: with the singular value decomposition `J = U S V^T` of the matrix of rows, the aligned rows are
+    `s U V^T`, whose condition number is 1; `d = s V U^T p`, with `p` the `preference` and `s` the smallest singular
+    value that is not zero (`scale="min"`), their median, or the root of the mean of their squares (`"rmse"`).
+
+    What it fixes: magnitude and direction of the system as a whole. No aligned row is opposed, but an original gradient
+    may be. Size of the update: with `scale="min"` at most that of the weakest principal component times the length of
+    `p`, and so governed by the shortest gradients.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        scale: `"min"`, `"median"` or `"rmse"`.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range or of the wrong length, or there are more than 16 heads.
+
+    Example:
+        >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.4266, 1.9347, 1.9347]
+
+    Source: Senushkin et al., Independent Component Alignment for Multi-Task Learning, CVPR 2023, algorithm 1.
+    """
+
+    max_heads = MAX_HEADS
+
+    def __init__(
+        self,
+        preference: Sequence[float] | Mapping[str, float] | None = None,
+        scale: str = "min",
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(preference, name=name)
+        self.scale = check_choice("scale", scale, ("min", "median", "rmse"))
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        singular, vectors, exists = principal_axes(rows)
+        inverses = tf.where(exists, 1.0 / tf.where(exists, singular, 1.0), 0.0 * singular)
+        preference = self._preference_vector(rows.num_heads) * rows.active
+        aligned = tf.linalg.matvec(vectors, inverses * tf.linalg.matvec(vectors, preference, transpose_a=True))
+        return rows.coefficients(self._common(singular, exists) * aligned * rows.norms)
+
+    def _common(self, singular: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
+        """The common singular value, in units of the longest row."""
+        count = tf.reduce_sum(tf.cast(exists, tf.int32))
+        if self.scale == "rmse":
+            squares = tf.reduce_sum(tf.where(exists, singular**2, 0.0 * singular))
+            return tf.sqrt(tf.math.divide_no_nan(squares, tf.cast(count, tf.float64)))
+        ascending = tf.sort(tf.where(exists, singular, float("inf")))
+        index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
+        return tf.where(count > 0, ascending[index], 0.0 * ascending[0])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "scale": self.scale}

@@ -1,0 +1,119 @@
+"""One balancer after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead._validation import quoted
+from multihead.balancing._base import Balancer
+from multihead.balancing._registry import get
+from multihead.balancing.sum import Sum
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Chain(Balancer):
+    """Lets each balancer see the heads' gradients as the one before has scaled them.
+
+    Most methods fix either magnitude or direction: `Chain(EqualNorms(), UPGrad())` fixes both. Put the one that keeps a
+    promise last.
+
+    Formula: for two methods that give coefficients `a` and `b`: `d = sum_k a_k b_k g_k`, with `b` from the Gramian of
+    the rows `a_k g_k`.
+
+    What it fixes: what its members fix. Size of the update: that of the last member, from the rows as scaled before.
+
+    Args:
+        *steps: Balancers or their names, in order. All but the last must scale each head's gradient by itself, as all
+            methods do except those that choose coordinate by coordinate or keep running gradients.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A member other than the last does not scale row by row, or the members have no level in common.
+
+    Example:
+        >>> Chain("EqualNorms", "UPGrad")([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.2924, 3.8124, 3.8124]
+    """
+
+    def __init__(self, *steps: Balancer | str, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.steps = [balancer for balancer in map(get, steps) if balancer is not None] or [Sum()]
+        misplaced = [type(step).__name__ for step in self.steps[:-1] if not step.rescales]
+        if misplaced:
+            raise ValueError(
+                f"`steps` before the last must scale each head's gradient by itself. Received: {quoted(misplaced)} "
+                "before the end. Put it last."
+            )
+        if not any(all(level in step.levels for step in self.steps) for level in Balancer.levels):
+            raise ValueError(
+                "`steps` must have a level in common, representation or parameters. "
+                f"Received: {quoted(f'{type(step).__name__} at {step.levels}' for step in self.steps)}. Change one."
+            )
+        self.needs = "gradients" if any(step.needs == "gradients" for step in self.steps) else "gramian"
+        self.uses = tuple(dict.fromkeys(name for step in self.steps for name in step.uses))
+        self.levels = tuple(level for level in Balancer.levels if all(level in step.levels for step in self.steps))
+        limits = [step.max_heads for step in self.steps if step.max_heads is not None]
+        self.max_heads = min(limits) if limits else None
+        self.rescales = self.steps[-1].rescales
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        for step in self.steps:
+            step.bind(head_names)
+
+    def build(self, input_shape: Any) -> None:
+        for step in self.steps:
+            step.build(input_shape)
+        super().build(input_shape)
+
+    def _check_num_heads(self, num_heads: int) -> None:
+        for step in self.steps:
+            step._check_num_heads(num_heads)
+
+    def coefficients(self, gramian: tf.Tensor, *, update: Any = None, losses: Any = None, halves: Any = None) -> tf.Tensor:
+        gramian = tf.convert_to_tensor(gramian)
+        wide = tf.cast(gramian, tf.float64)
+        total = tf.ones_like(wide[0])
+        for step in self.steps:
+            # In the given precision, which tells the member what rounding to expect.
+            scaled = wide * total[:, None] * total[None, :]
+            given = {"update": update, "losses": losses}
+            if halves is not None:
+                given["halves"] = tf.cast(halves, tf.float64) * total[:, None] * total[None, :]
+            total *= tf.cast(step.coefficients(tf.cast(scaled, gramian.dtype), **_used(step, given)), tf.float64)
+        return tf.cast(total, gramian.dtype)
+
+    def rescale(
+        self, gradients: Sequence[tf.Tensor], *, update: Any = None, losses: Any = None, halves: Any = None
+    ) -> list[tf.Tensor]:
+        given = {"update": update, "losses": losses, "halves": halves}
+        rows = list(gradients)
+        for step in self.steps:
+            rows = step.rescale(rows, **_used(step, given))
+        return rows
+
+    def combine(
+        self, gradients: Sequence[tf.Tensor], *, update: Any = None, losses: Any = None, halves: Any = None
+    ) -> list[tf.Tensor]:
+        given = {"update": update, "losses": losses, "halves": halves}
+        rows = list(gradients)
+        for step in self.steps[:-1]:
+            rows = step.rescale(rows, **_used(step, given))
+        sums = self.steps[-1].combine(rows, **_used(self.steps[-1], given))
+        return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "steps": [keras.saving.serialize_keras_object(step) for step in self.steps]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Chain:
+        """Makes the balancer that `get_config` describes."""
+        return cls(*map(keras.saving.deserialize_keras_object, config["steps"]), name=config["name"])
+
+
+def _used(step: Balancer, given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in step.uses if given.get(name) is not None}

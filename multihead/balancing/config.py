@@ -1,0 +1,48 @@
+"""Conflict-free inverse gradients (ConFIG)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._base import Balancer
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._least_squares import pseudo_inverse
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ConFIG(Balancer):
+    """Takes the direction with equal cosines to all heads' gradients, and their summed projections as its length.
+
+    Formula: `x = U^+ 1 / |U^+ 1|`, `d = (sum_k g_k . x) x`, with the gradients of unit length as rows of `U` and `+`
+        the
+    pseudo-inverse.
+
+    What it fixes: direction (equal, positive cosines if the gradients are linearly independent; if they are not, equal
+    in the sense of least squares, and a head may be opposed). The direction does not depend on the weights of the
+    losses, the size does. Size of the update: the sum of the gradients' projections onto its direction.
+
+    Args:
+        name: Name of the layer.
+
+    Raises:
+        ValueError: There are more than 16 heads.
+
+    Example:
+        >>> ConFIG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.1588, 2.0706, 2.0706]
+
+    Source: Liu, Chu and Thuerey, ConFIG: Towards Conflict-free Training of Physics Informed Neural Networks, arXiv
+    2408.11104, 2024, equation 2.
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        weights = tf.linalg.matvec(pseudo_inverse(rows.cosines, rows.tolerance), rows.active)
+        square = tf.reduce_sum(weights * rows.active)  # |U^+ 1|^2
+        exists = square > rows.tolerance
+        projected = tf.reduce_sum(rows.active * rows.norms * tf.linalg.matvec(rows.cosines, weights))
+        return rows.coefficients(tf.where(exists, weights * projected / tf.where(exists, square, 1.0), 0.0 * weights))

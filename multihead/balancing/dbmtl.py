@@ -1,0 +1,81 @@
+"""Dual-balancing multi-task learning (DB-MTL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead.balancing._checks import check_between
+from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class DBMTL(RunningBalancer):
+    """Balances the scales of losses by the logarithm and of gradients by their length, both smoothed over updates.
+
+    Formula: `q_k <- b q_k + (1 - b) g_k / L_k`, the running gradient of `log L_k`, with `b = beta / t^sigma` at a
+        head's
+    t-th update; `d = sum_k (max_j |q_j| / |q_k|) q_k`.
+
+    What it fixes: magnitude; conflicts stay. The direction does not depend on the scales of the losses. Size of the
+    update: all heads' parts have the length of the longest gradient of a logarithm; set the learning rate accordingly.
+
+    State: see `running` (the `q_k`, before correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
+    weights in `q_k`: `q_k` is divided by it, so that the first updates are not too short. An idle head's stay, and give
+    the encoder nothing.
+
+    Args:
+        beta: Weight of the past, at least 0 and below 1.
+        sigma: How fast this weight falls, at least 0.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range; built without the numbers of parameters.
+
+    Example:
+        >>> DBMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.1881, 2.4530, 2.4530]
+
+    Source: Lin et al., Dual-Balancing for Multi-Task Learning, arXiv 2308.12029, 2023, algorithm 1. By hand and without
+    `losses`, and for a head whose loss is not above 0, the gradients are taken as they are.
+    """
+
+    uses = ("losses",)
+    rescales = False
+
+    def __init__(self, beta: float = 0.9, sigma: float = 0.0, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.beta = check_between("beta", beta, 0.0, 1.0, with_high=False)
+        self.sigma = check_between("sigma", sigma, 0.0, float("inf"), with_high=False)
+
+    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+        super()._create_state(num_heads, sizes)
+        self.masses = add_state(self, "masses", (num_heads,))
+
+    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Any = None) -> list[tf.Tensor]:
+        self._check_gradients(gradients)
+        rows, active, finite = prepared(gradients)
+        if losses is not None:
+            losses = tf.cast(losses, tf.float64)
+            rows = [each / tf.where(losses > 0, losses, 1.0)[:, None] for each in rows]
+        past = self.beta / tf.pow(tf.maximum(self._count(active), 1.0), self.sigma)
+        running = [
+            tf.where(active[:, None], past[:, None] * old + (1.0 - past)[:, None] * new, old)
+            for old, new in zip(self._read(), rows)
+        ]
+        masses = tensor_variable(self.masses)
+        old_mass = tf.cast(tf.convert_to_tensor(masses), tf.float64)
+        mass = tf.where(active, past * old_mass + 1.0 - past, old_mass)
+        self._write(running)
+        masses.assign(tf.cast(mass, tf.float32))
+
+        lengths = tf.sqrt(tf.linalg.diag_part(gramian_of(running)))
+        lengths = tf.where(active, tf.math.divide_no_nan(lengths, mass), 0.0 * lengths)
+        inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), lengths * mass)
+        return combined(tf.reduce_max(lengths) * inverses, running, gradients, finite)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "beta": self.beta, "sigma": self.sigma}

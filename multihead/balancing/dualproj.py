@@ -1,0 +1,54 @@
+"""Projection of the sum onto the dual cone (DualProj)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._cone import dual_cone
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._least_squares import nonnegative_least_squares
+from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class DualProj(PreferenceBalancer):
+    """Projects the sum of the heads' gradients to the nearest update that opposes no head.
+
+    Where `UPGrad` projects every head's gradient, this projects their sum, so that a head with a long gradient decides.
+
+    Formula: `d = P(sum_k p_k g_k)`, `P` being the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and `p`
+    the `preference`.
+
+    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum where this opposes no
+    head, else smaller.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: The preference is negative, not finite, all 0, or of the wrong length; more than 16 heads.
+
+    Example:
+        >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [1.1111, 2.2222, 2.2222]
+
+    Source: Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017; for several heads as
+    in Quinton and Rey, arXiv 2406.16232, there with the mean in place of the sum.
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        cone = dual_cone(rows)
+        weights = cone.without_opposed(self._preference_vector(rows.num_heads) * rows.norms * rows.active)
+        products = tf.linalg.matvec(rows.cosines, weights)
+        length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
+        unit = tf.where(length > 0, length, 1.0)
+        one = tf.ones([1], tf.float64)
+        linear = (products / unit)[None]
+        lift = nonnegative_least_squares(rows.cosines[None], linear, one, rows.noise, rows.tolerance)[0]
+        return rows.coefficients(cone.inside(cone.without_opposed(weights + unit * lift)))

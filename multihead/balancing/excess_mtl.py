@@ -1,0 +1,74 @@
+"""Weights by estimated excess risk (ExcessMTL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead._validation import check_positive
+from multihead.balancing._running import RunningBalancer, combined, prepared
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ExcessMTL(RunningBalancer):
+    """Gives more weight to heads that are still far from their own best loss, but none for noise in their labels.
+
+    Formula: `S_k <- S_k + g_k^2`; the estimated excess risk `E_k = sum_i g_ki^2 / sqrt(S_ki)`, divided by its value at
+    the head's first update; `w_k <- w_k exp(step_size E_k)`, scaled to sum to 1; `d = sum_k w_k g_k`.
+
+    What it fixes: magnitude, slowly; conflicts stay. Size of the update: the weights sum to 1.
+
+    State: `running` (the roots of the `S_k`), `counts`; `[num_heads]` float32 `first_risks` (the risks at the first
+    update) and `log_weights` (the logarithms of the `w`, but for a common number). An idle head's stay, and give the
+    encoder nothing.
+
+    Args:
+        step_size: Above 0.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range; built without the numbers of parameters.
+
+    Example:
+        >>> ExcessMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [1.0, 1.0, 1.0]
+
+    Source: He et al., Robust Multi-Task Learning with Excess Risks, ICML 2024, equations 6, 7 and 9, without the small
+    number under the root (0/0 counts as 0), so that nothing depends on the scale of the gradients.
+    """
+
+    rescales = False
+
+    def __init__(self, step_size: float = 0.01, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.step_size = check_positive("step_size", step_size)
+
+    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+        super()._create_state(num_heads, sizes)
+        self.first_risks = add_state(self, "first_risks", (num_heads,))
+        self.log_weights = add_state(self, "log_weights", (num_heads,))
+
+    def combine(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        self._check_gradients(gradients)
+        rows, active, finite = prepared(gradients)
+        is_first = active & (self._count(active) <= 1)
+        roots = [tf.where(active[:, None], tf.sqrt(old**2 + new**2), old) for old, new in zip(self._read(), rows)]
+        self._write(roots)
+        risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])
+
+        first_risks, log_weights = tensor_variable(self.first_risks), tensor_variable(self.log_weights)
+        first = tf.where(is_first, risks, tf.cast(tf.convert_to_tensor(first_risks), tf.float64))
+        first_risks.assign(tf.cast(first, tf.float32))
+        logs = tf.cast(tf.convert_to_tensor(log_weights), tf.float64)
+        logs = tf.where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
+        # A common number is free; this one keeps the largest at 0 without moving idle heads against active ones.
+        log_weights.assign(tf.cast(logs - tf.reduce_max(logs), tf.float32))
+        lowest = tf.constant(-1e300, tf.float64)
+        weights = tf.nn.softmax(tf.where(active, logs, lowest)) * tf.cast(active, tf.float64)
+        return combined(weights, rows, gradients, finite)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "step_size": self.step_size}

@@ -1,0 +1,81 @@
+"""Gradient vaccine (GradVac)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead.balancing._base import Balancer
+from multihead.balancing._checks import check_between, check_seed
+from multihead.balancing._draws import MAX_HEADS, other_heads_in_random_order
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class GradVac(Balancer):
+    """Turns two heads' gradients towards each other until they are as similar as they usually are.
+
+    Formula: for each head i, start with `x = g_i`; for the other heads j in random order, with `f = cos(x, g_j)` and
+        the
+    target `F_ij`: if `f < F_ij`, then
+    `x <- x + |x| (F_ij sqrt(1 - f^2) - f sqrt(1 - F_ij^2)) / (|g_j| sqrt(1 - F_ij^2)) g_j`, after which the cosine is
+    `F_ij`; then `F_ij <- (1 - beta) F_ij + beta f`. The update is the sum of the results. While the targets are 0, this
+    is `PCGrad`.
+
+    What it fixes: direction, in part; heads may still conflict. Size of the update: that of the sum or larger; heads
+    pulled together grow.
+
+    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, at first 0. An idle head's stay.
+
+    Args:
+        beta: Weight of the newest cosine, above 0 and at most 1.
+        seed: Seed of the random order.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range, or there are more than 16 heads.
+
+    Example:
+        >>> GradVac()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.5848, 3.8012, 3.8012]
+
+    Source: Wang et al., Gradient Vaccine, ICLR 2021, algorithm 1, with the whole encoder as one group of parameters.
+    """
+
+    uses = ("update",)
+    max_heads = MAX_HEADS
+
+    def __init__(self, beta: float = 0.01, seed: int = 0, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.beta = check_between("beta", beta, 0.0, 1.0, with_low=False)
+        self.seed = check_seed(seed)
+
+    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+        self.targets = add_state(self, "targets", (num_heads, num_heads))
+
+    def coefficients(self, gramian: tf.Tensor, *, update: Any = 0) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        before = tf.convert_to_tensor(tensor_variable(self.targets))
+        targets = tf.cast(before, tf.float64)
+        weights = tf.linalg.diag(rows.active)
+        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, update), axis=1):
+            mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
+            products = tf.matmul(weights, rows.cosines)
+            length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
+            # A vector that has cancelled has no direction: it is left as it is, and so is its target.
+            both = (length**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
+            cosine = tf.reduce_sum(products * mark, axis=1) / tf.where(both, length, 1.0)
+            cosine = tf.clip_by_value(cosine, -1.0, 1.0)
+            target = tf.reduce_sum(targets * mark, axis=1)
+            widths = tf.sqrt(1.0 - cosine**2), tf.sqrt(tf.maximum(1.0 - target**2, rows.noise))
+            change = length * (target * widths[0] - cosine * widths[1]) / widths[1]
+            weights += tf.where(both & (cosine < target), change, 0.0 * change)[:, None] * mark
+            moved = tf.where(both, self.beta * (cosine - target), 0.0 * target)
+            targets += moved[:, None] * mark
+        tensor_variable(self.targets).assign(tf.where(rows.finite, tf.cast(targets, tf.float32), before))
+        return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "beta": self.beta, "seed": self.seed}

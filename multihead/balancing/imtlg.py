@@ -1,0 +1,49 @@
+"""Impartial multi-task learning by gradients (IMTL-G)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._base import Balancer
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._least_squares import pseudo_inverse
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class IMTLG(Balancer):
+    """Makes the update's projections onto all heads' gradients equal.
+
+    Formula: `d = sum_k w_k g_k` with `d . g_k / |g_k|` equal for all k and `sum_k w_k = 1`, that is,
+    `w = G^+ n / sum(G^+ n)`, with `G` the Gramian, `n` the gradients' lengths and `+` the pseudo-inverse.
+
+    What it fixes: direction and magnitude; the direction does not depend on the weights of the losses. Size of the
+    update: the coefficients sum to 1. They may be negative, and if `sum(G^+ n)` is, which happens where a short
+    gradient conflicts with a long one, the update goes against all heads; `ConFIG` has the same direction without this
+    fault. Where no such update exists (exactly opposed heads) the coefficients are 0.
+
+    Args:
+        name: Name of the layer.
+
+    Raises:
+        ValueError: There are more than 16 heads.
+
+    Example:
+        >>> IMTLG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.0767, 1.0, 1.0]
+
+    Source: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021; with the pseudo-inverse as in Quinton and Rey,
+    arXiv 2406.16232, so that dependent gradients do no harm.
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        weights = tf.linalg.matvec(pseudo_inverse(rows.cosines, rows.tolerance), rows.active)
+        parts = rows.active * weights / rows.norms
+        total, size = tf.reduce_sum(parts), tf.reduce_sum(tf.abs(parts))
+        reached = tf.reduce_sum(rows.active * weights)  # |sum of active rows' projections|^2, 0 if none exists
+        exists = (tf.abs(total) > rows.noise * size) & (reached > rows.tolerance)
+        return rows.coefficients(tf.where(exists, weights / tf.where(exists, total, 1.0), tf.zeros_like(weights)))

@@ -1,0 +1,62 @@
+"""The multiple-gradient descent algorithm (MGDA)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._base import Balancer
+from multihead.balancing._cone import dual_cone
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._least_squares import nonnegative_least_squares
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class MGDA(Balancer):
+    """Takes the shortest convex combination of the heads' gradients.
+
+    The update helps every head by at least its own squared length, and vanishes where no update helps all (at a
+    Pareto-stationary point). It follows the *smallest* gradients: scale the heads first, as in
+    `Chain(EqualNorms(), MGDA())`, unless that is what you want.
+
+    Formula: `d = sum_k w_k g_k`, `w = argmin |sum_k w_k g_k|^2` over `w >= 0`, `sum_k w_k = 1`.
+
+    What it fixes: direction (`d . g_k >= |d|^2` for every head) and magnitude. Size of the update: at most that of the
+    shortest gradient. The coefficients sum to 1; at a Pareto-stationary point, if rounded they leave a remainder, of
+    random direction, they are 0.
+
+    Args:
+        name: Name of the layer.
+
+    Raises:
+        ValueError: There are more than 16 heads.
+
+    Example:
+        >>> MGDA()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.0, 1.0, 1.0]
+
+    Source: Desideri, Multiple-gradient descent algorithm, Comptes Rendus Mathematique 350, 2012; Sener and Koltun,
+    Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018.
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        shortest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
+        ratios = rows.active * shortest / rows.norms
+        # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, whose y is the solution but for
+        # its size. Both squares are of the same order, however the lengths of the rows differ.
+        lifted = rows.cosines + ratios[:, None] * ratios[None, :]
+        one = tf.ones([1], tf.float64)
+        weights = nonnegative_least_squares(lifted[None], -ratios[None], one, rows.noise, rows.tolerance)[0]
+        cone = dual_cone(rows)
+        is_stationary = tf.reduce_any(cone.opposed)
+        weights = tf.where(is_stationary, weights, cone.inside(weights))
+
+        total = tf.reduce_sum(weights / rows.norms * rows.active)
+        coefficients = rows.coefficients(tf.math.divide_no_nan(weights, total))
+        products = tf.linalg.matvec(tf.cast(gramian, tf.float64), tf.cast(coefficients, tf.float64))
+        leaves_rest = is_stationary & tf.reduce_any(products != 0)
+        return tf.where(leaves_rest & rows.finite, tf.zeros_like(coefficients), coefficients)

@@ -1,0 +1,45 @@
+"""Multi-task learning as a bargaining game (Nash-MTL)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._base import Balancer
+from multihead.balancing._cone import bargaining_weights
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class NashMTL(Balancer):
+    """Takes the Nash bargaining solution: the update that maximises the product of the heads' gains.
+
+    Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = 1 / w_k`, with `G` the Gramian.
+
+    What it fixes: direction (`d . g_k > 0` for every head) and magnitude; the update does not change when a head's loss
+    is scaled, so that weights of losses have no effect. Size of the update: the square root of the number of heads,
+    whatever the gradients; set the learning rate accordingly, or put `Chain` and a scaling around it.
+
+    There is no bargain among heads that exactly oppose each other. The update is then orthogonal to these, and the
+    solution for the others in what is left; zero if none is left.
+
+    Args:
+        name: Name of the layer.
+
+    Raises:
+        ValueError: There are more than 16 heads.
+
+    Example:
+        >>> NashMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.0766, 0.9985, 0.9985]
+
+    Source: Navon et al., Multi-Task Learning as a Bargaining Game, ICML 2022, claim 3.2. The equation is solved
+    exactly, at every update, and the update is not clipped (use `multihead.clipping`).
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        return rows.coefficients(bargaining_weights(rows, tf.ones_like(rows.norms), power=1.0))

@@ -1,0 +1,125 @@
+"""An upper limit on a head's share of the encoder's update."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead._validation import check_head_names, quoted
+from multihead.balancing._base import Balancer
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class NormBudget(Balancer):
+    """Scales heads down so that none takes more of the encoder's update than its budget.
+
+    For a head that must not disturb the others: `NormBudget({"price": 0.3})` lets the price move the encoder by at most
+    30 percent. Directions and conflicts stay.
+
+    Formula: `d = sum_k c_k g_k` with the largest `c_k <= 1` such that each head's share
+    `c_k |g_k| / sum_j c_j |g_j|` is at most its budget `b_k`. Heads without a budget keep `c_k = 1`, and so share the
+    rest in their own proportions.
+
+    Guarantee: no share exceeds its budget, as long as some head without a budget has a gradient or the budgets of the
+    heads that have one sum to at least 1. Otherwise nothing can keep to them (the shares sum to 1), and these budgets
+    are scaled up to sum to 1: a head alone is left as it is.
+
+    What it fixes: magnitude. Size of the update: at most that of the plain sum of the lengths.
+
+    Args:
+        budgets: Budgets above 0 and at most 1 by head: by name, or by index of the row.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A budget is not in (0, 1], a head is unknown, or all heads have budgets and these sum to less
+            than 1.
+
+    Example:
+        >>> NormBudget({1: 0.3})([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [-2.2302, 1.2950, 1.2950]
+    """
+
+    def __init__(self, budgets: Mapping[str | int, float] | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._budgets = tuple((budgets or {}).items())  # as pairs: Keras would wrap a dict, and JSON makes keys strings
+        for head, budget in self._budgets:
+            if isinstance(budget, bool) or not isinstance(budget, numbers.Real) or not 0 < budget <= 1:
+                raise ValueError(
+                    f"`budgets` must be above 0 and at most 1. Received: {budget!r} for head {head!r}. "
+                    "A budget is the largest share of the update; to leave a head out, use a schedule."
+                )
+
+    @property
+    def budgets(self) -> dict[str | int, float]:
+        """The budgets as they were given."""
+        return dict(self._budgets)
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("budgets", [head for head in self.budgets if isinstance(head, str)], head_names)
+        self._vector(len(head_names))
+
+    def _check_num_heads(self, num_heads: int) -> None:
+        super()._check_num_heads(num_heads)
+        self._vector(num_heads)
+
+    def _vector(self, num_heads: int) -> list[float]:
+        """One budget per head, infinite for those without."""
+        vector = [math.inf] * num_heads
+        for head, budget in self.budgets.items():
+            if isinstance(head, str) and self.head_names is None:
+                raise ValueError(
+                    f"`budgets` by name need the heads' names. Received: budgets={self.budgets!r}, and `bind` was not "
+                    "called. Call `bind(head_names)` first, or give the index of the row in place of the name."
+                )
+            index = self.head_names.index(head) if isinstance(head, str) and self.head_names is not None else head
+            if not isinstance(index, int) or not 0 <= index < num_heads:
+                raise ValueError(
+                    f"`budgets` must name heads only. Received: head {head!r}; the heads are "
+                    f"{quoted(self.head_names or range(num_heads))}. Correct the name or the index."
+                )
+            vector[index] = float(budget)
+        if num_heads > 1 and sum(vector) < 1 - 1e-9:
+            raise ValueError(
+                "`budgets` of all heads must sum to at least 1, since shares do. "
+                f"Received: budgets={self.budgets!r}, which sum to {sum(vector):g}. "
+                "Raise one, or leave one head without a budget."
+            )
+        return vector
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        norms = rows.norms * rows.active
+        vector = self._vector(rows.num_heads)
+        limited = rows.active * tf.constant([float(math.isfinite(budget)) for budget in vector], tf.float64)
+        # Less by what rounding to float32 could add, so that the guarantee holds to the last bit.
+        shave = 1.0 if rows.dtype == tf.float64 else 1.0 - 2.0**-22
+        budgets = limited * tf.constant([min(budget, 1.0) * shave for budget in vector], tf.float64)
+        has_rest = tf.reduce_any((rows.active > 0) & (limited == 0))
+        total = tf.reduce_sum(budgets)
+        budgets = tf.where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
+
+        # `sizes` sum to `total_size`; a head over its budget is cut to it, which lowers the total for the next.
+        ratios = tf.where(limited > 0, norms / tf.where(limited > 0, budgets, 1.0), 0.0)
+        total_size = tf.reduce_sum(norms)
+        for _ in self._budgets:
+            cut = ratios > total_size * (1 + 1e-14)
+            kept = tf.reduce_sum(tf.where(cut, tf.zeros_like(norms), norms))
+            left = 1.0 - tf.reduce_sum(tf.where(cut, budgets, 0.0))
+            smallest = tf.reduce_min(tf.where(limited > 0, ratios, float("inf")))
+            total_size = tf.where(left > 1e-6, kept / tf.where(left > 1e-6, left, 1.0), smallest)
+        return rows.coefficients(tf.where(limited > 0, tf.minimum(norms, budgets * total_size), norms))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "budgets": [list(pair) for pair in self._budgets]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> NormBudget:
+        """Makes the balancer that `get_config` describes."""
+        return cls(dict(config["budgets"]), name=config["name"])

@@ -1,0 +1,35 @@
+"""The plain sum of the heads' gradients."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._preference import PreferenceBalancer
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Sum(PreferenceBalancer):
+    """Adds the heads' gradients: the gradient of the total loss, as if there were no balancer.
+
+    The baseline. A tuned plain sum is often as good as any method (Kurin et al., NeurIPS 2022).
+
+    Formula: `d = sum_k p_k g_k`, with `p` the `preference`.
+
+    What it fixes: nothing. Size of the update: that of the sum.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: The preference is negative, not finite, all 0, or of the wrong length.
+
+    Example:
+        >>> Sum()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [2.0, 2.0, 2.0]
+    """
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        gramian = tf.convert_to_tensor(gramian)
+        return tf.cast(self._preference_vector(int(gramian.shape[0])), gramian.dtype)

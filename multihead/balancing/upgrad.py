@@ -1,0 +1,49 @@
+"""Unconflicting projection of the gradients (UPGrad)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.balancing._cone import dual_cone
+from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class UPGrad(PreferenceBalancer):
+    """Projects each head's gradient to the nearest update that opposes no head, and adds the results.
+
+    The first choice where heads conflict in direction: exact for any number of heads, independent of their order, and
+    equal to the plain sum where nothing conflicts.
+
+    Formula: `d = sum_k p_k P(g_k)`, `P` being the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and `p`
+    the `preference`.
+
+    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum where no two heads
+    conflict, else smaller; each head's part scales with its gradient. Zero where the heads exactly oppose each other.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: The preference is negative, not finite, all 0, or of the wrong length; more than 16 heads.
+
+    Example:
+        >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.5848, 3.8012, 3.8012]
+
+    Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, arXiv 2406.16232, 2024. There the
+    projections are averaged; here they are added, so that `Sum` and `UPGrad` differ only where heads conflict.
+    """
+
+    max_heads = MAX_HEADS
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        cone = dual_cone(rows)
+        lengths = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        weights = tf.linalg.matvec(cone.projections, lengths, transpose_a=True)
+        return rows.coefficients(cone.inside(cone.without_opposed(weights)))

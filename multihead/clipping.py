@@ -1,0 +1,126 @@
+"""Gradient clipping: by value, norm, average norm and global norm.
+
+Each class limits a list of gradients and can be passed as `clip=` to `MultiHeadTrainer.compile`, which applies it once
+per update to the final gradient, or called on any list of gradients: dense tensors, `tf.IndexedSlices` and None. Rows
+that occur several times in an `IndexedSlices` are summed first, since a limit on the parts is no limit on their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._gradients import deduplicate, map_values, norm, size
+from multihead._validation import check_positive
+
+__all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
+
+
+class AbstractClipping:
+    """A limit on gradients. Subclasses implement `_clip` on gradients without None and without duplicate rows.
+
+    Args:
+        limit: The largest value, norm, average norm or global norm that the gradients may have; a number above 0.
+
+    Raises:
+        ValueError: `limit` is not a finite number above 0.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = check_positive("limit", limit)
+
+    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+        """Clips gradients.
+
+        Args:
+            gradients: Dense tensors, `tf.IndexedSlices` or None, in any order.
+
+        Returns:
+            The clipped gradients in the same order and of the same kinds; None stays None. Non-finite gradients give
+            non-finite results (the trainer skips such an update before it clips).
+        """
+        present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
+        clipped = iter(self._clip(present) if present else [])
+        return [None if gradient is None else next(clipped) for gradient in gradients]
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, float]:
+        """The constructor's arguments."""
+        return {"limit": self.limit}
+
+    @classmethod
+    def from_config(cls, config: dict[str, float]) -> AbstractClipping:
+        """Makes a clipping of what `get_config` gave."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.limit:g})"
+
+
+def _scaled_down(gradient: Any, length: tf.Tensor, limit: float) -> Any:
+    """Multiplies a gradient by `limit / length` where that is below 1."""
+    factor = limit / tf.maximum(length, limit)
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ByValue(AbstractClipping):
+    """Limits every element `g` to `[-limit, limit]`. Changes the gradient's direction.
+
+    Example:
+        >>> ByValue(1.0)([tf.constant([3.0, -0.5])])[0].numpy().tolist()
+        [1.0, -0.5]
+    """
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        return [map_values(lambda v: tf.clip_by_value(v, -self.limit, self.limit), g) for g in gradients]
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ByNorm(AbstractClipping):
+    """Limits each variable's gradient to a norm: `g * limit / max(limit, |g|)`. Keeps each variable's direction.
+
+    Example:
+        >>> ByNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
+        [0.6000000238418579, 0.800000011920929]
+    """
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        return [_scaled_down(gradient, norm(gradient), self.limit) for gradient in gradients]
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ByAverageNorm(AbstractClipping):
+    """Limits each variable's norm per element: `g * limit / max(limit, |g| / n)`, `n` being the number of elements.
+
+    A variable's limit thus grows with its size. For an `IndexedSlices`, `n` counts the whole variable.
+
+    Example:
+        >>> ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
+        [1.2000000476837158, 1.600000023841858]
+    """
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        return [_scaled_down(gradient, norm(gradient) / size(gradient), self.limit) for gradient in gradients]
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ByGlobalNorm(AbstractClipping):
+    """Limits all gradients together: `g * limit / max(limit, |all|)`, `|all|` being the norm of all elements.
+
+    Keeps the update's direction (Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks",
+    ICML 2013).
+
+    Example:
+        >>> ByGlobalNorm(1.0)([tf.constant([3.0]), None, tf.constant([4.0])])[2].numpy().round(6).tolist()
+        [0.800000011920929]
+    """
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        total = norm([norm(gradient) for gradient in gradients])
+        return [_scaled_down(gradient, total, self.limit) for gradient in gradients]

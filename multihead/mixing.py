@@ -1,0 +1,132 @@
+"""Mixing data sets: heads that have data of their own, in one `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._validation import check_head_names, check_positive, check_whole, quoted
+
+__all__ = ["mix_datasets"]
+
+
+def mix_datasets(
+    datasets: Mapping[str, tf.data.Dataset],
+    *,
+    weights: Mapping[str, float] | None = None,
+    temperature: float | None = None,
+    seed: int = 0,
+) -> tf.data.Dataset:
+    """Draws batches from several heads' data sets into one.
+
+    Each batch comes from one data set, drawn with probability `p_k / sum_j p_j`: `p_k` is `weights[k]`, or
+    `n_k^(1 / temperature)` with `n_k` the number of batches of data set `k` (Devlin, "Multilingual BERT", 2018, writes
+    the exponent `S = 1 / temperature`). Temperature 1 draws in proportion to size, a high one evenly. The draw is a
+    function of `seed` and the position in the epoch. An epoch has as many batches as all data sets together; a data set
+    that ends before begins again.
+
+    The other heads have no labels in a batch: their targets are placeholders under sample weights of 0, so they stay
+    idle, and neither their forward nor their backward pass is computed.
+
+    Args:
+        datasets: By head name, data sets of batches `(inputs, target)` or `(inputs, target, sample_weight)`; the inputs
+            of all have the same structure and dtypes.
+        weights: Sampling proportions by head name, above 0; every data set must be named.
+        temperature: Above 0. At most one of `weights` and `temperature` may be given; neither is temperature 1.
+        seed: A whole number.
+
+    Returns:
+        A data set of `(inputs, targets, sample_weights)` with a target and weights for every head. Its length is known
+        if the lengths of all data sets are.
+
+    Raises:
+        ValueError: An argument is out of its range, or the inputs differ in structure.
+    """
+    if not isinstance(datasets, Mapping) or not datasets:
+        raise ValueError(
+            "`datasets` must be a mapping from head names to data sets. "
+            f"Received: datasets={datasets!r}. Pass, say, {{'price': prices, 'reply': replies}}."
+        )
+    if weights is not None and temperature is not None:
+        raise ValueError(
+            "At most one of `weights` and `temperature` may be given. "
+            f"Received: weights={weights!r}, temperature={temperature!r}. Leave one out."
+        )
+    seed = check_whole("seed", seed)
+    names = list(datasets)
+    lengths = {name: int(dataset.cardinality()) for name, dataset in datasets.items()}
+    probabilities = _probabilities(names, lengths, weights, temperature)
+    _check_inputs(datasets)
+
+    labelled = [_labelled(name, datasets) for name in names]
+
+    def choose(position: tf.Tensor) -> tf.Tensor:
+        logits = tf.math.log(tf.constant([probabilities], tf.float32))
+        return tf.random.stateless_categorical(logits, 1, seed=tf.stack([tf.constant(seed, tf.int64), position]))[0, 0]
+
+    choices = tf.data.Dataset.counter().map(choose)
+    mixed = tf.data.Dataset.choose_from_datasets([dataset.repeat() for dataset in labelled], choices)
+    return mixed.take(sum(lengths.values())) if min(lengths.values()) >= 0 else mixed
+
+
+def _probabilities(
+    names: list[str], lengths: dict[str, int], weights: Mapping[str, float] | None, temperature: float | None
+) -> list[float]:
+    if weights is not None:
+        check_head_names("weights", weights, names, complete=True)
+        proportions = [check_positive(f"weights[{name!r}]", weights[name]) for name in names]
+    else:
+        exponent = 1 / check_positive("temperature", 1.0 if temperature is None else temperature)
+        unknown = [name for name in names if lengths[name] <= 0]
+        if unknown:
+            raise ValueError(
+                f"`weights` must be given where the length of a data set is unknown, infinite or 0, as for "
+                f"{quoted(unknown)}. Received: weights=None. Pass `weights`, or `assert_cardinality` on the data set."
+            )
+        largest = max(lengths.values())
+        proportions = [(lengths[name] / largest) ** exponent for name in names]
+    return list(np.array(proportions) / sum(proportions))
+
+
+def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
+    described = {}
+    for name, dataset in datasets.items():
+        spec = dataset.element_spec
+        if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+            raise ValueError(
+                f"`datasets[{name!r}]` must hold batches (inputs, target) or (inputs, target, sample_weight). "
+                f"Received: elements of {spec!r}. Map the data set to that."
+            )
+        described[name] = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, leaf.shape.rank), spec[0])
+    first = next(iter(described))
+    for name, description in described.items():
+        if description != described[first]:
+            raise ValueError(
+                f"The inputs of all `datasets` must have the same structure, dtypes and ranks. Received: {first!r} with "
+                f"{described[first]} and {name!r} with {description}. Map them to one form."
+            )
+
+
+def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dataset:
+    """The data set of one head with placeholders for the others' targets."""
+
+    def complete(inputs: Any, target: Any, sample_weight: Any = None) -> Any:
+        size = tf.shape(tf.nest.flatten(inputs)[0])[0]
+        targets, weights = {}, {}
+        for other, dataset in datasets.items():
+            spec = dataset.element_spec[1]
+            rank = 1 if len(dataset.element_spec) == 2 else dataset.element_spec[2].shape.rank
+            shape = [size, *(axis or 1 for axis in spec.shape.as_list()[1:])]
+            targets[other] = tf.zeros(shape, spec.dtype)
+            weights[other] = tf.zeros([size] + [1] * (rank - 1))
+        targets[name] = target
+        if sample_weight is None:
+            weights[name] = tf.ones_like(weights[name])
+        else:
+            weights[name] = tf.cast(sample_weight, tf.float32)
+        return inputs, targets, weights
+
+    return datasets[name].map(complete, num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,0 +1,255 @@
+"""Schedules: which heads train at an update.
+
+A schedule is a function of the count of updates (and, for `WhileConflicting`, of what the updates so far have shown,
+which is saved with the trainer), never of the clock: a resumed run repeats what an uninterrupted one does. A head that
+is left out is not computed: neither its forward nor its backward pass, and it stays bit for bit as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from multihead._keras import add_state, tensor_variable
+from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
+
+__all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflicting"]
+
+
+class AbstractSchedule(keras.layers.Layer):
+    """Decides which heads train at an update. Subclasses implement `active`.
+
+    It is a Keras layer only so that its state, if it has any, is saved with the trainer.
+    """
+
+    always_all: bool = False
+    """Whether every head trains at every update, whatever the count."""
+
+    reads_gramian: bool = False
+    """Whether `observe` needs the inner products of the heads' gradients at the cut."""
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(name=name, trainable=False)
+        self.built = True
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Checks the schedule against the registered heads and remembers their order.
+
+        Raises:
+            ValueError: The schedule names an unknown head, or would never train one.
+        """
+        self._num_heads = len(head_names)
+
+    def active(self, update: tf.Tensor) -> tf.Tensor:
+        """Which heads train.
+
+        Args:
+            update: The count of updates made so far, an int64 scalar.
+
+        Returns:
+            Booleans of shape `[num_heads]`, in the order of the heads.
+        """
+        raise NotImplementedError
+
+    def observe(self, gramian: tf.Tensor, made: tf.Tensor) -> None:
+        """Learns from an update, if `reads_gramian`; called once after each, alike on every replica.
+
+        Args:
+            gramian: `[num_heads, num_heads]` inner products of the heads' gradients at the cut; 0 for idle heads.
+            made: Whether the update was made.
+        """
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {}
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Together(AbstractSchedule):
+    """All heads train at every update."""
+
+    always_all = True
+
+    def active(self, update: tf.Tensor) -> tf.Tensor:
+        return tf.ones([self._num_heads], tf.bool)
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Alternate(AbstractSchedule):
+    """Heads train in turns: each for its number of updates, in the order given, over and over.
+
+    With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at update `u` if
+    `t_1 + .. + t_(k-1) <= u mod T < t_1 + .. + t_k`.
+
+    Args:
+        turns: Updates per turn by head name, whole numbers of at least 1; every head must be named.
+
+    Raises:
+        ValueError: A number of turns is below 1 or not whole; `turns` is empty.
+
+    Example:
+        >>> schedule = Alternate({"price": 1, "reply": 2})
+        >>> schedule.bind(["reply", "price"])
+        >>> [schedule.active(tf.constant(u, tf.int64)).numpy().tolist() for u in range(3)]
+        [[False, True], [True, False], [True, False]]
+    """
+
+    def __init__(self, turns: Mapping[str, int]) -> None:
+        super().__init__()
+        if not isinstance(turns, Mapping) or not turns:
+            raise ValueError(
+                "`turns` must be a mapping from head names to numbers of updates. "
+                f"Received: turns={turns!r}. Pass, say, {{'price': 1, 'reply': 9}}."
+            )
+        self.turns = {str(name): check_positive_whole(f"turns[{name!r}]", count) for name, count in turns.items()}
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("turns", self.turns, head_names, complete=True)
+        ends = dict(zip(self.turns, np.cumsum(list(self.turns.values()))))
+        self._ends = [int(ends[name]) for name in head_names]
+        self._starts = [int(ends[name] - self.turns[name]) for name in head_names]
+
+    def active(self, update: tf.Tensor) -> tf.Tensor:
+        position = tf.cast(update, tf.int64) % sum(self.turns.values())
+        starts, ends = (tf.constant(list(bounds), tf.int64) for bounds in (self._starts, self._ends))
+        return tf.logical_and(starts <= position, position < ends)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"turns": dict(self.turns)}
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Sample(AbstractSchedule):
+    """One head trains at each update, drawn at random in given proportions.
+
+    The draw is a function of `seed` and the count of updates alone: head `k` is drawn with probability
+    `p_k / sum_j p_j`.
+
+    Args:
+        proportions: `p_k` by head name, numbers above 0; every head must be named.
+        seed: A whole number.
+
+    Raises:
+        ValueError: A proportion is not above 0; `proportions` is empty; `seed` is not whole.
+
+    Example:
+        >>> schedule = Sample({"price": 1, "reply": 9}, seed=1)
+        >>> schedule.bind(["price", "reply"])
+        >>> drawn = [schedule.active(tf.constant(u, tf.int64)).numpy().tolist() for u in range(100)]
+        >>> 0 < drawn.count([True, False]) < 30
+        True
+    """
+
+    def __init__(self, proportions: Mapping[str, float], *, seed: int = 0) -> None:
+        super().__init__()
+        if not isinstance(proportions, Mapping) or not proportions:
+            raise ValueError(
+                "`proportions` must be a mapping from head names to numbers above 0. "
+                f"Received: proportions={proportions!r}. Pass, say, {{'price': 0.1, 'reply': 0.9}}."
+            )
+        self.proportions = {str(k): check_positive(f"proportions[{k!r}]", v) for k, v in proportions.items()}
+        self.seed = check_whole("seed", seed)
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("proportions", self.proportions, head_names, complete=True)
+        self._log_proportions = [float(np.log(self.proportions[name])) for name in head_names]
+
+    def active(self, update: tf.Tensor) -> tf.Tensor:
+        logits = tf.constant([list(self._log_proportions)], tf.float32)
+        seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(update, tf.int64)])
+        drawn = tf.random.stateless_categorical(logits, 1, seed=seed)[0, 0]
+        return tf.range(self._num_heads, dtype=tf.int64) == drawn
+
+    def get_config(self) -> dict[str, Any]:
+        return {"proportions": dict(self.proportions), "seed": self.seed}
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class WhileConflicting(AbstractSchedule):
+    """Heads train in turns while their encoder gradients conflict, and together otherwise.
+
+    The conflict is the smallest cosine between two heads' gradients at the cut, as an exponential running average
+    `m_t = momentum * m_(t-1) + (1 - momentum) * cosine_t`, divided by `1 - momentum^t` (Kingma and Ba, "Adam", ICLR
+    2015). Under `threshold` the heads take turns, one update each (or as many as `turns` says). Gradients of heads that
+    train apart cannot be compared, so every `probe_every`-th update is made together whatever the average is.
+
+    Args:
+        threshold: A cosine, from -1 to 1.
+        momentum: At least 0 and below 1.
+        probe_every: A whole number of at least 2.
+        turns: Updates per turn by head name while they conflict; None is one each.
+
+    Raises:
+        ValueError: An argument is out of its range, or `turns` does not name every head.
+    """
+
+    reads_gramian = True
+
+    def __init__(
+        self,
+        threshold: float = 0.0,
+        *,
+        momentum: float = 0.9,
+        probe_every: int = 10,
+        turns: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__()
+        if not is_number(threshold) or not -1 <= threshold <= 1:
+            raise ValueError(
+                f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, say, 0."
+            )
+        if not is_number(momentum) or not 0 <= momentum < 1:
+            raise ValueError(
+                f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, say, 0.9."
+            )
+        if check_positive_whole("probe_every", probe_every) < 2:
+            raise ValueError(
+                "`probe_every` must be at least 2, else the heads never take turns. "
+                f"Received: probe_every={probe_every!r}. Pass, say, 10."
+            )
+        self.threshold, self.momentum, self.probe_every = float(threshold), float(momentum), int(probe_every)
+        self._turns = None if turns is None else Alternate(turns)
+        self.mean_cosine = add_state(self, "mean_cosine", ())
+        self.observations = add_state(self, "observations", (), dtype="int64")
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        self._apart = self._turns or Alternate(dict.fromkeys(head_names, 1))
+        self._apart.bind(head_names)
+
+    def average_cosine(self) -> tf.Tensor:
+        """The running average of the smallest cosine, a float32 scalar; 1 before anything was observed."""
+        seen = tf.cast(tensor_variable(self.observations), tf.float32)
+        mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(seen, 1.0)))
+        return tf.where(seen > 0, mean, 1.0)
+
+    def active(self, update: tf.Tensor) -> tf.Tensor:
+        update = tf.cast(update, tf.int64)
+        together = (self.average_cosine() >= self.threshold) | (update % self.probe_every == 0)
+        return together | self._apart.active(update)
+
+    def observe(self, gramian: tf.Tensor, made: tf.Tensor) -> None:
+        gramian = tf.cast(gramian, tf.float64)
+        norms = tf.sqrt(tf.linalg.diag_part(gramian))
+        lengths = norms[:, tf.newaxis] * norms[tf.newaxis, :]
+        pairs = (lengths > 0) & tf.math.is_finite(lengths) & ~tf.eye(self._num_heads, dtype=tf.bool)
+        cosines = tf.cast(tf.where(pairs, gramian / tf.where(pairs, lengths, 1.0), 2.0), tf.float32)
+        seen = made & tf.reduce_any(pairs)
+        mean, observations = tensor_variable(self.mean_cosine), tensor_variable(self.observations)
+        blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
+        mean.assign(tf.where(seen, blended, mean))
+        observations.assign_add(tf.cast(seen, tf.int64))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "threshold": self.threshold,
+            "momentum": self.momentum,
+            "probe_every": self.probe_every,
+            "turns": None if self._turns is None else dict(self._turns.turns),
+        }

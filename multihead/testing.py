@@ -1,0 +1,166 @@
+"""Checks that a balancer of your own keeps to what the trainer, and your data, will ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from multihead.balancing import Balancer
+
+__all__ = ["check_balancer"]
+
+_SIZE = 12
+
+
+def check_balancer(
+    balancer: Balancer,
+    *,
+    num_heads: Sequence[int] = (1, 2, 3, 5),
+    order_matters: bool = False,
+    xla: bool = True,
+) -> None:
+    """Runs the contract of `multihead.balancing.Balancer` on a balancer.
+
+    Over harmless and hard gradients (conflicting, equal, opposed, dependent, zero; lengths from 1e-6 to 1e6 within one
+    update, and 1e-15 to 1e15 over all), it checks that the update
+
+    - is finite, of the right shape, and of the gradients' dtype;
+    - does not change for the others when a head without gradient joins;
+    - does not depend on the order of the heads;
+    - is the same in float32 and float64, outside of a graph, in one, and compiled by XLA;
+    - is the same from inner products as from gradients, for a balancer that needs only the former;
+    - comes out again from a copy made from `get_config`, and from a second call of `build`.
+
+    The balancer itself is not called: the checks run on copies made from its configuration.
+
+    Args:
+        balancer: The balancer, with options that suit all of `num_heads`.
+        num_heads: How many heads to try.
+        order_matters: Pass True for a method that treats heads by their position, and say so in its documentation.
+        xla: Pass False to leave out compiling, which takes the most time.
+
+    Raises:
+        AssertionError: A check failed; the message says which, and on what gradients.
+
+    Example:
+        >>> from multihead import balancing
+        >>> check_balancer(balancing.EqualNorms(), num_heads=(2,))
+    """
+    for count in num_heads:
+        for label, rows in _zoo(count).items():
+            _Case(balancer, f"{label}, {count} heads", rows).check(order_matters)
+        _Case(balancer, f"random, {count} heads", _zoo(count)["random"]).check_modes(xla)
+    _check_copies(balancer, max(num_heads))
+
+
+class _Case:
+    """One balancer on one matrix of gradients."""
+
+    def __init__(self, balancer: Balancer, label: str, rows: np.ndarray) -> None:
+        self._balancer = balancer
+        self._name = type(balancer).__name__
+        self._label = label
+        self._rows = rows
+
+    def check(self, order_matters: bool) -> None:
+        update = self._update(self._rows)
+        narrow = self._update(self._rows.astype(np.float32))
+        self._require(update.shape == (_SIZE,), f"have the shape [num_parameters], not {update.shape}")
+        self._require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
+        self._require(bool(np.isfinite(update).all() and np.isfinite(narrow).all()), "be finite")
+        if self._rows.any():
+            idle = np.concatenate([self._rows, np.zeros([1, _SIZE])])
+            if self._takes(len(idle)):
+                with_idle = self._update(idle)
+                self._require(bool(np.isfinite(with_idle).all()), "be finite when a head has no gradient")
+                self._same(with_idle, update, "stay the same when a head without gradient joins")
+            if not order_matters:
+                self._same(self._update(self._rows[::-1]), update, "not depend on the order of the heads")
+
+    def check_modes(self, xla: bool) -> None:
+        update = self._update(self._rows)
+        self._same(self._update(self._rows.astype(np.float32)), update, "be the same in float32 and float64", 1e-3)
+        for is_compiled in (False, True) if xla else (False,):
+            fresh = self._built()
+            run = tf.function(lambda rows, made=fresh: made.combine([rows])[0], jit_compile=is_compiled)
+            mode = "compiled by XLA" if is_compiled else "in a graph"
+            self._same(run(tf.constant(self._rows)).numpy(), update, f"be the same {mode} as outside of one", 1e-5)
+        if self._balancer.needs == "gramian":
+            coefficients = self._built().coefficients(tf.constant(self._rows @ self._rows.T))
+            self._require(coefficients.shape == (len(self._rows),), "have one coefficient per head")
+            self._same(coefficients.numpy() @ self._rows, update, "be the same from inner products as from gradients")
+
+    def _takes(self, num_heads: int) -> bool:
+        return self._balancer.max_heads is None or num_heads <= self._balancer.max_heads
+
+    def _built(self) -> Balancer:
+        fresh = _copy(self._balancer)
+        fresh.build((len(self._rows), _SIZE))
+        return fresh
+
+    def _update(self, rows: np.ndarray) -> np.ndarray:
+        return _copy(self._balancer)(np.ascontiguousarray(rows)).numpy()
+
+    def _same(self, received: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
+        scale = max(np.abs(expected).max(), 1e-9 * np.abs(self._rows).max())
+        error = np.abs(received.astype(np.float64) - expected).max() / scale if scale else np.abs(received).max()
+        self._require(bool(error <= tolerance), f"{rule} (relative difference {error:.1e})")
+
+    def _require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise AssertionError(
+                f"`{self._name}` must {rule}. Received: gradients of the kind: {self._label}. See docs/extending.md."
+            )
+
+
+def _check_copies(balancer: Balancer, count: int) -> None:
+    rows = _zoo(count)["random"]
+    name = type(balancer).__name__
+    one, other = _copy(balancer), _copy(balancer)
+    if one.get_config() != balancer.get_config():
+        raise AssertionError(f"`{name}.get_config` must give all arguments of the constructor, and only these.")
+    other.build((count, _SIZE))
+    before = len(other.variables)
+    other.build((count, _SIZE))
+    if len(other.variables) != before:
+        raise AssertionError(
+            f"`{name}.build` must do nothing the second time. Received: {len(other.variables)} variables after {before}. "
+            "Create them in `_create_state`, or return where `self.built` holds."
+        )
+    if any(variable.trainable for variable in other.variables):
+        raise AssertionError(f"`{name}` must not have trainable variables. Make them with `trainable=False`.")
+    if not np.array_equal(one(rows).numpy(), other(rows).numpy()):
+        raise AssertionError(f"`{name}` must give the same update from equal configurations.")
+
+
+def _copy(balancer: Balancer) -> Balancer:
+    fresh = type(balancer).from_config(balancer.get_config())
+    if balancer.head_names is not None:
+        fresh.bind(balancer.head_names)
+    return fresh
+
+
+def _zoo(num_heads: int) -> dict[str, np.ndarray]:
+    """Matrices `[num_heads, 12]`, float64 with values that float32 holds, by a label."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(num_heads, _SIZE))
+    common = rng.normal(size=_SIZE)
+    lengths = 10.0 ** rng.permutation(np.linspace(-6, 6, num_heads))[:, None] if num_heads > 1 else np.ones([1, 1])
+    zero_row, opposed = rows.copy(), rows.copy()
+    zero_row[0] = 0 if num_heads > 1 else rows[0]
+    opposed[-1] = -rows[0] if num_heads > 1 else rows[0]
+    matrices = {
+        "random": rows,
+        "conflicting": rng.normal(size=(num_heads, 1)) * common + 0.5 * rows,
+        "lengths from 1e-6 to 1e6": rows * lengths,
+        "very short": rows * 1e-15,
+        "very long": rows * 1e15,
+        "equal": np.ones([num_heads, 1]) * common,
+        "dependent": rng.normal(size=(num_heads, 1)) * common,
+        "one zero": zero_row,
+        "two opposed": opposed,
+        "all zero": np.zeros_like(rows),
+    }
+    return {label: matrix.astype(np.float32).astype(np.float64) for label, matrix in matrices.items()}

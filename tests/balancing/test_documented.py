@@ -1,0 +1,47 @@
+"""Every public method has what a reader looks for, and nothing is listed that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+
+import pytest
+
+from multihead import balancing
+
+METHODS = [
+    value
+    for value in (getattr(balancing, name) for name in balancing.__all__)
+    if isinstance(value, type) and value is not balancing.Balancer
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_docstrings_have_a_formula_a_golden_value_a_size_and_a_source(method):
+    text = " ".join(inspect.getdoc(method).split())
+    assert "Formula" in text and "What it fixes:" in text and "Size of the update:" in text
+    assert ">>> " in text and "[[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]" in text  # doctest runs it
+    ours = (balancing.Sum, balancing.EqualNorms, balancing.NormBudget, balancing.Chain)
+    assert ("Source: " in text) != (method in ours)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_are_built_without_arguments_and_take_at_most_six(method):
+    method()
+    parameters = [name for name in inspect.signature(method.__init__).parameters if name not in ("self", "name")]
+    assert len(parameters) <= 6
+    state = "_create_state" in vars(method)
+    assert not state or "State:" in inspect.getdoc(method)
+
+
+def test_files_are_short_and_hold_one_method_each():
+    folder = pathlib.Path(balancing.__file__).parent
+    files = [path for path in folder.glob("*.py") if not path.name.startswith("_")]
+    assert len(files) == len(METHODS)
+    for path in folder.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= (150 if path in files else 300), path.name
+
+
+def test_the_package_offers_what_it_lists():
+    assert sorted(balancing.__all__) == sorted(set(balancing.__all__))
+    assert {method.__name__ for method in METHODS} <= set(dir(balancing))

@@ -1,0 +1,150 @@
+"""What bad input is told: the argument, the rule, what was received, what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from multihead import balancing
+
+ROWS = [[1.0, 2.0], [3.0, 4.0]]
+NAMES = ["reply", "price"]
+
+
+@pytest.mark.parametrize("method", [balancing.Sum, balancing.UPGrad, balancing.DualProj, balancing.AlignedMTL])
+@pytest.mark.parametrize("preference", [[1.0, -1.0], [0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], ["a", 1.0]])
+def test_preference_of_bad_numbers(method, preference):
+    with pytest.raises(ValueError, match=r"`preference` must hold finite numbers of at least 0.*Received: preference=.*"):
+        method(preference)
+
+
+def test_preference_of_the_wrong_length_or_heads():
+    balancer = balancing.UPGrad([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"`preference` must have one number per head\. Received: 3 numbers for 2 heads\."):
+        balancer(ROWS)
+    with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads \('reply', 'price'\)\. Pass as many"):
+        balancer.bind(NAMES)
+    with pytest.raises(ValueError, match=r"`preference` must name heads only: 'prise' is no head.*'reply', 'price'"):
+        balancing.UPGrad({"prise": 2.0}).bind(NAMES)
+    with pytest.raises(ValueError, match=r"`preference` by name needs the heads' names\..*Call `bind\(head_names\)` first"):
+        balancing.UPGrad({"price": 2.0})(ROWS)
+    with pytest.raises(ValueError, match=r"one of them above 0\. Received: preference=\{'reply': 0\.0, 'price': 0\.0\}"):
+        balancing.Sum({"reply": 0, "price": 0}).bind(NAMES)
+
+
+def test_budgets():
+    for budget in (0, -0.1, 1.1, "half", True):
+        with pytest.raises(ValueError, match=r"`budgets` must be above 0 and at most 1\. Received: .* for head 'price'"):
+            balancing.NormBudget({"price": budget})
+    with pytest.raises(
+        ValueError, match=r"`budgets` must name heads only: 'prise' is no head.*the heads are 'reply', 'price'"
+    ):
+        balancing.NormBudget({"prise": 0.3}).bind(NAMES)
+    with pytest.raises(ValueError, match=r"`budgets` must name heads only\. Received: head 2; the heads are 0, 1\."):
+        balancing.NormBudget({2: 0.3})(ROWS)
+    with pytest.raises(ValueError, match=r"`budgets` by name need the heads' names\..*or give the index"):
+        balancing.NormBudget({"price": 0.3})(ROWS)
+    with pytest.raises(ValueError, match=r"`budgets` of all heads must sum to at least 1.*which sum to 0\.7\."):
+        balancing.NormBudget({"price": 0.3, "reply": 0.4}).bind(NAMES)
+
+
+def test_ranges_of_arguments():
+    for make, argument in (
+        (lambda: balancing.CAGrad(-0.1), "c"),
+        (lambda: balancing.CAGrad(float("inf")), "c"),
+        (lambda: balancing.GradDrop(leak=1.5), "leak"),
+        (lambda: balancing.GradVac(beta=0.0), "beta"),
+        (lambda: balancing.MetaBalance(relax=-1), "relax"),
+        (lambda: balancing.MetaBalance(beta=1.0), "beta"),
+        (lambda: balancing.MetaBalance(strategy="A"), "strategy"),
+        (lambda: balancing.FairGrad(0.0), "alpha"),
+        (lambda: balancing.AlignedMTL(scale="max"), "scale"),
+        (lambda: balancing.DBMTL(beta=1.0), "beta"),
+        (lambda: balancing.DBMTL(sigma=-1.0), "sigma"),
+        (lambda: balancing.MoCo(beta=0.0), "beta"),
+        (lambda: balancing.MoCo(gamma=0.0), "gamma"),
+        (lambda: balancing.MoCo(rho=float("nan")), "rho"),
+        (lambda: balancing.SDMGrad(steps=0), "steps"),
+        (lambda: balancing.SDMGrad(momentum=1.0), "momentum"),
+        (lambda: balancing.SDMGrad(learning_rate=0), "learning_rate"),
+        (lambda: balancing.ExcessMTL(step_size=0), "step_size"),
+        (lambda: balancing.PCGrad(seed=0.5), "seed"),
+    ):
+        with pytest.raises(ValueError, match=rf"`{argument}` must be .*Received: {argument}=.*\. \w+"):
+            make()
+
+
+def test_meta_balance_target():
+    with pytest.raises(ValueError, match=r"`target` must name heads only: 'prise' is no head"):
+        balancing.MetaBalance("prise").bind(NAMES)
+    for target in (2, -1, "price", 0.5):
+        with pytest.raises(ValueError, match=r"`target` must be the index of a row.*Received: target=.* with 2 heads\."):
+            balancing.MetaBalance(target)(ROWS)
+    named = balancing.MetaBalance("price", relax=1.0)
+    named.bind(NAMES)
+    np.testing.assert_allclose(np.linalg.norm(named([[3.0, 0.0], [0.0, 5.0]])), np.sqrt(50), rtol=1e-6)
+
+
+LIMITED = [name for name in balancing.__all__ if getattr(getattr(balancing, name), "max_heads", None) is not None]
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_too_many_heads(name):
+    with pytest.raises(ValueError, match=rf"`{name}` takes 1 to 16 heads\. Received: num_heads=17\. Give some heads"):
+        getattr(balancing, name)().build((17, None))
+
+
+def test_methods_without_a_solver_take_any_number_of_heads():
+    rows = np.eye(40)
+    for balancer in (balancing.Sum(), balancing.EqualNorms(), balancing.NormBudget({0: 0.01}), balancing.GradDrop()):
+        assert np.isfinite(balancer(rows)).all()
+
+
+@pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL])
+def test_running_gradients_are_for_parameters_of_known_number(method):
+    assert method.levels == ("parameters",)
+    with pytest.raises(ValueError, match=rf"`input_shape` must tell {method.__name__} the numbers of parameters"):
+        method().build((2, None))
+    balancer = method()
+    balancer(ROWS)
+    with pytest.raises(ValueError, match=r"`gradients` must have the shapes .* \[\(2, 2\)\]\. Received: \[\(2, 3\)\]"):
+        balancer(np.ones((2, 3)))
+
+
+def test_another_number_of_heads_than_the_state_was_made_for():
+    for balancer in (balancing.GradVac(), balancing.SDMGrad(), balancing.MetaBalance()):
+        balancer(np.eye(3))
+        with pytest.raises(ValueError, match=r"keeps a state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
+            balancer(ROWS)
+    stateless = balancing.UPGrad()
+    assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
+
+
+def test_chains():
+    with pytest.raises(ValueError, match=r"`steps` before the last must scale .* Received: 'GradDrop' before the end\."):
+        balancing.Chain("GradDrop", "UPGrad")
+    with pytest.raises(ValueError, match=r"`DualProj`|takes 1 to 16 heads"):
+        balancing.Chain("EqualNorms", "DualProj").build((20, None))
+
+
+def test_matrices_of_the_wrong_shape():
+    for matrix in ([1.0, 2.0], [[[1.0]]]):
+        with pytest.raises(ValueError, match=r"`matrix` must have the shape \[num_heads, num_parameters\].*Received: shape"):
+            balancing.Sum()(matrix)
+
+
+def test_names():
+    assert isinstance(balancing.get("upgrad"), balancing.UPGrad)
+    assert isinstance(balancing.get("nash_mtl"), balancing.NashMTL)
+    assert isinstance(balancing.get("Meta-Balance"), balancing.MetaBalance)
+    instance = balancing.MGDA()
+    assert balancing.get(instance) is instance and balancing.get(None) is None
+    with pytest.raises(
+        ValueError, match=r"`balancer` must be one of .*'UPGrad'.*Received: 'upgrat'\. Did you mean 'UPGrad'\?"
+    ):
+        balancing.get("upgrat")
+    for name in ("get", "Balancer", "xyz"):
+        with pytest.raises(ValueError, match=r"`balancer` must be one of"):
+            balancing.get(name)
+    with pytest.raises(TypeError, match=r"`balancer` must be a balancer, its name, or None\. Received: 3 of type int"):
+        balancing.get(3)

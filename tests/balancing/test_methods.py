@@ -1,0 +1,600 @@
+"""Each method against its paper: SciPy in float64, closed forms for two heads, and the properties that it claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multihead import balancing
+from tests.balancing import reference, zoo
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+
+GOLDEN = np.array([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+CASES = [(kind, num_heads, seed) for kind in ("random", "conflicting") for num_heads in (2, 3, 5) for seed in range(3)]
+
+
+def update_of(balancer, rows, **used):
+    return balancer(np.asarray(rows, np.float64), **used).numpy()
+
+
+def coefficients_of(balancer, rows, **used):
+    rows = np.asarray(rows, np.float64)
+    balancer.build((len(rows), None))
+    return balancer.coefficients(tf.constant(rows @ rows.T), **used).numpy()
+
+
+def close(update, expected, rtol=1e-7):
+    np.testing.assert_allclose(update, expected, rtol=rtol, atol=rtol * max(np.abs(expected).max(), 1e-300))
+
+
+def cosine(one, other):
+    return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+
+
+@st.composite
+def gradients(draw, min_heads=2, max_heads=6):
+    """Well-separated rows of any scales."""
+    num_heads = draw(st.integers(min_heads, max_heads))
+    spread = draw(st.sampled_from([0.0, 2.0, 6.0]))
+    kind = draw(st.sampled_from(["random", "conflicting"]))
+    return zoo.matrix(kind, num_heads, spread, 10.0 ** draw(st.integers(-9, 9)), draw(st.integers(0, 10_000)))
+
+
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+# ---------------------------------------------------------------------------------------------- scaling: Sum, norms
+
+
+def test_sum_adds_with_the_preference():
+    close(update_of(balancing.Sum(), GOLDEN), [2, 2, 2])
+    close(update_of(balancing.Sum([0.5, 2.0]), GOLDEN), 0.5 * GOLDEN[0] + 2 * GOLDEN[1])
+    by_name = balancing.Sum({"price": 0.0})
+    by_name.bind(["reply", "price"])
+    close(update_of(by_name, GOLDEN), GOLDEN[0])
+
+
+@few
+@given(gradients())
+def test_equal_norms_gives_every_head_the_mean_length(rows):
+    parts = coefficients_of(balancing.EqualNorms(), rows)[:, None] * rows
+    close(zoo.norms(parts), np.full(len(rows), zoo.norms(rows).mean()))
+
+
+def shares_of(budgets, rows, names=None, dtype=np.float64):
+    balancer = balancing.NormBudget(budgets)
+    if names is not None:
+        balancer.bind(names)
+    coefficients = balancer.coefficients(tf.constant(rows @ rows.T, dtype)).numpy()
+    sizes = coefficients.astype(np.float64) * zoo.norms(rows)
+    return sizes / sizes.sum(), coefficients
+
+
+@few
+@given(gradients(), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5), st.sampled_from([np.float32, np.float64]))
+def test_norm_budget_keeps_its_guarantee(rows, budgets, dtype):
+    rows = rows / np.abs(rows).max() if dtype == np.float32 else rows
+    budgets = dict(enumerate(budgets[: len(rows) - 1]))
+    shares, coefficients = shares_of(budgets, rows, dtype=dtype)
+    assert (coefficients <= 1).all() and (coefficients > 0).all()
+    slack = 0.0 if dtype == np.float32 else 1e-12
+    for head, budget in budgets.items():
+        assert shares[head] <= budget + slack
+        if coefficients[head] < 0.999:  # cut no more than needed
+            assert shares[head] >= budget * (1 - 1e-5)
+    free = [head for head in range(len(rows)) if head not in budgets]
+    np.testing.assert_array_equal(coefficients[free], 1)
+
+
+def test_norm_budget_cuts_a_second_head_that_the_first_cut_brings_over_its_budget():
+    rows = np.diag([10.0, 4.0, 1.0])
+    shares, coefficients = shares_of({0: 0.4, 1: 0.3}, rows)
+    close(shares, [0.4, 0.3, 0.3])
+    close(coefficients, [4 / 30, 1 / 4, 1])
+
+
+def test_norm_budget_of_only_budgeted_heads():
+    rows = np.diag([1.0, 2.0, 0.0])
+    shares, _ = shares_of({"a": 0.2, "b": 0.2}, rows, ["a", "b", "c"])
+    close(shares, [0.5, 0.5, 0])  # the third head is idle: 0.2 and 0.2 stand for a half each
+    shares, coefficients = shares_of({"a": 0.2, "b": 0.2}, np.diag([1.0, 0.0, 0.0]), ["a", "b", "c"])
+    close(coefficients[:1], [1.0])
+    shares, _ = shares_of({0: 0.3, 1: 0.7}, np.diag([5.0, 5.0]))
+    close(shares, [0.3, 0.7])
+    shares, coefficients = shares_of({0: 0.6, 1: 0.6}, np.diag([9.0, 1.0]))
+    close(shares, [0.6, 0.4])
+    close(coefficients, [1 / 6, 1])
+
+
+def test_meta_balance_follows_the_paper():
+    rng = np.random.default_rng(0)
+    balancer = balancing.MetaBalance(target=1, relax=0.7, beta=0.9)
+    lengths = np.zeros((3, 2))
+    balancer.build([(3, 4), (3, 2)])
+    for update in range(1, 5):
+        tensors = [rng.normal(size=(3, 4)), rng.normal(size=(3, 2)) * [[1e3], [1], [1e-3]]]
+        expected = []
+        for index, rows in enumerate(tensors):
+            lengths[:, index] = 0.9 * lengths[:, index] + 0.1 * zoo.norms(rows)
+            scaled = 0.7 * rows * (lengths[1, index] / lengths[:, index])[:, None] + 0.3 * rows
+            expected.append(scaled.sum(axis=0))
+        for part, wanted in zip(balancer.combine([tf.constant(rows) for rows in tensors]), expected):
+            close(part.numpy(), wanted, 1e-5)
+        assert update
+
+
+def test_meta_balance_extremes_strategies_and_late_heads():
+    close(update_of(balancing.MetaBalance(relax=0.0), GOLDEN), GOLDEN.sum(axis=0))
+    rows = np.diag([2.0, 8.0, 0.5])
+    equal = balancing.MetaBalance(relax=1.0, beta=0.0)
+    close(np.abs(update_of(equal, rows)), [2, 2, 2])
+    close(update_of(balancing.MetaBalance(relax=1.0, strategy="reduce"), rows), [2, 2, 0.5])
+    close(update_of(balancing.MetaBalance(relax=1.0, strategy="enlarge"), rows), [2, 8, 2])
+    late = balancing.MetaBalance(relax=1.0)
+    for _ in range(5):
+        late(np.diag([2.0, 0.0]))
+    close(update_of(late, np.diag([2.0, 8.0])), [2, 2], 1e-6)  # no bias towards its zero start
+    close(update_of(late, np.diag([0.0, 8.0])), [0, 8])  # without a target nothing to adapt to
+
+
+# --------------------------------------------------------------------------------------------- projections and cones
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+def test_upgrad_and_dualproj_equal_scipy(kind, num_heads, seed):
+    rows = zoo.matrix(kind, num_heads, 2.0, seed=seed)
+    preference = np.random.default_rng(seed).uniform(0, 2, num_heads)
+    close(update_of(balancing.UPGrad(), rows), reference.upgrad(rows))
+    close(update_of(balancing.UPGrad(preference), rows), reference.upgrad(rows, preference))
+    close(update_of(balancing.DualProj(), rows), reference.dualproj(rows))
+    close(update_of(balancing.DualProj(preference), rows), reference.dualproj(rows, preference))
+
+
+@few
+@given(gradients(), st.integers(0, 100))
+def test_without_conflict_upgrad_dualproj_and_pcgrad_are_the_sum(rows, update):
+    rows = np.abs(rows)
+    for balancer in (balancing.UPGrad(), balancing.DualProj()):
+        np.testing.assert_array_equal(coefficients_of(balancer, rows), 1.0)
+    np.testing.assert_allclose(coefficients_of(balancing.PCGrad(), rows, update=update), 1.0, rtol=1e-12)
+
+
+@few
+@given(gradients(max_heads=2))
+def test_for_two_heads_upgrad_is_pcgrad(rows):
+    close(update_of(balancing.UPGrad(), rows), update_of(balancing.PCGrad(), rows), 1e-6)
+
+
+@few
+@given(gradients())
+def test_each_head_of_upgrad_scales_with_its_gradient(rows):
+    factors = 10.0 ** np.random.default_rng(0).uniform(-2, 2, len(rows))
+    parts = np.stack([update_of(balancing.UPGrad(one), rows) for one in np.eye(len(rows))])
+    close(update_of(balancing.UPGrad(), rows * factors[:, None]), factors @ parts, 1e-6)
+
+
+@pytest.mark.parametrize("method", [balancing.UPGrad, balancing.DualProj, balancing.MGDA, balancing.NashMTL])
+def test_nothing_is_left_of_exactly_opposed_heads(method):
+    assert not update_of(method(), [[1.0, 2.0], [-1.0, -2.0]]).any()
+    assert not update_of(method(), [[1.0, 2.0], [-3e5, -6e5]]).any()
+    plane = np.array([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])  # positive multiples of the three sum to 0
+    assert not update_of(method(), plane).any()
+
+
+@pytest.mark.parametrize("method", [balancing.UPGrad, balancing.DualProj])
+def test_a_third_head_moves_beside_two_that_oppose_each_other(method):
+    rows = np.array([[1.0, 0.0, 0.0], [-1e6, 0.0, 0.0], [3.0, 4.0, 0.0]])
+    close(update_of(method(), rows), [0, 4, 0])
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, num_heads, seed):
+    from multihead.balancing._draws import other_heads_in_random_order
+
+    rows = zoo.matrix(kind, num_heads, 1.0, seed=seed)
+    orders = other_heads_in_random_order(num_heads, seed, 7).numpy()
+    close(update_of(balancing.PCGrad(seed), rows, update=7), reference.pcgrad(rows, orders).sum(axis=0))
+    vaccine, targets = balancing.GradVac(0.3, seed), np.zeros((num_heads, num_heads))
+    for update in range(4):
+        rows = zoo.matrix(kind, num_heads, 1.0, seed=100 * seed + update)
+        orders = other_heads_in_random_order(num_heads, seed, update).numpy()
+        results, targets = reference.gradvac(rows, orders, targets, 0.3)
+        close(update_of(vaccine, rows, update=update), results.sum(axis=0), 1e-5)
+        np.testing.assert_allclose(np.asarray(vaccine.targets), targets, atol=1e-6)
+
+
+def test_gradvac_reaches_its_target_cosine_and_starts_as_pcgrad():
+    balancer = balancing.GradVac(beta=0.5)
+    close(update_of(balancer, GOLDEN), update_of(balancing.PCGrad(), GOLDEN))
+    balancer.targets.assign(np.full((2, 2), 0.6, np.float32))
+    only_first = np.array([1.0, 0.0])
+    rows = zoo.matrix("conflicting", 2, seed=3)
+    rows[1] *= np.sign(-rows[0] @ rows[1])
+    weights = coefficients_of(balancer, rows)
+    assert (only_first * weights != weights).any()
+    balancer.targets.assign(np.array([[0, 0.6], [-1, 0]], np.float32))  # the second head is content with any cosine
+    turned = update_of(balancer, rows) - rows[1]
+    assert cosine(turned, rows[1]) == pytest.approx(0.6, abs=1e-6)
+
+
+def test_orders_are_permutations_of_the_others_repeat_and_vary():
+    from multihead.balancing._draws import other_heads_in_random_order
+
+    seen = set()
+    for update in range(20):
+        orders = other_heads_in_random_order(4, 0, update).numpy()
+        assert all(sorted([head, *order]) == [0, 1, 2, 3] for head, order in enumerate(orders))
+        np.testing.assert_array_equal(orders, other_heads_in_random_order(4, 0, update).numpy())
+        seen.add(orders.tobytes())
+    assert len(seen) > 10
+    firsts = [other_heads_in_random_order(4, 0, update).numpy()[0, 0] for update in range(300)]
+    assert all(abs(firsts.count(head) - 100) < 40 for head in (1, 2, 3))
+
+
+# ----------------------------------------------------------------------------------- MGDA, CAGrad, Aligned-MTL
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+def test_mgda_equals_an_exhaustive_search(kind, num_heads, seed, spread):
+    rows = zoo.matrix(kind, num_heads, spread, seed=seed)
+    close(update_of(balancing.MGDA(), rows), reference.mgda(rows), 1e-6)
+
+
+@few
+@given(gradients())
+def test_mgda_gains_at_least_its_squared_length_with_weights_on_the_simplex(rows):
+    weights = coefficients_of(balancing.MGDA(), rows)
+    assert (weights >= 0).all() and weights.sum() == pytest.approx(1, abs=1e-9)
+    update = weights @ rows
+    square = update @ update
+    # relative to what the product consists of, which is the precision of any float64 sum
+    assert (rows @ update >= square - 1e-9 * zoo.norms(rows) * np.sqrt(square)).all()
+    assert np.sqrt(square) <= zoo.norms(rows).min() * (1 + 1e-9)
+
+
+@few
+@given(gradients(max_heads=2))
+def test_mgda_closed_form_of_two_heads(rows):
+    (a, b), (_, c) = rows @ rows.T
+    first, second = np.clip(np.array([c - b, a - b]) / (a + c - 2 * b), 0, 1)
+    close(update_of(balancing.MGDA(), rows), first * rows[0] + second * rows[1], 1e-6)
+
+
+def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
+    np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+@pytest.mark.parametrize("c", [0.2, 0.4, 1.0, 2.0])
+def test_cagrad_equals_scipy_and_reaches_the_radius(kind, num_heads, seed, c):
+    rows = zoo.matrix(kind, num_heads, 0.5, seed=seed)
+    update, mean = update_of(balancing.CAGrad(c), rows), rows.mean(axis=0)
+    radius = c * np.linalg.norm(mean)
+    assert np.linalg.norm(update - mean) == pytest.approx(radius, rel=1e-9)
+    expected = reference.cagrad(rows, c)
+    close(update, expected, 2e-4)  # SLSQP's precision; what counts is that its least gain is not better
+    assert (rows @ update).min() >= (rows @ expected).min() - 1e-7 * radius * zoo.norms(rows).min()
+
+
+@few
+@given(gradients(), st.floats(0.05, 2.5))
+def test_cagrad_radius_and_conflict_at_all_scales(rows, c):
+    update, mean = update_of(balancing.CAGrad(c), rows), rows.mean(axis=0)
+    assert np.linalg.norm(update - mean) == pytest.approx(c * np.linalg.norm(mean), rel=1e-6)
+    if c >= 1:
+        assert zoo.conflict(update, rows) >= -1e-5
+
+
+def test_cagrad_without_radius_is_the_mean_and_with_preference_a_weighted_one():
+    close(update_of(balancing.CAGrad(0.0), GOLDEN), [1, 1, 1])
+    close(update_of(balancing.CAGrad(0.0, [3, 1]), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
+
+
+def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
+    rows = np.array([[1.0, 0.0], [-2.0, 0.0], [0.5, 3.0]])
+    close(update_of(balancing.CAGrad(2.0), rows), [0, 1])  # the mean is (-1/6, 1)
+    assert np.linalg.norm(update_of(balancing.CAGrad(0.1), rows) - rows.mean(axis=0)) == pytest.approx(
+        0.1 * np.linalg.norm(rows.mean(axis=0))
+    )
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+@pytest.mark.parametrize("scale", ["min", "median", "rmse"])
+def test_aligned_mtl_equals_a_decomposition_of_the_rows(kind, num_heads, seed, scale):
+    rows = zoo.matrix(kind, num_heads, 1.0, seed=seed)
+    preference = np.random.default_rng(seed).uniform(0.1, 2, num_heads)
+    expected = reference.aligned_mtl(rows, preference, scale)
+    close(update_of(balancing.AlignedMTL(preference, scale), rows), expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0, 6.0])
+@pytest.mark.parametrize("num_heads", [2, 3, 8, 16])
+def test_aligned_mtl_has_condition_number_one_at_all_scales(num_heads, spread):
+    rows = zoo.matrix("random", num_heads, spread)
+    aligned = np.stack([update_of(balancing.AlignedMTL(one), rows) for one in np.eye(num_heads)])
+    singular = np.linalg.svd(aligned)[1]
+    assert singular.max() / singular.min() - 1 < 1e-8
+
+
+def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
+    rows = zoo.matrix("colinear", 3)
+    close(update_of(balancing.AlignedMTL(), rows), reference.aligned_mtl(rows, rank=2), 1e-6)
+
+
+# ------------------------------------------------------------------------------------------- bargaining, impartiality
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 5.0])
+def test_bargaining_equals_scipy(kind, num_heads, seed, alpha):
+    rows = zoo.matrix(kind, num_heads, 1.0, seed=seed)
+    weights = coefficients_of(balancing.FairGrad(alpha), rows)
+    np.testing.assert_allclose(rows @ rows.T @ weights, weights ** (-1 / alpha), rtol=1e-8)
+    np.testing.assert_allclose(weights, reference.bargain(rows, alpha), rtol=1e-5)
+
+
+@few
+@given(gradients(max_heads=16), st.sampled_from([0.3, 1.0, 2.0, 10.0]))
+def test_bargaining_equation_at_all_scales(rows, alpha):
+    weights = coefficients_of(balancing.FairGrad(alpha), rows)
+    assert (weights > 0).all()
+    gramian = rows @ rows.T
+    wanted, rounding = weights ** (-1 / alpha), 1e-13 * np.abs(gramian) @ weights
+    assert (np.abs(gramian @ weights - wanted) <= 1e-6 * wanted + rounding).all()
+
+
+@few
+@given(gradients())
+def test_nash_size_and_independence_of_scales(rows):
+    update = update_of(balancing.NashMTL(), rows)
+    assert np.linalg.norm(update) == pytest.approx(np.sqrt(len(rows)), rel=1e-6)
+    factors = 10.0 ** np.random.default_rng(0).uniform(-3, 3, len(rows))
+    close(update_of(balancing.NashMTL(), rows * factors[:, None]), update, 1e-5)
+    close(update_of(balancing.FairGrad(1.0), rows), update)
+
+
+@few
+@given(gradients(max_heads=2))
+def test_nash_closed_form_of_two_heads(rows):
+    weights = 1 / (zoo.norms(rows) * np.sqrt(1 + cosine(*rows)))
+    np.testing.assert_allclose(coefficients_of(balancing.NashMTL(), rows), weights, rtol=1e-6)
+
+
+def test_nash_among_opposed_heads_bargains_in_what_is_left():
+    rows = np.array([[1.0, 0, 0], [-5.0, 0, 0], [7.0, 2.0, 0], [0, 0, 1e-3]])
+    close(update_of(balancing.NashMTL(), rows), [0, 1, 1])
+
+
+@pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
+def test_imtlg_and_config_equal_a_pseudo_inverse(kind, num_heads, seed):
+    rows = zoo.matrix(kind, num_heads, 0.5, seed=seed)
+    close(update_of(balancing.IMTLG(), rows), reference.imtlg(rows), 1e-6)
+    close(update_of(balancing.ConFIG(), rows), reference.config(rows), 1e-6)
+
+
+@few
+@given(gradients())
+def test_imtlg_projections_and_config_cosines_are_equal(rows):
+    weights = coefficients_of(balancing.IMTLG(), rows)
+    assert weights.sum() == pytest.approx(1, abs=1e-6 * np.abs(weights).sum())
+    projections = zoo.units(rows) @ (weights @ rows)
+    np.testing.assert_allclose(projections, projections.mean(), rtol=1e-4)
+    update = update_of(balancing.ConFIG(), rows)
+    cosines = zoo.units(rows) @ update / np.linalg.norm(update)
+    assert (cosines > 0).all()
+    np.testing.assert_allclose(cosines, cosines.mean(), rtol=1e-5)
+    assert np.linalg.norm(update) == pytest.approx((rows @ update).sum() / np.linalg.norm(update), rel=1e-6)
+
+
+@few
+@given(gradients(max_heads=2))
+def test_imtlg_closed_form_of_two_heads(rows):
+    lengths = zoo.norms(rows)
+    np.testing.assert_allclose(coefficients_of(balancing.IMTLG(), rows), lengths[::-1] / lengths.sum(), rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- methods with a draw
+
+
+def test_graddrop_keeps_one_sign_per_coordinate_at_its_rate():
+    rows = zoo.matrix("random", 3, size=400)
+    positive = 0.5 * (1 + rows.sum(axis=0) / np.abs(rows).sum(axis=0))
+    pos, neg = np.maximum(rows, 0).sum(axis=0), np.minimum(rows, 0).sum(axis=0)
+    balancer, chosen = balancing.GradDrop(seed=3), []
+    for update in range(60):
+        dropped = update_of(balancer, rows, update=update)
+        is_positive = np.isclose(dropped, pos)
+        assert (is_positive | np.isclose(dropped, neg)).all()
+        chosen.append(is_positive)
+    mixed = (positive > 0) & (positive < 1)
+    error = np.mean(chosen, axis=0)[mixed] - positive[mixed]
+    assert abs(error.mean()) < 0.01 and np.abs(error).max() < 0.35
+    np.testing.assert_array_equal(update_of(balancing.GradDrop(seed=3), rows, update=5), update_of(balancer, rows, update=5))
+    assert not np.array_equal(update_of(balancer, rows, update=5), update_of(balancer, rows, update=6))
+
+
+def test_graddrop_where_signs_agree_and_with_leak():
+    rows = np.abs(zoo.matrix("random", 3))
+    close(update_of(balancing.GradDrop(), rows), rows.sum(axis=0))
+    close(update_of(balancing.GradDrop(), -rows), -rows.sum(axis=0))
+    close(update_of(balancing.GradDrop(leak=1.0), GOLDEN), GOLDEN.sum(axis=0))
+
+
+# ---------------------------------------------------------------------------------- methods that follow the training
+
+
+def noisy(rows, updates, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rows + 0.3 * rng.normal(size=rows.shape) for _ in range(updates)]
+
+
+def test_db_mtl_follows_the_paper_and_makes_all_parts_equally_long():
+    rows, losses = zoo.matrix("conflicting", 3), np.array([2.0, 0.5, 30.0])
+    balancer, running, mass = balancing.DBMTL(0.8, 0.5), np.zeros_like(rows), 0.0
+    for count, batch in enumerate(noisy(rows, 4), start=1):
+        past = 0.8 / count**0.5
+        running, mass = past * running + (1 - past) * batch / losses[:, None], past * mass + 1 - past
+        lengths = zoo.norms(running / mass)
+        expected = (lengths.max() * zoo.units(running)).sum(axis=0)
+        close(update_of(balancer, batch, losses=losses), expected, 1e-5)
+
+
+def test_db_mtl_does_not_depend_on_the_scale_of_losses():
+    rows, losses = zoo.matrix("conflicting", 3), np.array([2.0, 0.5, 30.0])
+    factors = np.array([1e3, 1.0, 1e-4])
+    one, other = balancing.DBMTL(), balancing.DBMTL()
+    for batch in noisy(rows, 3):
+        update = update_of(one, batch, losses=losses)
+        close(update_of(other, batch * factors[:, None], losses=losses * factors), update, 1e-5)
+
+
+def test_moco_follows_the_paper():
+    rows = zoo.matrix("conflicting", 3)
+    balancer = balancing.MoCo(0.5, 0.5, 0.01, 0.5, rho=0.1)
+    running, weights = None, np.full(3, 1 / 3)
+    for count, batch in enumerate(noisy(rows, 5), start=1):
+        rate, step = 0.5 / count**0.5, 0.01 / count**0.5
+        running = batch if running is None else running - rate * (running - batch)
+        slope = (running @ running.T + 0.1 * np.eye(3)) @ weights
+        weights = reference.project_onto_simplex(weights - step * slope)
+        close(update_of(balancer, batch), weights @ running, 1e-4)
+    np.testing.assert_allclose(np.asarray(balancer.weights_of_heads), weights, atol=1e-5)
+
+
+def test_moco_of_one_head_without_memory_is_plain_descent():
+    balancer = balancing.MoCo(beta=1.0, beta_decay=0.0)
+    for batch in noisy(zoo.matrix("random", 1), 3):
+        close(update_of(balancer, batch), batch[0], 1e-6)
+
+
+def test_moco_and_sdmgrad_approach_the_shortest_combination():
+    rows = zoo.matrix("conflicting", 3) / 10
+    moco = balancing.MoCo(gamma=0.5, gamma_decay=0.0)
+    sdmgrad = balancing.SDMGrad(pull=0.0, learning_rate=0.3, steps=200, momentum=0.0)
+    shortest = reference.mgda(rows)
+    for _ in range(150):
+        last = update_of(moco, rows)
+    close(last, shortest, 1e-2)
+    for _ in range(5):
+        last = update_of(sdmgrad, rows)
+    close(last, shortest, 1e-2)
+
+
+def test_sdmgrad_follows_the_paper():
+    rng = np.random.default_rng(0)
+    rows, preference = zoo.matrix("conflicting", 3), np.array([0.5, 0.25, 0.25])
+    balancer = balancing.SDMGrad(0.3, 4, 0.5, 0.5, preference=[2, 1, 1])
+    weights = np.full(3, 1 / 3)
+    for _ in range(3):
+        halves = rows @ (rows + rng.normal(size=rows.shape)).T
+        scaled, velocity = halves / (zoo.norms(rows) ** 2).mean(), np.zeros(3)
+        for _ in range(4):
+            velocity = 0.5 * velocity + scaled @ (weights + 0.3 * preference)
+            weights = reference.project_onto_simplex(weights - 0.5 * velocity)
+        update = update_of(balancer, rows, halves=halves)
+        close(update, (weights + 0.3 * preference) / 1.3 @ rows, 1e-5)
+
+
+def test_halves_are_unbiased_where_one_batch_is_not():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2, 5))
+    draws = rows + rng.normal(size=(4000, 2, 2, 5))
+    halves = np.einsum("nik,njk->ij", draws[:, 0], draws[:, 1]) / 4000
+    single = np.einsum("nik,njk->ij", draws[:, 0], draws[:, 0]) / 4000
+    np.testing.assert_allclose(halves, rows @ rows.T, atol=0.25)
+    assert (np.diag(single - rows @ rows.T) > 4).all()
+
+
+def test_excess_mtl_follows_the_paper():
+    rows = zoo.matrix("conflicting", 3, 1.0)
+    balancer = balancing.ExcessMTL(0.5)
+    sums, first, weights = np.zeros_like(rows), None, np.full(3, 1 / 3)
+    for batch in noisy(rows, 4):
+        sums += batch**2
+        risks = (batch**2 / np.sqrt(sums)).sum(axis=1)
+        first = risks if first is None else first
+        weights = weights * np.exp(0.5 * risks / first)
+        weights /= weights.sum()
+        close(update_of(balancer, batch), weights @ batch, 1e-5)
+
+
+@pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL, balancing.SDMGrad])
+def test_an_idle_heads_state_stays(method):
+    rows = zoo.matrix("conflicting", 3)
+    balancer = method()
+    update_of(balancer, rows)
+    before = [np.asarray(variable) for variable in balancer.variables]
+    rows[1] = 0
+    update_of(balancer, rows)
+    for old, new in zip(before, balancer.variables):
+        if old.shape and len(old) == 3 and not (method is balancing.ExcessMTL and "log_weights" in new.name):
+            np.testing.assert_allclose(np.asarray(new)[1], old[1], rtol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- chains
+
+
+def test_a_chain_hands_on_the_scaled_rows():
+    rows = zoo.matrix("conflicting", 3, 2.0)
+    scaled = zoo.units(rows) * zoo.norms(rows).mean()
+    close(update_of(balancing.Chain(balancing.EqualNorms(), balancing.UPGrad()), rows), reference.upgrad(scaled))
+    close(update_of(balancing.Chain("EqualNorms", "MGDA"), rows), reference.mgda(scaled), 1e-6)
+    close(update_of(balancing.Chain(), rows), rows.sum(axis=0))
+    budget = balancing.Chain(balancing.NormBudget({0: 0.2}), balancing.GradDrop(leak=1.0))
+    assert budget.needs == "gradients" and budget.uses == ("update",)
+    close(update_of(budget, rows), update_of(balancing.NormBudget({0: 0.2}), rows))
+
+
+def test_a_chain_of_gradient_methods():
+    rows = zoo.matrix("conflicting", 3, 2.0)
+    chain = balancing.Chain(balancing.MetaBalance(relax=1.0, beta=0.0), balancing.UPGrad())
+    close(update_of(chain, rows), reference.upgrad(zoo.units(rows) * zoo.norms(rows)[0]))
+    last = balancing.Chain("EqualNorms", "DBMTL")
+    assert last.levels == ("parameters",)
+    close(update_of(last, rows), update_of(balancing.EqualNorms(), rows), 1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------- known negatives
+
+
+def worst(method, count=200, **used):
+    """The worst conflict over random three-head cases, half of them made to conflict."""
+    conflicts = []
+    for seed in range(count):
+        rows = zoo.matrix("conflicting" if seed % 2 else "random", 3, seed=seed, size=4)
+        conflicts.append(zoo.conflict(update_of(method, rows, **used), rows))
+    return min(conflicts)
+
+
+def test_pcgrad_of_three_heads_may_still_conflict_and_upgrad_does_not():
+    assert worst(balancing.PCGrad(), 60) < -0.01
+    assert worst(balancing.UPGrad(), 60) >= -1e-12
+
+
+def test_cagrad_below_one_may_conflict():
+    assert worst(balancing.CAGrad(0.4), 60) < -0.01
+
+
+def test_aligned_mtl_may_oppose_an_original_gradient_but_no_aligned_one():
+    assert worst(balancing.AlignedMTL(), 60) < -0.01
+
+
+def test_imtlg_has_negative_weights_and_may_go_against_all_heads():
+    weights = [coefficients_of(balancing.IMTLG(), zoo.matrix("conflicting", 3, 1.0, seed=seed)) for seed in range(40)]
+    assert min(each.min() for each in weights) < 0
+    rows = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.008, 0.005, 0.003]])  # the short one is ahead of the others
+    assert (rows @ update_of(balancing.IMTLG(), rows) < 0).all()
+    assert (rows @ update_of(balancing.ConFIG(), rows) > 0).all()
+
+
+@pytest.mark.parametrize("method", [balancing.NashMTL, balancing.EqualNorms, balancing.IMTLG, balancing.ConFIG])
+def test_weights_of_losses_do_not_change_the_direction_of_scale_invariant_methods(method):
+    rows = zoo.matrix("conflicting", 3)
+    weighted = update_of(method(), rows * [[0.1], [1.0], [7.0]])
+    assert abs(cosine(weighted, update_of(method(), rows))) == pytest.approx(1, abs=1e-9)
+    assert cosine(update_of(balancing.Sum(), rows * [[0.1], [1.0], [7.0]]), rows.sum(axis=0)) < 0.999

@@ -1,0 +1,89 @@
+"""Promise 5: an idle head changes neither its variables nor their optimizer slots, bit for bit."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import schedules
+from tests import tiny
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "adadelta": lambda: keras.optimizers.Adadelta(1.0),
+    "ema": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True),
+}
+
+
+def state_of(trainer, head):
+    """A head's variables and every optimizer variable that has the shape and the name of one of them."""
+    own = trainer.heads[head].module.trainable_variables
+    everything = trainer._plan.recipe.network.variables
+    slots = trainer._plan.ownership.groups
+    members = [group for owners, group in slots if [list(trainer.heads)[k] for k in owners] == [head]][0]
+    assert len(members) >= 2 * len(own)  # at least one slot each
+    assert len({id(v) for v in everything}) == len(everything)
+    return tiny.values(members)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("reason", ["schedule", "data"])
+def test_idle_head_stays_bit_for_bit(optimizer, reason):
+    inputs, targets = tiny.data(8)
+    schedule = schedules.Alternate({"tag": 2, "size": 2, "price": 4}) if reason == "schedule" else None
+    trainer = tiny.trainer(OPTIMIZERS[optimizer](), schedule=schedule)
+    trainer.fit(inputs, targets, batch_size=2, epochs=1, verbose=0)  # four updates: slots are no longer zero
+    if reason == "data":
+        targets = {**targets, "price": np.full(8, -1), "size": np.full(8, np.nan, "float32")}
+        idle, busy = ["price", "size"], "tag"
+    else:
+        idle, busy = ["tag", "size"], "price"
+    before = {name: state_of(trainer, name) for name in trainer.heads}
+    trainer.fit(inputs, targets, batch_size=2, epochs=1, verbose=0)
+    after = {name: state_of(trainer, name) for name in trainer.heads}
+    for name in idle:
+        for old, new in zip(before[name], after[name], strict=True):
+            np.testing.assert_array_equal(old, new)
+    assert any(np.any(old != new) for old, new in zip(before[busy], after[busy]))
+
+
+def test_an_idle_head_gives_the_encoder_nothing():
+    inputs, targets = tiny.data(8)
+    alone = tiny.trainer("sgd", heads=("tag",))
+    alone.fit(inputs, {"tag": targets["tag"]}, batch_size=8, shuffle=False, verbose=0)
+    unlabelled = {**targets, "price": np.full(8, -1), "size": np.full(8, np.nan, "float32")}
+    together = tiny.trainer("sgd")
+    together.fit(inputs, unlabelled, batch_size=8, shuffle=False, verbose=0)
+    for a, b in zip(alone.encoder.trainable_variables, together.encoder.trainable_variables, strict=True):
+        np.testing.assert_array_equal(*tiny.values([a, b]))
+
+
+def test_without_any_label_an_update_is_skipped_and_counted():
+    inputs, targets = tiny.data(4)
+    nothing = {"tag": np.zeros((4, 6), "int64"), "price": np.full(4, -1), "size": np.full(4, np.nan, "float32")}
+    trainer = tiny.trainer("adam")
+    trainer.fit(inputs, targets, verbose=0)
+    before = tiny.weights_of(trainer)
+    with pytest.warns(RuntimeWarning, match="no head that was to train had a label"):
+        history = trainer.fit(inputs, nothing, verbose=0).history
+    assert history["skipped_updates"] == [1.0]
+    assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [1, 1]
+    for old, new in zip(before, tiny.weights_of(trainer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("weight", [0.0, lambda update: tf.where(update < 1, 0.0, 1.0)])
+def test_a_weight_of_zero_makes_a_head_idle(weight):
+    inputs, targets = tiny.data(4)
+    trainer = tiny.trainer(
+        keras.optimizers.AdamW(0.1, weight_decay=0.1), weights={"tag": 1.0, "price": weight, "size": 1.0}
+    )
+    trainer.compute_gradients((inputs, targets))
+    before = state_of(trainer, "price")
+    trainer.fit(inputs, targets, verbose=0)
+    for old, new in zip(before, state_of(trainer, "price"), strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -1,0 +1,84 @@
+"""Promise 4 within its own rounding: mixed precision, loss scaling, and steps that are not finite."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, clipping
+from tests import tiny
+
+
+def updated(policy, **compiled):
+    inputs, targets = tiny.data(16, seed=3)
+    keras.mixed_precision.set_global_policy(policy)
+    trainer = tiny.trainer(
+        keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **compiled
+    )
+    history = trainer.fit(inputs, targets, batch_size=16, shuffle=False, epochs=3, verbose=0).history
+    return tiny.weights_of(trainer), history, trainer
+
+
+@pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)])
+@pytest.mark.parametrize("compiled", [{}, {"balance_at": "parameters", "micro_batches": 2}])
+def test_mixed_precision_makes_the_same_updates(policy, tolerance, compiled):
+    wanted, full, _ = updated("float32", **compiled)
+    actual, mixed, trainer = updated(policy, **compiled)
+    assert all(weight.dtype == np.float32 for weight in actual)
+    for name in ("tag_norm", "price_norm", "size_norm", "price_coefficient"):
+        np.testing.assert_allclose(mixed[name], full[name], rtol=10 * tolerance)
+    for a, b in zip(actual, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance)
+    assert hasattr(trainer.optimizer, "inner_optimizer") == (policy == "mixed_float16")
+
+
+def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
+    inputs, targets = tiny.data(8)
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    scale = 2.0**40  # far above what float16 holds
+    inner = keras.optimizers.Adam(0.1)
+    optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=scale)
+    trainer = tiny.trainer(optimizer)
+    trainer.compute_gradients((inputs, targets))
+    before = tiny.values(trainer._plan.recipe.network.variables)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
+    assert history["skipped_updates"] == [1.0, 1.0]
+    for old, new in zip(before, tiny.values(trainer._plan.recipe.network.variables), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
+    from multihead._keras import loss_scale
+
+    assert float(loss_scale(trainer.optimizer)) == scale / 4
+
+
+def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
+    def broken(y_true, y_pred):
+        return y_pred[:, 0] * tf.where(y_true[:, 0] > 5, float("inf"), 1.0)
+
+    encoder = keras.layers.Dense(3, activation="tanh")
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("good", keras.layers.Dense(1), "mse")
+    trainer.add_head("bad", keras.layers.Dense(1, name="bad_dense"), broken)
+    trainer.compile(keras.optimizers.Adam(0.1, use_ema=True), balancer="UPGrad", balance_every=2)
+    inputs = np.ones((4, 2), "float32")
+    fine = {"good": np.ones((4, 1), "float32"), "bad": np.ones((4, 1), "float32")}
+    trainer.fit(inputs, fine, verbose=0)
+    state = lambda: tiny.values(
+        [
+            *trainer._plan.recipe.network.variables,
+            *trainer.optimizer.variables,
+            *trainer.balancer.variables,
+            trainer.kept_coefficients.values,
+            trainer.update_count,
+        ]
+    )  # noqa: E731
+    before = state()
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.*'bad'.*bad_dense"):
+        history = trainer.fit(inputs, {**fine, "bad": 9 * fine["bad"]}, verbose=0).history
+    assert history["skipped_updates"] == [1.0]
+    for old, new in zip(before, state(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert trainer.fit(inputs, fine, verbose=0).history["skipped_updates"] == [0.0]

@@ -1,0 +1,109 @@
+"""Promise 4 under `tf.distribute`: two replicas make the update of one device, and stay alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import schedules
+from tests import tiny
+from tests.conformance.test_one_update import (
+    BALANCINGS,
+    OPTIMIZERS,
+    assert_alike,
+    batches_of_updates,
+    expected,
+    trained,
+)
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def assert_replicas_alike(trainer, strategy):
+    state = [trainer.update_count, *trainer.optimizer.variables, *trainer.weights]
+    for variable in state:
+        copies = strategy.experimental_local_results(tiny.tensor_variable(variable))
+        first, *others = [copy.numpy() for copy in copies]
+        for other in others:
+            np.testing.assert_array_equal(first, other, err_msg=variable.name)
+
+
+@pytest.mark.parametrize(
+    ("gathering", "balanced", "clip", "missing", "optimizer"),
+    [
+        ("whole", "sum", None, True, "adam"),
+        ("whole", "cut", 0.3, True, "adam"),
+        ("whole", "parameters", None, True, "momentum"),
+        ("slices", "cut", None, True, "adam"),
+        ("batches", "sum", 0.3, True, "momentum"),
+        ("both", "cut", 0.3, True, "adam"),
+        ("both", "parameters", 0.3, False, "adam"),
+    ],
+)
+def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, balanced, clip, missing, optimizer):
+    balancer, level = BALANCINGS[balanced]
+    updates = batches_of_updates(missing)
+    wanted = expected(updates, OPTIMIZERS[optimizer], balancer, level, clip)
+    actual, trainer = trained(updates, OPTIMIZERS[optimizer], gathering, balancer, level, clip, strategy)
+    assert_alike(actual, wanted)
+    assert_replicas_alike(trainer, strategy)
+
+
+def test_logs_and_evaluation_are_over_all_replicas(strategy):
+    data = tf.data.Dataset.from_tensor_slices(tiny.data(14)).batch(7)
+    figures = []
+    for scope in (None, strategy):
+        if scope is None:
+            trainer = tiny.trainer("adam", metrics=True)
+        else:
+            with scope.scope():
+                trainer = tiny.trainer("adam", metrics=True)
+        history = trainer.fit(data, epochs=1, verbose=0, shuffle=False).history
+        figures.append((history, trainer.evaluate(data, verbose=0, return_dict=True)))
+    for alone, both in zip(*figures):
+        assert alone.keys() == both.keys()
+        for name in alone:
+            np.testing.assert_allclose(alone[name], both[name], rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strategy, monkeypatch):
+    """Beside the counts and the usual sum of gradients, one [heads, heads] matrix crosses between replicas."""
+    from multihead import _meeting, _step, _update
+
+    crossed = []
+    real = _update.all_reduce_sum
+
+    def recording(value):
+        crossed.append(
+            [g.shape.as_list() for g in value if g is not None] if isinstance(value, list) else value.shape.as_list()
+        )
+        return real(value)
+
+    for module in (_meeting, _step, _update):
+        monkeypatch.setattr(module, "all_reduce_sum", recording)
+    with strategy.scope():
+        trainer = tiny.trainer("sgd", balancer="UPGrad")
+    trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(8)).batch(8), epochs=1, verbose=0, shuffle=False)
+    num_heads = len(trainer.heads)
+    encoder = [
+        v.shape.as_list() if hasattr(v.shape, "as_list") else list(v.shape) for v in trainer.encoder.trainable_variables
+    ]
+    single = [shape for shape in crossed if shape and not isinstance(shape[0], list)]
+    assert {tuple(shape) for shape in single} == {(num_heads + 1,), (num_heads, num_heads)}
+    lists = [shapes for shapes in crossed if shapes and isinstance(shapes[0], list)]
+    # One list for the encoder, one for the heads' own variables, per replica (an embedding's rows are sparse).
+    assert {len(shapes) for shapes in lists} == {len(encoder), 6}
+
+
+def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):
+    with strategy.scope():
+        trainer = tiny.trainer(
+            "adam", schedule=schedules.WhileConflicting(0.99, probe_every=2), balancer="EqualNorms", balance_every=2
+        )
+    trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(16)).batch(4), epochs=1, verbose=0, shuffle=False)
+    assert_replicas_alike(trainer, strategy)
+    assert tiny.values([trainer.schedule.observations])[0] >= 2

@@ -1,0 +1,28 @@
+"""What every test starts from: the CPU only, as two logical devices, fixed seeds, single precision."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is not ours to mend
+    warnings.simplefilter("ignore")
+    import keras
+    import pytest
+    import tensorflow as tf
+
+# Tests of replicas need two devices, and these must be asked for before TensorFlow starts; other tests use the first.
+_CPU = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras."""
+    keras.utils.set_random_seed(0)
+    yield
+    keras.mixed_precision.set_global_policy("float32")

@@ -1,0 +1,214 @@
+"""The command: small runs from start to answers, and one line for whatever cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from examples.seq2seq_price import command, run
+
+SMALL = ["--epochs", "2", "--units", "8", "--embedding", "4", "--batch-size", "16"]
+
+
+@pytest.fixture(scope="module")
+def workshop_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "deep" / "er"
+    assert command.main([*SMALL, "--orders", "120", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_leaves_its_figures(workshop_run):
+    metrics = json.loads((workshop_run / "metrics.json").read_text(encoding="utf-8"))
+    assert list(metrics["splits"]) == ["train", "dev"]
+    for rows, figures in zip((120, 12), metrics["splits"].values()):
+        assert figures["rows"] == figures["labelled_rows"] == rows
+        for name in ("price_accuracy", "price_macro_f1", "reply_exact", "reply_token_accuracy"):
+            assert 0 <= figures[name] <= 1
+        assert figures["loss"] == pytest.approx(figures["reply_loss"] + figures["price_loss"], rel=1e-5)
+        assert figures["seconds"] > 0 and figures["examples_per_second"] > 0
+        assert "reply_slot_f1" not in figures
+    assert metrics["training"]["epochs"] == 2
+    assert metrics["training"]["examples_per_second"] == pytest.approx(240 / metrics["training"]["seconds"])
+    assert 0 < metrics["training"]["padding_share"] < 1
+    assert metrics["options"]["units"] == 8
+
+
+def test_a_run_leaves_its_history_curves_and_samples(workshop_run):
+    with (workshop_run / "history.csv").open(newline="") as file:
+        history = list(csv.DictReader(file))
+    assert [row["epoch"] for row in history] == ["1", "2"]
+    for head in ("reply", "price"):
+        for figure in (f"{head}_loss", f"val_{head}_loss", f"{head}_norm", f"{head}_share"):
+            assert all(np.isfinite(float(row[figure])) for row in history)
+    assert all(float(row["reply_share"]) + float(row["price_share"]) == pytest.approx(1, abs=1e-4) for row in history)
+    assert (workshop_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    samples = (workshop_run / "samples.txt").read_text(encoding="utf-8")
+    assert samples.count("\nwanted ") == samples.count("\ngot    ") == samples.count("text   ") > 0
+
+
+@pytest.mark.xfail(
+    keras.__version__.startswith("2."), reason="on Keras 2 a loaded model's reply loss differs by 3e-4", strict=False
+)
+def test_a_trained_model_answers_as_it_did(workshop_run, capsys):
+    texts = ["a walnut table for six", "", "🙂 שלום"]
+    model, columns = run.load_model(workshop_run)
+    dev = run.workshop_data(120, 12, 0).splits["dev"]
+    model.trainer.compile("sgd")
+    figures, _ = run.evaluate(model, dev, batch_size=5)
+    written = json.loads((workshop_run / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
+    for name in ("reply_loss", "price_loss", "price_accuracy", "reply_exact"):
+        assert figures[name] == pytest.approx(written[name], rel=1e-4, abs=1e-6)
+    answers = model.answer(texts)
+    assert columns == {"source": "text", "target": "order", "label": "price"}
+    assert command.main(["--load", str(workshop_run), "--predict", *texts]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::3] == [f"text: {text}".rstrip() if text else "text: " for text in texts]
+    assert [line.rstrip() for line in lines[1::3]] == [f"order: {reply}".rstrip() for reply in answers.replies]
+    for line, probabilities in zip(lines[2::3], answers.probabilities):
+        name = model.ranges.names[probabilities.argmax()]
+        assert line == f"price: {name} (probability {probabilities.max():.2f})"
+
+
+def write_meanings(path, rows, prices):
+    lines = ["name,sentence,mr,cost"]
+    for number in range(rows):
+        name = ("The Mill", "Aromi")[number % 2]
+        lines.append(f'{name},"{name} is a, pub {number}","name[{name}], eatType[pub]",{prices[number % len(prices)]}')
+    content = "\r\n".join(lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+FILE_COLUMNS = ["--source", "sentence", "--target", "mr", "--label", "cost"]
+
+
+def test_files_with_missing_prices_and_every_option(tmp_path):
+    train = write_meanings(tmp_path / "train.csv.gz", 40, ["5", "", "20", "9"])
+    dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])
+    options = [
+        *SMALL, *FILE_COLUMNS, "--train", train, "--dev", dev, "--test", dev, "--bands", "3", "--missing", "class",
+        "--swap-column", "name", "--cell", "lstm", "--attention", "bahdanau", "--balancer", "UPGrad", "--balance-at",
+        "parameters", "--schedule", "price:reply=1:2", "--price-weight", "0.5", "--micro-batches", "2", "--clip",
+        "average-norm:0.1", "--beam", "2", "--seed", "3", "--output", str(tmp_path / "out"),
+    ]  # fmt: skip
+    assert command.main(options) == 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))
+    assert list(metrics["splits"]) == ["train", "dev", "test"]
+    assert metrics["splits"]["dev"]["labelled_rows"] == 9
+    assert metrics["splits"]["dev"]["reply_exact"] == metrics["splits"]["test"]["reply_exact"]
+    assert 0 <= metrics["splits"]["dev"]["reply_slot_f1"] <= 1
+    model, _ = run.load_model(tmp_path / "out")
+    assert model.ranges.names == ("under 9", "9 to 12.6667", "12.6667 and more", "(missing)")
+
+
+def test_missing_prices_are_no_labels(tmp_path):
+    train = write_meanings(tmp_path / "train.csv", 12, ["low", "", "high"])
+    options = command.parse([*FILE_COLUMNS, "--train", train, "--dev", train])
+    data = run.load_data(options)
+    assert data.ranges.names == ("high", "low")
+    assert data.splits["dev"].labels.tolist() == [1, -1, 0] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], r"argument --epochs: must be a whole number of at least 1. Received: '0'."),
+        (["--dropout", "1"], r"must be a number of at least 0 and below 1. Received: '1'."),
+        (["--learning-rate", "0"], r"must be a number above 0. Received: '0'."),
+        (["--price-weight", "-1"], r"must be a number of at least 0. Received: '-1'."),
+        (["--clip", "global:5"], r"value, norm, average-norm or global-norm with a limit above 0. Received: 'global:5'."),
+        (["--clip", "norm:0"], r"with a limit above 0. Received: 'norm:0'."),
+        (["--schedule", "price:reply=1"], r"heads and their numbers of updates. Received: 'price:reply=1'."),
+        (["--cell", "rnn"], r"argument --cell: invalid choice: 'rnn'"),
+        (["--predict", "x"], "--load and --predict go together."),
+        (["--load", "x"], "--load and --predict go together."),
+        (["--dev", "x"], "--dev needs --train."),
+        (["--swap-column", "x"], "--swap-column needs --train."),
+        (["--train", "x"], "--train needs --dev."),
+        (["--ep", "3"], "unrecognized arguments: --ep"),
+    ],
+)
+def test_options_that_cannot_be_used(arguments, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        command.main(arguments)
+    error = capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--balancer", "UPGard"], "`--balancer` must be one of 'CAGrad'|`--balancer` must be one of"),
+        (["--schedule", "price:replies=1:9", "--orders", "20"], "'replies'"),
+        (["--schedule", "price=1", "--orders", "20"], "'reply'"),
+        (["--orders", "20", "--max-tokens", "3"], "The column `text` must hold at most 3 tokens in a row. Received: "),
+        (["--load", "nowhere", "--predict", "x"], "`--load` must be the folder of a finished run. Received: 'nowhere'"),
+        (["--train", "nowhere.csv", "--dev", "x"], "`nowhere.csv` must be a readable file."),
+    ],
+)
+def test_input_that_cannot_be_used(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("examples.seq2seq_price: error: ") and error.count("\n") == 1
+    assert any(part in error for part in message.split("|"))
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("prices", "columns", "message"),
+    [
+        (["", ""], [], "The column `cost` must hold price ranges. Received: 8 empty labels in the training rows."),
+        (["low"], [], "The column `cost` must hold at least two price ranges. Received: one only, 'low'."),
+        (["low", "high"], ["--bands", "2"], "The column `cost` must hold numbers to be cut with --bands. Received: 'low'"),
+        (["1", "2"], ["--label", "price"], "must have the column 'price'. Received: the columns 'name', 'sentence', 'mr'"),
+        (["1", "2"], ["--swap-column", "nom"], "must have the column 'nom'."),
+    ],
+)
+def test_files_that_cannot_be_used(prices, columns, message, capsys, tmp_path):
+    train = write_meanings(tmp_path / "train.csv", 8, prices)
+    arguments = [*FILE_COLUMNS, "--train", train, "--dev", train, "--output", str(tmp_path / "out"), *columns]
+    assert command.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_an_output_that_is_no_folder(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert command.main(["--orders", "20", "--output", str(tmp_path / "file")]) == 2
+    assert "`--output` must be a folder that can be written." in capsys.readouterr().err
+
+
+def test_a_spoilt_model(capsys, tmp_path):
+    (tmp_path / "model.json").write_text("{}")
+    (tmp_path / "model.weights.h5").write_text("")
+    assert command.main(["--load", str(tmp_path), "--predict", "x"]) == 2
+    error = capsys.readouterr().err
+    assert "`--load` must be the folder of a finished run." in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["rich", "matplotlib"])
+def test_a_missing_extra_is_named(module, capsys, monkeypatch):
+    find = command.importlib.util.find_spec
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    assert command.main([]) == 2
+    assert f"needs {module}. Install the extra: pip install -e '.[examples]'" in capsys.readouterr().err
+
+
+def test_help_needs_no_tensorflow():
+    code = (
+        "import sys; from examples.seq2seq_price.command import main\n"
+        "try: main(['--help'])\nfinally: print('tensorflow' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("False\n")
+    for option in "--epochs --batch-size --units --embedding --cell --attention --balancer --seed --output".split():
+        assert option in result.stdout

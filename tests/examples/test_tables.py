@@ -1,0 +1,61 @@
+"""Files as people have them, and what is said of files that cannot be used."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from examples.seq2seq_price.tables import InputError, read_table
+
+
+def test_quotes_line_breaks_blanks_and_a_byte_order_mark(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes('\ufeffid,"the text",label\r\n1,"a, ""b""\r\nc",£5\r\n\r\n2, d ,\r\n'.encode())
+    assert read_table(path, ["the text", "label"]) == [
+        {"the text": 'a, "b"\r\nc', "label": "£5"},
+        {"the text": "d", "label": ""},
+    ]
+
+
+@pytest.mark.parametrize(("name", "line_end"), [("rows.tsv", "\n"), ("rows.tsv.gz", "\r\n"), ("rows.txt", "\n")])
+def test_tabs_and_gzip(tmp_path, name, line_end):
+    content = line_end.join(["text\tlabel", "a, b\tlow", "é\thigh", ""]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert read_table(tmp_path / name, ["label", "text"]) == [
+        {"label": "low", "text": "a, b"},
+        {"label": "high", "text": "é"},
+    ]
+
+
+def test_gzip_is_known_by_its_content(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(gzip.compress(b"text\nx\n"))
+    assert read_table(tmp_path / "rows.csv", ["text"]) == [{"text": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"must have a first row with column names\. Received: an empty file"),
+        (b"text,label\n", r"must have rows under its column names\. Received: none"),
+        (b"text,price\nx,1\n", r"must have the column 'label'\. Received: the columns 'text', 'price'\. Name those"),
+        (b"text,label,label\nx,1,2\n", r"must have each column once\. Received: 'label' several times"),
+        (b"text,label\nx,1\ny\n", r"must have 2 fields in every row.*Received: 1 fields in the row that ends on line 3"),
+        (b"text,label\n\xff\xfe,1\n", r"must be UTF-8 text\. Received: a file with the byte 0xff"),
+        (gzip.compress(b"text,label\nx,1\n" * 99)[:30], r"must be a whole gzip file"),
+        (b'text,label\n"' + b"x" * 200_000 + b'",1\n', r"must be CSV or TSV\. Received: field larger"),
+    ],
+)
+def test_what_is_said_of_a_bad_file(tmp_path, content, message):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as raised:
+        read_table(path, ["text", "label"])
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    with pytest.raises(InputError, match=r"none\.csv` must be a readable file\. Received: No such file"):
+        read_table(tmp_path / "none.csv", ["text"])
+    with pytest.raises(InputError, match=r"must be a readable file\. Received: Is a directory"):
+        read_table(tmp_path, ["text"])

@@ -1,0 +1,196 @@
+"""The decoder's teacher-forced logits against NumPy, row by row."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
+from tests.models.numpy_seq2seq import RowDecoder, encode_row, tensor_variables, weights_of
+
+TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)
+LENGTHS = [5, 2, 1, 1]
+TARGETS = np.array([[4, 5, 6, 3], [7, 3, 0, 0], [3, 0, 0, 0], [6, 6, 3, 0]], np.int32)
+ENGINES = ["addons", "native"] if _addons.is_installed() else ["native"]
+KINDS = [
+    (cell, num_layers, attention, feeding)
+    for cell, num_layers, (attention, feeding) in itertools.product(
+        ["gru", "lstm"],
+        [1, 2],
+        [("luong", False), ("bahdanau", False), (None, False), ("luong", True), ("bahdanau", True)],
+    )
+]
+
+SOME_KINDS = [kind for kind in KINDS if kind[:2] in (("gru", 1), ("lstm", 2))]
+
+
+def grow(layer, factor=3.0):
+    """Larger weights, so that differences show."""
+    layer.set_weights([weight * factor for weight in layer.get_weights()])
+
+
+def bridge(decoder, states):
+    """The decoder's first states of one row in NumPy, for as many layers on both sides."""
+    result = []
+    for index, state in enumerate(states):
+        parts = []
+        for dense, part in zip(decoder.bridge.maps[index], state):
+            kernel, bias = weights_of(dense) if dense.built else (np.eye(len(part)), None)
+            parts.append(part if bias is None else np.tanh(part @ kernel + bias))
+        result.append(parts)
+    return result
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cell, num_layers, attention, feeding", SOME_KINDS)
+def test_logits_equal_numpy(cell, num_layers, attention, feeding, engine):
+    encoder = Seq2SeqEncoder(12, 3, 4, cell=cell, num_layers=num_layers, bidirectional=num_layers == 2)
+    decoder = Seq2SeqDecoder(
+        9, 3, 4, cell=cell, num_layers=num_layers, attention=attention, input_feeding=feeding, engine=engine
+    )
+    representation = encoder(tf.constant(TOKENS))
+    decoder(representation, tf.constant(TARGETS))
+    grow(encoder)
+    grow(decoder)
+    representation = encoder(tf.constant(TOKENS))
+    logits = decoder(representation, tf.constant(TARGETS))
+    assert logits.dtype == tf.float32 and logits.shape == [4, 4, 9]
+    for row, length in enumerate(LENGTHS):
+        outputs, states = encode_row(encoder, TOKENS[row, :length])
+        expected, _ = RowDecoder(decoder, outputs, bridge(decoder, states)).teacher_forced(TARGETS[row])
+        np.testing.assert_allclose(logits[row], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "encoder_options, decoder_options",
+    [
+        ({"cell": "lstm", "num_layers": 3}, {"cell": "lstm", "num_layers": 2}),
+        ({"cell": "gru", "num_layers": 1}, {"cell": "gru", "num_layers": 3}),
+        ({"cell": "lstm", "bidirectional": True}, {"cell": "gru"}),
+        ({"cell": "gru"}, {"cell": "lstm", "num_layers": 2}),
+    ],
+)
+def test_states_are_fitted_between_unlike_sides(encoder_options, decoder_options):
+    encoder = Seq2SeqEncoder(12, 3, 4, **encoder_options)
+    decoder = Seq2SeqDecoder(9, 3, 4, engine="native", **decoder_options)
+    representation = encoder(tf.constant(TOKENS))
+    logits = decoder(representation, tf.constant(TARGETS))
+    assert np.isfinite(logits).all()
+    first = decoder.bridge(representation["state"])
+    assert len(first) == decoder.num_layers
+    last = representation["state"][-1]
+    if encoder_options["cell"] == decoder_options["cell"]:
+        tf.nest.map_structure(np.testing.assert_array_equal, first[-1], last)
+    elif encoder_options["cell"] == "lstm":
+        kernel, bias = weights_of(decoder.bridge.maps[0][0])
+        np.testing.assert_allclose(first[0], np.tanh(np.asarray(last[0]) @ kernel + bias), atol=1e-6)
+    else:
+        kernel, bias = weights_of(decoder.bridge.maps[1][1])
+        np.testing.assert_array_equal(first[1][0], last)
+        np.testing.assert_allclose(first[1][1], np.tanh(np.asarray(last) @ kernel + bias), atol=1e-6)
+
+
+def test_padded_targets_and_batch_mates_change_nothing():
+    encoder, decoder = Seq2SeqEncoder(12, 3, 4), Seq2SeqDecoder(9, 3, 4)
+    together = decoder(encoder(tf.constant(TOKENS)), tf.constant(np.pad(TARGETS, [(0, 0), (0, 2)])))
+    for row in range(4):
+        alone = decoder(encoder(tf.constant(TOKENS[row : row + 1])), tf.constant(TARGETS[row : row + 1]))
+        np.testing.assert_allclose(together[row, :4], alone[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("feeding", [False, True])
+def test_variable_shapes_in_a_function_and_under_a_tape(engine, feeding):
+    encoder = Seq2SeqEncoder(12, 3, 4, cell="gru", dropout=0.2)
+    decoder = Seq2SeqDecoder(9, 3, 4, cell="gru", dropout=0.2, num_layers=2, input_feeding=feeding, engine=engine)
+    decoder(encoder(tf.constant(TOKENS)), tf.constant(TARGETS))
+    variables = tensor_variables(decoder)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)] * 2)
+    def gradients(tokens, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(decoder(encoder(tokens, training=True), targets, training=True) ** 2)
+        return tape.gradient(loss, variables)
+
+    for size in (4, 1):
+        result = gradients(tf.constant(TOKENS[:size]), tf.constant(TARGETS[:size, : size + 1]))
+        assert all(np.isfinite(tf.convert_to_tensor(gradient)).all() for gradient in result)
+    gradients(tf.constant(TOKENS[:0]), tf.constant(TARGETS[:0]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("attention, feeding", [("luong", False), (None, False), ("bahdanau", True)])
+def test_scheduled_sampling_reads_the_decoders_own_ids(attention, feeding, engine):
+    options = {"attention": attention, "input_feeding": feeding, "engine": engine, "sampling_probability": 1.0}
+    encoder, decoder = Seq2SeqEncoder(12, 3, 4), Seq2SeqDecoder(9, 3, 4, **options)
+    targets = tf.fill([4, 5], 4)
+    decoder(encoder(tf.constant(TOKENS)), targets)
+    grow(encoder)
+    grow(decoder, 6.0)
+    decoder.output_layer.set_weights([weight * 1e4 for weight in decoder.output_layer.get_weights()])  # no doubt left
+    representation = encoder(tf.constant(TOKENS))
+    sampled = decoder(representation, targets, training=True)
+    for row, length in enumerate(LENGTHS):
+        outputs, states = encode_row(encoder, TOKENS[row, :length])
+        reference = RowDecoder(decoder, outputs, bridge(decoder, states))
+        ids = reference.greedy(5, stop=False)[0]
+        expected, _ = reference.teacher_forced(ids)
+        np.testing.assert_allclose(sampled[row] / 1e4, expected / 1e4, atol=1e-4)
+        plain, _ = reference.teacher_forced(np.asarray(targets[row]))
+        np.testing.assert_allclose(decoder(representation, targets)[row] / 1e4, plain / 1e4, atol=1e-4)
+
+
+def test_mixed_precision_gives_float32_logits_and_decodes():
+    encoder = Seq2SeqEncoder(12, 3, 4, dtype="mixed_float16")
+    decoder = Seq2SeqDecoder(9, 3, 4, dtype="mixed_float16", input_feeding=True, maximum_length=5)
+    representation = encoder(tf.constant(TOKENS))
+    assert decoder(representation, tf.constant(TARGETS)).dtype == tf.float32
+    assert decoder.generate(representation, beam_width=3).shape == [4, 5]
+
+
+def test_config_makes_the_same_decoder():
+    decoder = Seq2SeqDecoder(
+        9, 3, 4, cell="gru", num_layers=2, attention="bahdanau", input_feeding=True, dropout=0.1, maximum_length=7
+    )
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(decoder))
+    assert again.get_config() == decoder.get_config()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"attention": "dot"}, r"`attention` must be one of 'luong', 'bahdanau', None\. Received: attention='dot'\."),
+        (
+            {"attention": None, "input_feeding": True},
+            r"`input_feeding` needs `attention`\. Received: input_feeding=True",
+        ),
+        ({"engine": "tfa"}, r"`engine` must be one of 'addons', 'native', None\."),
+        ({"end_id": 9}, r"`end_id` must be below `vocabulary_size`\. Received: end_id=9, vocabulary_size=9\."),
+        ({"sampling_probability": 1.1}, r"`sampling_probability` must be a number from 0 to 1\. Received: .*=1\.1\."),
+        ({"maximum_length": 0}, r"`maximum_length` must be an integer of at least 1\. Received: maximum_length=0\."),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2SeqDecoder(9, 3, 4, **options)
+
+
+def test_wrong_inputs():
+    encoder, decoder = Seq2SeqEncoder(12, 3, 4), Seq2SeqDecoder(9, 3, 4)
+    representation = encoder(tf.constant(TOKENS))
+    with pytest.raises(ValueError, match=r"`targets` must be integer ids of shape \[batch, time\]\. Received: dtype float"):
+        decoder(representation, tf.zeros([4, 3]))
+    with pytest.raises(ValueError, match=r"`representation` must hold .*without \['outputs', 'state'\]\. Pass what"):
+        decoder.generate({"mask": representation["mask"]})
+    with pytest.raises(ValueError, match=r"`representation` must be a dict .* Received: .*Tensor\. Pass what"):
+        decoder.generate(representation["final"])
+
+
+@pytest.mark.skipif(_addons.is_installed(), reason="TensorFlow Addons is installed")
+def test_addons_must_be_installed():
+    with pytest.raises(ImportError, match=r'`engine="addons"` needs TensorFlow Addons.* Received: TensorFlow 2\.'):
+        Seq2SeqDecoder(9, 3, 4, engine="addons")

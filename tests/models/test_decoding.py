@@ -1,0 +1,218 @@
+"""Decoding by either engine against NumPy, exhaustive search, and the other engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
+from tests.models.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
+from tests.models.test_decoder import ENGINES, KINDS, LENGTHS, SOME_KINDS, TOKENS, bridge, grow
+
+
+def make(engine, *, vocabulary=9, maximum_length=6, factor=4.0, **options):
+    encoder = Seq2SeqEncoder(12, 3, 4, cell=options.get("cell", "lstm"), num_layers=options.get("num_layers", 1))
+    decoder = Seq2SeqDecoder(vocabulary, 3, 4, engine=engine, maximum_length=maximum_length, **options)
+    representation = encoder(tf.constant(TOKENS))
+    decoder(representation, tf.constant([[3]] * 4))
+    grow(encoder, factor)
+    grow(decoder, factor)
+    return encoder, decoder, encoder(tf.constant(TOKENS))
+
+
+def rows(encoder, decoder):
+    for row, length in enumerate(LENGTHS):
+        outputs, states = encode_row(encoder, TOKENS[row, :length])
+        yield row, RowDecoder(decoder, outputs, bridge(decoder, states))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cell, num_layers, attention, feeding", SOME_KINDS)
+def test_greedy_equals_numpy(cell, num_layers, attention, feeding, engine):
+    encoder, decoder, representation = make(
+        engine, cell=cell, num_layers=num_layers, attention=attention, input_feeding=feeding
+    )
+    result = decoder.decode(representation, return_attention=attention is not None)
+    np.testing.assert_array_equal(result.ids[:, 0], decoder.generate(representation))
+    for row, reference in rows(encoder, decoder):
+        ids, score = reference.greedy(6)
+        np.testing.assert_array_equal(result.ids[row, 0], ids + [0] * (6 - len(ids)))
+        assert result.lengths[row, 0] == len(ids)
+        np.testing.assert_allclose(result.scores[row, 0], score, atol=1e-4)
+        if attention is not None:
+            weights = reference.teacher_forced(ids)[1]
+            np.testing.assert_allclose(result.attention[row, 0, : len(ids), : LENGTHS[row]], weights, atol=5e-5)
+            np.testing.assert_array_equal(result.attention[row, 0, len(ids) :], 0.0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, {"attention": None, "cell": "gru"}, {"input_feeding": True}])
+def test_wide_beam_equals_exhaustive_search(options, length_penalty, engine):
+    encoder, decoder, representation = make(engine, vocabulary=6, maximum_length=4, factor=2.0, **options)
+    result = decoder.decode(representation, beam_width=81, num_best=7, length_penalty=length_penalty)
+    for row, reference in rows(encoder, decoder):
+        expected = reference.every_sequence(4, length_penalty)[:7]
+        np.testing.assert_allclose(result.scores[row], [score for score, _ in expected], atol=1e-4)
+        for found, (_, ids) in zip(np.asarray(result.ids[row]), expected):
+            np.testing.assert_array_equal(found, ids + [0] * (4 - len(ids)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_results_that_do_not_exist_are_padding(engine):
+    encoder, decoder, representation = make(engine, vocabulary=6, maximum_length=1)
+    result = decoder.decode(representation, beam_width=6, num_best=6)
+    np.testing.assert_array_equal(np.sort(result.ids[0, :4, 0]), [1, 3, 4, 5])
+    np.testing.assert_array_equal(result.ids[:, 4:], 0)
+    np.testing.assert_array_equal(result.lengths[:, 4:], 0)
+    np.testing.assert_array_equal(result.scores[:, 4:], -np.inf)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("length_penalty", [0.0, 0.8])
+def test_each_row_decodes_as_if_alone(length_penalty, engine):
+    encoder, decoder, representation = make(engine, factor=3.0)
+    together = decoder.decode(representation, beam_width=4, num_best=4, length_penalty=length_penalty)
+    for row, length in enumerate(LENGTHS):
+        alone = decoder.decode(
+            encoder(tf.constant(TOKENS[row : row + 1, :length])),
+            beam_width=4,
+            num_best=4,
+            length_penalty=length_penalty,
+        )
+        np.testing.assert_array_equal(together.ids[row], alone.ids[0])
+        np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
+
+
+@pytest.mark.skipif(not _addons.is_installed(), reason="needs TensorFlow Addons")
+@pytest.mark.parametrize("cell, num_layers, attention, feeding", KINDS)
+def test_engines_agree(cell, num_layers, attention, feeding):
+    options = {"cell": cell, "num_layers": num_layers, "attention": attention, "input_feeding": feeding}
+    _, addons, representation = make("addons", **options)
+    native = Seq2SeqDecoder.from_config({**addons.get_config(), "engine": "native"})
+    native(representation, tf.constant([[3]] * 4))
+    native.set_weights(addons.get_weights())
+    targets = tf.constant([[4, 5, 3], [6, 3, 0], [3, 0, 0], [7, 7, 3]])
+    np.testing.assert_allclose(native(representation, targets), addons_logits(addons, representation, targets), atol=1e-5)
+    for arguments in (
+        {},
+        {"beam_width": 3, "num_best": 3},
+        {"beam_width": 3, "num_best": 2, "length_penalty": 1.0},
+        {"sample": True, "temperature": 0.8, "top_k": 4, "seed": 5},
+    ):
+        arguments["return_attention"] = attention is not None
+        ours, theirs = native.decode(representation, **arguments), addons.decode(representation, **arguments)
+        np.testing.assert_array_equal(ours.ids, theirs.ids)
+        np.testing.assert_array_equal(ours.lengths, theirs.lengths)
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5)
+        if attention is not None:
+            np.testing.assert_allclose(ours.attention, theirs.attention, atol=1e-5)
+
+
+def addons_logits(decoder, representation, targets):
+    """Logits by Addons' `BasicDecoder`, also where training takes the faster way."""
+    memory, state = decoder.begin(representation)
+    inputs = np.pad(np.asarray(targets)[:, :-1], [(0, 0), (1, 0)], constant_values=decoder.start_id)
+    vectors = _addons.run_stepwise(decoder, decoder.embed(tf.constant(inputs)), memory, state)
+    return decoder.output_layer(vectors)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_in_a_function_with_unknown_shapes(engine):
+    encoder, decoder, _ = make(engine)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def decode(tokens):
+        representation = encoder(tokens)
+        best = decoder.decode(representation, beam_width=3, num_best=2, length_penalty=0.5, return_attention=True)
+        return decoder.generate(representation), decoder.generate(representation, beam_width=3), best
+
+    greedy, beam, best = decode(tf.constant(TOKENS))
+    representation = encoder(tf.constant(TOKENS))
+    np.testing.assert_array_equal(greedy, decoder.generate(representation))
+    np.testing.assert_array_equal(beam, decoder.generate(representation, beam_width=3))
+    np.testing.assert_array_equal(best.ids[:, 0].shape, [4, 6])
+    for tokens in (TOKENS[:0], TOKENS[:, :0], TOKENS[:1, :1]):
+        greedy, beam, best = decode(tf.constant(tokens))
+        assert greedy.shape == beam.shape == [len(tokens), 6]
+        assert best.attention.shape[:3] == [len(tokens), 2, 6]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unusual_inputs(engine):
+    encoder, decoder, _ = make(engine)
+    rows = {"unknown words only": [1, 1, 1], "one token": [7], "no token": [0], "very long": [4, 5, 6, 7, 8] * 40}
+    batch = np.zeros([len(rows), 200], np.int32)
+    for place, ids in enumerate(rows.values()):
+        batch[place, : len(ids)] = ids
+    together = decoder.decode(encoder(tf.constant(batch)), beam_width=3, num_best=3)
+    for place, ids in enumerate(rows.values()):
+        alone = decoder.decode(encoder(tf.constant([ids])), beam_width=3, num_best=3)
+        np.testing.assert_array_equal(together.ids[place], alone.ids[0])
+        np.testing.assert_allclose(together.scores[place], alone.scores[0], atol=1e-4)
+    nothing, padding = encoder(tf.zeros([1, 0], tf.int32)), encoder(tf.zeros([1, 3], tf.int32))
+    np.testing.assert_array_equal(decoder.generate(nothing), decoder.generate(padding))
+
+
+def test_native_decoding_is_saved_with_everything_in_it(tmp_path):
+    encoder, decoder, representation = make("native")
+    module = tf.Module()
+    module.layers = [encoder, decoder]
+    module.variables_of_layers = tensor_variables(encoder) + tensor_variables(decoder)
+    module.answer = tf.function(
+        lambda tokens: decoder.generate(encoder(tokens), beam_width=3),
+        input_signature=[tf.TensorSpec([None, None], tf.int32)],
+    )
+    tf.saved_model.save(module, str(tmp_path), signatures=module.answer.get_concrete_function())
+    loaded = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_array_equal(loaded.answer(TOKENS), decoder.generate(representation, beam_width=3))
+
+
+def test_decoding_builds_an_unbuilt_decoder():
+    representation = Seq2SeqEncoder(12, 3, 4)(tf.constant(TOKENS))
+    assert Seq2SeqDecoder(9, 3, 4, maximum_length=5).generate(representation).shape == [4, 5]
+    assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sampling_follows_the_distribution(engine):
+    encoder, decoder, _ = make(engine, maximum_length=1, factor=2.0)
+    tokens = tf.repeat(tf.constant(TOKENS[:1]), 4000, axis=0)
+    representation = encoder(tokens)
+    _, reference = next(rows(encoder, decoder))
+    expected = np.exp(reference.log_probabilities(2, reference.first)[0])
+    drawn = np.bincount(np.asarray(decoder.decode(representation, sample=True, seed=1).ids)[:, 0, 0], minlength=9)
+    np.testing.assert_allclose(drawn / 4000, expected, atol=0.04)
+    best = decoder.decode(representation, sample=True, top_k=1, seed=1)
+    np.testing.assert_array_equal(best.ids[:, 0], decoder.generate(representation))
+    cold = decoder.decode(representation, sample=True, temperature=1e-3, seed=1)
+    np.testing.assert_array_equal(cold.ids[:, 0], decoder.generate(representation))
+    again = [decoder.decode(representation, sample=True, seed=seed).ids for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(again[0], again[1])
+    assert (again[0].numpy() != again[2].numpy()).any()
+    anew = tf.function(lambda: decoder.decode(representation, sample=True).ids)
+    assert (anew().numpy() != anew().numpy()).any()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"beam_width": 0}, r"`beam_width` must be an integer of at least 1\. Received: beam_width=0\."),
+        ({"num_best": 2}, r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."),
+        ({"sample": True, "beam_width": 2}, r"`sample` needs `beam_width=1`\. Received: sample=True, beam_width=2\."),
+        ({"sample": True, "temperature": 0.0}, r"`temperature` must be above 0\. Received: temperature=0\.0\."),
+        ({"top_k": 3}, r"`temperature` and `top_k` need `sample=True`\. Received: temperature=1\.0, top_k=3"),
+        ({"maximum_length": 0}, r"`maximum_length` must be an integer of at least 1\."),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    _, decoder, representation = make("native")
+    with pytest.raises(ValueError, match=message):
+        decoder.decode(representation, **arguments)
+
+
+def test_no_attention_to_return():
+    _, decoder, representation = make("native", attention=None)
+    with pytest.raises(ValueError, match=r"`return_attention` needs a decoder with attention\."):
+        decoder.decode(representation, return_attention=True)

@@ -1,0 +1,188 @@
+"""Updates written by hand: a plain tape over the promised formula, NumPy in float64 for the rest.
+
+Nothing here comes from the library. A head's loss is the weighted sum over its labelled elements in all batches of the
+update, divided once by the sum of the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import tensorflow as tf
+from scipy import optimize
+
+from tests.tiny import tensor_variable
+
+
+def element_losses(predictions, batch):
+    """Per head: the losses of elements and which of them are labelled, from a batch of `tiny.data`."""
+    _, targets = batch
+    tag = np.asarray(targets["tag"])
+    price = np.asarray(targets["price"])
+    size = np.asarray(targets["size"])
+    result = {}
+    if "tag" in predictions:
+        values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tag, logits=predictions["tag"])
+        result["tag"] = values, tag != 0
+    if "price" in predictions:
+        chosen = tf.gather(predictions["price"], np.maximum(price, 0), axis=1, batch_dims=1)
+        result["price"] = -tf.math.log(chosen), price >= 0
+    if "size" in predictions:
+        clean = np.nan_to_num(size)
+        result["size"] = tf.square(predictions["size"][:, 0] - clean), ~np.isnan(size)
+    return result
+
+
+class Reference:
+    """A network trained by hand.
+
+    Args:
+        encoder, heads: Its modules, built.
+        optimizer: A Keras optimizer of its own.
+        weights: The heads' weights.
+        combine: From the Gramian in float64 to the heads' coefficients, or None for the plain sum.
+        level: `"representation"` or `"parameters"`.
+        clip: A global norm, or None.
+    """
+
+    def __init__(self, encoder, heads, optimizer, weights, combine=None, level="representation", clip=None):
+        self.encoder, self.heads, self.optimizer = encoder, heads, optimizer
+        self.weights, self.combine, self.level, self.clip = weights, combine, level, clip
+
+    @property
+    def variables(self):
+        return [v for module in (self.encoder, *self.heads.values()) for v in module.trainable_variables]
+
+    def gradients(self, batches, sample_weights=None, active=None):
+        """One gradient per variable, None for idle heads, after balancing and before clipping; and the Gramian."""
+        names = [name for name in self.heads if active is None or name in active]
+        encoder_variables = [tensor_variable(v) for v in self.encoder.trainable_variables]
+        with tf.GradientTape(persistent=True) as tape:
+            sums = dict.fromkeys(names, 0.0)
+            counts = dict.fromkeys(names, 0.0)
+            leaves = []
+            for i, batch in enumerate(batches):
+                representation = self.encoder(batch[0])
+                leaves += [representation["outputs"], representation["mean"]]
+                predictions = {name: self.heads[name](representation) for name in names}
+                for name, (losses, labelled) in element_losses(predictions, batch).items():
+                    weight = labelled.astype("float32")
+                    if sample_weights is not None and name in sample_weights[i]:
+                        given = np.asarray(sample_weights[i][name], "float32")
+                        weight = weight * given.reshape(given.shape + (1,) * (weight.ndim - given.ndim))
+                    sums[name] += tf.reduce_sum(tf.where(weight > 0, losses, 0.0) * weight)
+                    counts[name] += weight.sum()
+            names = [name for name in names if counts[name] > 0]
+            means = {name: self.weights[name] * sums[name] / counts[name] for name in names}
+            total = tf.add_n(list(means.values()))
+        dense = lambda gradients: [None if g is None else tf.convert_to_tensor(g) for g in gradients]  # noqa: E731
+        own = {
+            name: dense(tape.gradient(total, [tensor_variable(v) for v in self.heads[name].trainable_variables]))
+            for name in names
+        }
+        gramian = None
+        if self.combine is None:
+            shared = dense(tape.gradient(total, encoder_variables))
+        else:
+            flat = []
+            per_head = []
+            for name in names:
+                per_head.append(dense(tape.gradient(means[name], encoder_variables)))
+                # `mean` is computed from `outputs`: the cut's leaves are taken one by one, without what flows between.
+                seen = (
+                    per_head[-1]
+                    if self.level == "parameters"
+                    else self._at_cut(batches, name, sums, counts, sample_weights)
+                )
+                flat.append(np.concatenate([np.asarray(g, "float64").ravel() for g in seen]))
+            matrix = np.stack(flat)
+            gramian = matrix @ matrix.T
+            coefficients = self.combine(gramian)
+            shared = [
+                tf.add_n([tf.cast(float(c) * tf.cast(g, tf.float64), tf.float32) for c, g in zip(coefficients, column)])
+                for column in zip(*per_head)
+            ]
+        gradients = list(shared)
+        for name in self.heads:
+            gradients += own.get(name) or [None] * len(self.heads[name].trainable_variables)
+        return gradients, gramian
+
+    def _at_cut(self, batches, name, sums, counts, sample_weights):
+        """The gradient of a head's weighted mean loss with respect to detached leaves of the representation."""
+        gradients = []
+        for i, batch in enumerate(batches):
+            representation = dict(self.encoder(batch[0]))
+            outputs, mean = tf.constant(representation["outputs"]), tf.constant(representation["mean"])
+            with tf.GradientTape() as tape:
+                tape.watch([outputs, mean])
+                prediction = self.heads[name]({"outputs": outputs, "mean": mean, "mask": representation["mask"]})
+                ((losses, labelled),) = element_losses({name: prediction}, batch).values()
+                weight = labelled.astype("float32")
+                if sample_weights is not None and name in sample_weights[i]:
+                    given = np.asarray(sample_weights[i][name], "float32")
+                    weight = weight * given.reshape(given.shape + (1,) * (weight.ndim - given.ndim))
+                loss = self.weights[name] * tf.reduce_sum(tf.where(weight > 0, losses, 0.0) * weight) / counts[name]
+            for leaf, gradient in zip((outputs, mean), tape.gradient(loss, [outputs, mean])):
+                gradients.append(tf.zeros_like(leaf) if gradient is None else gradient)
+        return gradients
+
+    def update(self, batches, sample_weights=None, active=None):
+        gradients, _ = self.gradients(batches, sample_weights, active)
+        if self.clip is not None:
+            norm = np.sqrt(sum(np.sum(np.asarray(g, "float64") ** 2) for g in gradients if g is not None))
+            factor = self.clip / max(norm, self.clip)
+            gradients = [None if g is None else tf.cast(tf.cast(g, tf.float64) * factor, tf.float32) for g in gradients]
+        pairs = [(g, v) for g, v in zip(gradients, self.variables) if g is not None]
+        self.optimizer.apply_gradients(pairs)
+
+
+def coefficients(method, gramian):
+    """Coefficients of a balancing method from its definition, in float64. PCGrad: a list, one per order of the heads."""
+    gramian = np.asarray(gramian, "float64")
+    count = len(gramian)
+    norms = np.sqrt(np.diag(gramian))
+    if method == "Sum":
+        return np.ones(count)
+    if method == "EqualNorms":
+        return norms.mean() / norms
+    if method == "UPGrad":  # each row projected onto the cone of directions that oppose no row, summed
+        root = np.linalg.cholesky(gramian + 1e-14 * np.trace(gramian) * np.eye(count)).T
+        total = np.zeros(count)
+        for i in range(count):
+            # min_v v'Gv with v >= e_i: v = e_i + z, z >= 0: |root z + root e_i|
+            z, _ = optimize.nnls(root, -root[:, i])
+            total += z
+            total[i] += 1
+        return total
+    if method == "MGDA":
+        result = optimize.minimize(
+            lambda w: w @ gramian @ w / np.trace(gramian),
+            np.ones(count) / count,
+            jac=lambda w: 2 * gramian @ w / np.trace(gramian),
+            bounds=[(0, None)] * count,
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones(count)},
+            method="SLSQP",
+            options={"ftol": 1e-16, "maxiter": 500},
+        )
+        return result.x
+    if method == "NashMTL":
+        unit = gramian / np.outer(norms, norms)
+        log_w = optimize.root(lambda s: unit @ np.exp(s) - np.exp(-s), np.zeros(count), tol=1e-14).x
+        return np.exp(log_w) / norms
+    if method == "IMTLG":
+        weights = np.linalg.pinv(gramian / np.outer(norms, norms)) @ np.ones(count) / norms
+        return weights / weights.sum()
+    if method == "PCGrad":
+        orders = [list(itertools.permutations([j for j in range(count) if j != i])) for i in range(count)]
+        results = []
+        for choice in itertools.product(*orders):
+            rows = np.eye(count)
+            for i, order in enumerate(choice):
+                for j in order:
+                    dot = rows[i] @ gramian[:, j]
+                    if dot < 0:
+                        rows[i, j] -= dot / gramian[j, j]
+            results.append(rows.sum(axis=0))
+        return results
+    raise ValueError(method)

@@ -1,0 +1,100 @@
+"""The accumulator for loops by hand, against the mean over all elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead.accumulation import GradientAccumulator
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(23, 4)).astype("float32"), RNG.normal(size=23).astype("float32")
+PARTS = [(0, 5), (5, 6), (6, 20), (20, 23)]
+
+
+def made():
+    return tf.Variable(np.ones((4, 1), "float32")), tf.Variable(np.ones((6, 2), "float32")), tf.Variable([1.0])
+
+
+def gradients(variables, start, end, total=False):
+    dense, table, unused = variables
+    with tf.GradientTape() as tape:
+        rows = tf.gather(table, np.arange(start, end) % 3)
+        values = (tf.constant(X[start:end]) @ dense)[:, 0] * tf.reduce_sum(rows, 1) - Y[start:end]
+        loss = tf.reduce_sum(values**2) if total else tf.reduce_mean(values**2)
+    return tape.gradient(loss, [dense, table, unused])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_mean_over_ragged_parts_is_the_whole_batchs_gradient(reduction, in_graph):
+    variables = made()
+    accumulator = GradientAccumulator(variables)
+    add = tf.function(accumulator.add) if in_graph else accumulator.add
+    for _ in range(2):  # the second after a reset
+        for start, end in PARTS:
+            add(
+                gradients(variables, start, end, reduction == "sum"),
+                tf.constant(float(end - start)),
+                reduction=reduction,
+            )
+            so_far = gradients(variables, 0, end)
+            np.testing.assert_allclose(accumulator.mean()[0], so_far[0], rtol=2e-5)  # the incremental mean is the mean
+        assert float(accumulator.count) == 23
+        mean = accumulator.mean()
+        np.testing.assert_allclose(mean[1], tf.convert_to_tensor(gradients(variables, 0, 23)[1]), rtol=2e-5, atol=1e-6)
+        assert mean[2] is None
+        accumulator.reset()
+        assert float(accumulator.count) == 0 and accumulator.mean()[0] is None
+
+
+def test_running_average_forgets_at_its_momentum():
+    variable = tf.Variable([0.0])
+    accumulator = GradientAccumulator([variable], momentum=0.8)
+    top = bottom = 0.0
+    for value, count in ((1.0, 2.0), (5.0, 1.0), (-3.0, 4.0)):
+        accumulator.add([tf.constant([value])], count)
+        top, bottom = 0.8 * top + value * count, 0.8 * bottom + count
+        np.testing.assert_allclose(accumulator.mean()[0], [top / bottom], rtol=1e-6)
+
+
+def test_duplicate_rows_are_summed():
+    table = tf.Variable(tf.zeros([3, 1]))
+    accumulator = GradientAccumulator([table])
+    accumulator.add([tf.IndexedSlices(tf.constant([[1.0], [2.0], [4.0]]), tf.constant([1, 1, 0]), tf.constant([3, 1]))])
+    np.testing.assert_array_equal(accumulator.mean()[0], [[4.0], [3.0], [0.0]])
+
+
+def test_replicas_average_over_all_of_them():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        variable = tf.Variable([0.0])
+        accumulator = GradientAccumulator([variable])
+
+    @tf.function
+    def step():
+        def in_replica():
+            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+            accumulator.add([tf.reshape(1.0 + 2.0 * replica, [1])], 90.0 - 80.0 * replica)  # 90 of 1, 10 of 3
+            accumulator.add([tf.reshape(1.0 + 2.0 * replica, [1])], 90.0 - 80.0 * replica)
+            return accumulator.mean()[0], accumulator.mean(part=True)[0]
+
+        return strategy.run(in_replica)
+
+    whole, part = step()
+    for value in strategy.experimental_local_results(whole):
+        np.testing.assert_allclose(value, [1.2], rtol=1e-6)
+    np.testing.assert_allclose(strategy.reduce("SUM", part, axis=None), [1.2], rtol=1e-6)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="`variables` must not be empty"):
+        GradientAccumulator([])
+    with pytest.raises(ValueError, match="`momentum` must be None or at least 0 and below 1"):
+        GradientAccumulator([tf.Variable([0.0])], momentum=1.0)
+    accumulator = GradientAccumulator([tf.Variable([0.0])])
+    with pytest.raises(ValueError, match="one gradient, or None, per variable, 1 in all. Received: 2"):
+        accumulator.add([None, None])
+    with pytest.raises(ValueError, match="`reduction` must be one of 'mean', 'sum'"):
+        accumulator.add([None], reduction="median")

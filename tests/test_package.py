@@ -1,0 +1,285 @@
+"""The package as it is built and laid out: what a wheel holds, which versions it takes, who imports whom."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import multihead
+from multihead import _compatibility, balancing
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Imports go from a later line to an earlier one, or within a line; never to a later one.
+LAYERS = [
+    {"_compatibility", "_version"},
+    {"_keras", "_validation"},
+    {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
+    {"heads", "weighting", "balancing"},
+    {"_backward", "_meeting", "_step", "_update", "telemetry"},
+    {"_plan", "trainer", "testing", "diagnosis"},
+    {"__init__"},
+]
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """Full dotted names of what a file imports, wherever in the file."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def modules_imported(path: Path) -> set[str]:
+    """The modules directly under `multihead` that a file of the package imports."""
+    return {name.split(".")[1] for name in imported(path) if name.startswith("multihead.")}
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(ROOT / "multihead").parts[0].removesuffix(".py")
+
+
+# What is built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from a copy of the checkout on a Python where importing TensorFlow, Keras or NumPy fails."""
+    folder = tmp_path_factory.mktemp("build")
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    for name in ("multihead", "models", "examples"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    for name in ("tensorflow", "keras", "numpy"):
+        (folder / "absent").mkdir(exist_ok=True)
+        (folder / "absent" / f"{name}.py").write_text("raise ImportError('a build must not need this')")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(checkout)],
+        env={**os.environ, "PYTHONPATH": str(folder / "absent")},
+        check=True,
+        timeout=300,
+    )
+    (built,) = folder.glob("*.whl")
+    return zipfile.ZipFile(built)
+
+
+def test_wheel_has_one_top_level_name(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"multihead"}
+
+
+def test_wheel_holds_every_module_types_and_licence(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {path.relative_to(ROOT).as_posix() for path in sources("multihead")} <= names
+    assert "multihead/py.typed" in names
+    assert any(re.fullmatch(r".*\.dist-info/(licenses/)?LICENSE", name) for name in names)
+
+
+def test_wheel_states_version_and_needs_only_tensorflow_and_numpy(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    header = wheel.read(name).decode().split("\n\n")[0]
+    requirements = [Requirement(text) for text in re.findall(r"^Requires-Dist: (.*)$", header, re.MULTILINE)]
+    assert {r.name for r in requirements if "extra" not in str(r.marker)} == {"tensorflow", "numpy"}
+    assert re.search(rf"^Version: {re.escape(multihead.__version__)}$", header, re.MULTILINE)
+
+
+def test_changelog_begins_with_this_version() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert first and first.group(1) == multihead.__version__
+
+
+# Which versions
+
+
+def tensorflow_requirement() -> SpecifierSet:
+    lines = setup_cfg()["options"]["install_requires"].split()
+    return next(Requirement(line).specifier for line in lines if line.startswith("tensorflow"))
+
+
+@pytest.mark.parametrize(
+    "version", "2.14.1 2.15.0 2.15.1 2.16.1 2.16.2 2.20.0 2.21.0 3.0.0".split()
+)
+def test_installer_and_import_agree_on_tensorflow(version: str) -> None:
+    assert (version in tensorflow_requirement()) == _compatibility.usable_tensorflow(version)
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize(
+    "platform", [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "AMD64")]
+)
+def test_addons_extra_is_whole_or_empty(python: str, platform: tuple[str, str]) -> None:
+    lines = setup_cfg()["options.extras_require"]["addons"].strip().splitlines()
+    environment = {"python_version": python, "sys_platform": platform[0], "platform_machine": platform[1]}
+    chosen = {r.name for r in map(Requirement, lines) if r.marker and r.marker.evaluate(environment)}
+    has_wheels = python in ("3.10", "3.11") and platform in (("linux", "x86_64"), ("darwin", "arm64"))
+    assert chosen == ({"tensorflow-addons", "tensorflow", "numpy"} if has_wheels else set())
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "keras", "backend"),
+    [("2.15.1", "2.15.0", "tensorflow"), ("2.15.1", "2.15.0", "jax"), ("2.16.2", "3.12.0", "tensorflow"),
+     ("2.21.0", "3.15.1", "tensorflow"), ("2.22.0-dev20260101", "3.16.0.dev1", "tensorflow")],
+)  # fmt: skip
+def test_usable_stacks_pass(tensorflow: str, keras: str, backend: str) -> None:
+    assert _compatibility.problem(tensorflow, keras, backend) is None
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "keras", "backend", "message"),
+    [
+        (None, None, "tensorflow", r"needs TensorFlow, which is not installed: run `pip install .*tensorflow`\.$"),
+        ("2.14.1", "2.14.0", "tensorflow", r"needs TensorFlow 2\.15\.1 or newer, but TensorFlow 2\.14\.1 is installed"),
+        ("2.16.2", "3.3.0", "tensorflow", r"needs Keras 3\.12 or newer, but Keras 3\.3\.0 is installed"),
+        ("2.21.0", None, "tensorflow", r"needs Keras beside TensorFlow 2\.21\.0, but Keras is not installed: run"),
+        ("2.15.1", "3.12.0", "tensorflow", r"needs Keras 2\.15, but Keras 3\.12\.0 is installed: run `pip install"),
+        ("2.21.0", "2.15.0", "tensorflow", r"needs Keras 3\.12 or newer, but Keras 2\.15\.0 is installed: run"),
+        ("2.21.0", "3.15.1", "jax", r"the backend is 'jax': set the environment variable KERAS_BACKEND=tensorflow"),
+    ],
+)
+def test_unusable_stacks_are_explained(tensorflow: str | None, keras: str | None, backend: str, message: str) -> None:
+    text = _compatibility.problem(tensorflow, keras, backend)
+    assert text is not None and re.search(message, text)
+    assert "\n" not in text and text.endswith(".")
+
+
+def import_with(tmp_path: Path, module: str, source: str) -> str:
+    """Imports `multihead` in a fresh process where one module is replaced, and returns what it printed on failing."""
+    (tmp_path / f"{module}.py").write_text(source)
+    result = subprocess.run(
+        [sys.executable, "-c", "import multihead"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 1
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_import_explains_a_missing_tensorflow(tmp_path: Path) -> None:
+    source = "raise ModuleNotFoundError(\"No module named 'tensorflow'\", name='tensorflow')"
+    message = import_with(tmp_path, "tensorflow", source)
+    assert re.match(r"ImportError: multihead needs TensorFlow, which is not installed", message)
+
+
+def test_import_explains_an_old_tensorflow(tmp_path: Path) -> None:
+    message = import_with(tmp_path, "tensorflow", "__version__ = '2.9.0'")
+    assert re.match(r"ImportError: multihead needs TensorFlow 2\.15\.1 or newer, but TensorFlow 2\.9\.0", message)
+
+
+def test_import_explains_a_broken_tensorflow(tmp_path: Path) -> None:
+    message = import_with(tmp_path, "tensorflow", "raise ImportError('numpy.core.umath failed to import')")
+    assert re.match(r"ImportError: TensorFlow is installed, but its import fails \(numpy.core.umath", message)
+
+
+# Who imports whom
+
+
+@pytest.mark.parametrize("path", sources("multihead"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_go_one_way(path: Path) -> None:
+    layer = {name: number for number, names in enumerate(LAYERS) for name in names}
+    module = module_of(path)
+    assert module in layer, f"give {module!r} its place in LAYERS"
+    used = modules_imported(path) - {module}
+    assert {name for name in used if layer.get(name, len(LAYERS)) > layer[module]} == set()
+
+
+def test_modules_of_the_package_import_each_other_without_circles() -> None:
+    uses: dict[str, set[str]] = {}
+    for path in sources("multihead"):
+        uses.setdefault(module_of(path), set()).update(modules_imported(path) - {module_of(path)})
+    while uses:
+        free = {name for name, used in uses.items() if not used & uses.keys()}
+        assert free, f"a circle among {sorted(uses)}"
+        uses = {name: used for name, used in uses.items() if name not in free}
+
+
+def test_weighting_and_balancing_do_not_know_each_other() -> None:
+    for one, other in (("weighting", "balancing"), ("balancing", "weighting")):
+        for path in sources(f"multihead/{one}"):
+            assert other not in modules_imported(path), path
+
+
+def test_package_and_reference_models_do_not_know_each_other() -> None:
+    strangers = {"multihead": {"models", "examples", "benchmarks", "tests"}, "models": {"multihead", "examples"}}
+    for folder, others in strangers.items():
+        for path in sources(folder):
+            assert {name.split(".")[0] for name in imported(path)} & others == set(), path
+
+
+def test_one_file_imports_tensorflow_addons() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("multihead", "models", "examples", "benchmarks")
+        for path in sources(folder)
+        if any(name.split(".")[0] == "tensorflow_addons" for name in imported(path))
+    }
+    assert users <= {"models/_addons.py"}
+
+
+def test_core_imports_tensorflow_keras_numpy_and_the_standard_library_only() -> None:
+    allowed = {"multihead", "tensorflow", "keras", "numpy", *sys.stdlib_module_names}
+    for path in sources("multihead"):
+        assert {name.split(".")[0] for name in imported(path)} <= allowed, path
+
+
+def test_trainer_knows_no_method_by_name() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "multihead" / "trainer.py").read_text(encoding="utf-8")))
+    assert words & (set(balancing.__all__) - {"Balancer", "get"}) == set()
+
+
+def test_no_step_leaves_the_graph() -> None:
+    for folder in ("multihead", "models"):
+        for path in sources(folder):
+            assert not re.search(r"\b(numpy_function|py_function|py_func)\b", path.read_text(encoding="utf-8")), path
+
+
+def test_public_names_exist_and_nothing_else_is_public() -> None:
+    for name in multihead.__all__:
+        assert hasattr(multihead, name)
+    public = {name for name in vars(multihead) if not name.startswith("_")}
+    submodules = {path.stem for path in (ROOT / "multihead").iterdir()}
+    assert public - submodules <= set(multihead.__all__) | {"annotations"}
+
+
+# What tests start from
+
+
+def test_seeds_are_fixed_for_every_test() -> None:
+    first = (tf.random.uniform([]).numpy(), np.random.rand())
+    keras.utils.set_random_seed(0)
+    assert (tf.random.uniform([]).numpy(), np.random.rand()) == first

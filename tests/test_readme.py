@@ -1,0 +1,89 @@
+"""What the README says is run, or looked up."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples import two_gradients
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_python_blocks_of_other_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+
+
+def run_quick_start(balancer: str) -> dict[str, Any]:
+    (source,) = blocks(ROOT / "README.md", "python")
+    assert source.count("balancing.EqualNorms()") == 1
+    namespace: dict[str, Any] = {"__name__": "README"}
+    exec(compile(source.replace("balancing.EqualNorms()", balancer), "README.md", "exec"), namespace)
+    return namespace
+
+
+def test_quick_start_gives_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+    balanced = run_quick_start("balancing.EqualNorms()")
+    assert balanced["predictions"]["band"].shape == (512, 3)
+    assert balanced["predictions"]["size"].shape == (512, 1)
+    assert "accuracy 0.99" in capsys.readouterr().out
+    with_balancer, without = (
+        {name: values[-1] for name, values in result["history"].history.items()}
+        for result in (balanced, run_quick_start("None"))
+    )
+    assert with_balancer["band_accuracy"] == pytest.approx(0.99, abs=0.01)
+    assert without["band_accuracy"] == pytest.approx(0.68, abs=0.03)
+    assert with_balancer["size_share"] == pytest.approx(0.5, abs=1e-3)
+    assert without["band_share"] == pytest.approx(0.02, abs=0.005)
+    assert (with_balancer["size_loss"], without["size_loss"]) == pytest.approx((50, 42), rel=0.05)
+
+
+def test_picture_is_of_the_numbers_that_the_library_gives(tmp_path: Path) -> None:
+    updates = two_gradients.updates()
+    assert np.min(two_gradients.GRADIENTS @ updates["plain sum"]) < 0
+    assert np.min(two_gradients.GRADIENTS @ updates["UPGrad"]) > -1e-4
+    # By hand: each gradient less its part along the other, summed (the two conflict, so both are projected).
+    first, second = two_gradients.GRADIENTS.astype(np.float64)
+    inner = first @ second
+    projected = first - inner / (second @ second) * second + second - inner / (first @ first) * first
+    np.testing.assert_allclose(updates["UPGrad"], projected, rtol=1e-5)
+    assert two_gradients.main([str(tmp_path / "picture.png")]) == 0
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_two_commands_come_before_the_quick_start() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = text.index(".venv/bin/python -m examples.seq2seq_price\n```")
+    assert example < text.index(".venv/bin/python -m pytest\n```") < text.index("```python")
+
+
+def test_extras_that_are_named_exist() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    for page in PAGES:
+        for extras in re.findall(r"-e \"?\.\[([\w,]+)\]", page.read_text(encoding="utf-8")):
+            assert set(extras.split(",")) <= set(parser["options.extras_require"]), page
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
