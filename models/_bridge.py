@@ -31,19 +31,17 @@ class StateBridge(keras.layers.Layer):
         self.units = units
         self.num_parts = 2 if cell == "lstm" else 1
         self.num_layers = num_layers
-        self.maps = [
-            [
-                keras.layers.Dense(units, activation="tanh", name=f"{part}_{index}", dtype=self.dtype_policy)
-                for part in ("hidden", "carry")[: self.num_parts]
-            ]
+        self.maps = [  # flat, since Keras 2 saves no layers out of a list in a list
+            keras.layers.Dense(units, activation="tanh", name=f"{part}_{index}", dtype=self.dtype_policy)
             for index in range(num_layers)
+            for part in ("hidden", "carry")[: self.num_parts]
         ]
 
     def build(self, state_shape: Any) -> None:
         """Creates the weights of the maps that are needed, from the shapes of the encoder's states."""
         sources = self._sources([_shape_list(shape) for shape in state_shape])
-        for maps, shapes in zip(self.maps, sources):
-            for part, dense in enumerate(maps):
+        for index, shapes in enumerate(sources):
+            for part, dense in enumerate(self._maps_of(index)):
                 if self._needs_map(shapes, part):
                     build_layer(dense, None, shapes[min(part, len(shapes) - 1)][-1])
         self.built = True
@@ -51,14 +49,18 @@ class StateBridge(keras.layers.Layer):
     def call(self, state: tuple[State, ...]) -> tuple[State, ...]:
         """The decoder's first states, one per layer, from the encoder's final states, one per layer."""
         result = []
-        for maps, source in zip(self.maps, self._sources([state_list(layer) for layer in state])):
+        for index, source in enumerate(self._sources([state_list(layer) for layer in state])):
             shapes = [tensor.shape for tensor in source]
             parts = []
-            for part, dense in enumerate(maps):
+            for part, dense in enumerate(self._maps_of(index)):
                 tensor = source[min(part, len(source) - 1)]
                 parts.append(dense(tensor) if self._needs_map(shapes, part) else tensor)
             result.append(state_of(parts))
         return tuple(result)
+
+    def _maps_of(self, index: int) -> list[Any]:
+        """The maps of one decoder layer, one per part of its state."""
+        return self.maps[index * self.num_parts : (index + 1) * self.num_parts]
 
     def _sources(self, states: list[Any]) -> list[Any]:
         """The encoder layer's state that each decoder layer takes."""

@@ -20,6 +20,12 @@ _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
+@pytest.fixture(scope="session")
+def two_replicas():
+    """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras."""

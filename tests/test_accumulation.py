@@ -66,8 +66,8 @@ def test_duplicate_rows_are_summed():
     np.testing.assert_array_equal(accumulator.mean()[0], [[4.0], [3.0], [0.0]])
 
 
-def test_replicas_average_over_all_of_them():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def test_replicas_average_over_all_of_them(two_replicas):
+    strategy = two_replicas
     with strategy.scope():
         variable = tf.Variable([0.0])
         accumulator = GradientAccumulator([variable])

@@ -18,9 +18,9 @@ from tests.conformance.test_one_update import (
 )
 
 
-@pytest.fixture(scope="module")
-def strategy():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+@pytest.fixture
+def strategy(two_replicas):
+    return two_replicas
 
 
 def assert_replicas_alike(trainer, strategy):

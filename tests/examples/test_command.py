@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
@@ -53,9 +52,6 @@ def test_a_run_leaves_its_history_curves_and_samples(workshop_run):
     assert samples.count("\nwanted ") == samples.count("\ngot    ") == samples.count("text   ") > 0
 
 
-@pytest.mark.xfail(
-    keras.__version__.startswith("2."), reason="on Keras 2 a loaded model's reply loss differs by 3e-4", strict=False
-)
 def test_a_trained_model_answers_as_it_did(workshop_run, capsys):
     texts = ["a walnut table for six", "", "🙂 שלום"]
     model, columns = run.load_model(workshop_run)

@@ -38,7 +38,7 @@ def bridge(decoder, states):
     result = []
     for index, state in enumerate(states):
         parts = []
-        for dense, part in zip(decoder.bridge.maps[index], state):
+        for dense, part in zip(decoder.bridge._maps_of(index), state):
             kernel, bias = weights_of(dense) if dense.built else (np.eye(len(part)), None)
             parts.append(part if bias is None else np.tanh(part @ kernel + bias))
         result.append(parts)
@@ -86,10 +86,10 @@ def test_states_are_fitted_between_unlike_sides(encoder_options, decoder_options
     if encoder_options["cell"] == decoder_options["cell"]:
         tf.nest.map_structure(np.testing.assert_array_equal, first[-1], last)
     elif encoder_options["cell"] == "lstm":
-        kernel, bias = weights_of(decoder.bridge.maps[0][0])
+        kernel, bias = weights_of(decoder.bridge.maps[0])
         np.testing.assert_allclose(first[0], np.tanh(np.asarray(last[0]) @ kernel + bias), atol=1e-6)
     else:
-        kernel, bias = weights_of(decoder.bridge.maps[1][1])
+        kernel, bias = weights_of(decoder.bridge.maps[3])
         np.testing.assert_array_equal(first[1][0], last)
         np.testing.assert_allclose(first[1][1], np.tanh(np.asarray(last) @ kernel + bias), atol=1e-6)
 
