@@ -125,9 +125,7 @@ class SliceGradients(NamedTuple):
         )
 
 
-Combine = Callable[
-    [Sequence[list[tf.Tensor | None]], tf.Tensor], tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]
-]
+Combine = Callable[[Sequence[list[tf.Tensor | None]], tf.Tensor], tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]]
 """Combines the heads at the cut, given their gradients there and their `[num_heads]` loss sums.
 
 Returns the combined gradient, the Gramian or None, and `[num_heads]` factors for what heads send to encoder variables

@@ -82,9 +82,7 @@ def _array_spec(array: Any) -> tf.TensorSpec:
 
 def open_batch_size(nest: Any) -> Any:
     """The specs of a nest of tensors or specs, with the first axis left open."""
-    return tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), nest
-    )
+    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), nest)
 
 
 def encode_specs(specs: Any) -> Any:

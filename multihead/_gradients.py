@@ -73,9 +73,7 @@ def size(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
 
 
-def computed_if(
-    condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor]
-) -> list[Gradient]:
+def computed_if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor]) -> list[Gradient]:
     """`compute()` where the condition holds; where not, nothing of it runs and all its results are zeros.
 
     Args:
@@ -134,9 +132,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
         rows = [
             tf.zeros([tf.reduce_prod(shape)], tf.float32)
             if gradient is None
-            else tf.reshape(
-                tf.math.unsorted_segment_sum(_float32(gradient.values), next(parts), tf.size(indices)), [-1]
-            )
+            else tf.reshape(tf.math.unsorted_segment_sum(_float32(gradient.values), next(parts), tf.size(indices)), [-1])
             for gradient in gradients
         ]
         return Rows(

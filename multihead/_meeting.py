@@ -170,9 +170,7 @@ class Meeting:
         measure = measures[self._measure]
         return _total(at_cut), None if measure is None else measure(at_cut), ones
 
-    def _balance(
-        self, at_cut: AtCut, loss_sums: tf.Tensor
-    ) -> tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]:
+    def _balance(self, at_cut: AtCut, loss_sums: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]:
         gramian = all_reduce_sum(cut_gramian(at_cut))
         if self.sees_gradients:
             leaves = [as_rows([gradients[leaf] for gradients in at_cut]) for leaf in range(len(at_cut[0]))]

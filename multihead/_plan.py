@@ -109,8 +109,7 @@ class Settings(NamedTuple):
         schedule.bind(head_names)
         if clip is not None and not isinstance(clip, AbstractClipping):
             raise TypeError(
-                f"`clip` must be one of multihead.clipping. Received: clip={clip!r}. "
-                "Pass, say, clipping.ByGlobalNorm(5.0)."
+                f"`clip` must be one of multihead.clipping. Received: clip={clip!r}. Pass, say, clipping.ByGlobalNorm(5.0)."
             )
         balance_every = check_positive_whole("balance_every", balance_every)
         micro_batches = check_positive_whole("micro_batches", micro_batches)
@@ -249,11 +248,7 @@ class Plan:
             at_parameters=settings.balancer is not None and settings.balance_at == "parameters",
             schedule=settings.schedule,
             micro_batches=settings.micro_batches,
-            measure="gramian"
-            if settings.schedule.reads_gramian
-            else "none"
-            if settings.telemetry == "losses"
-            else "norms",
+            measure="gramian" if settings.schedule.reads_gramian else "none" if settings.telemetry == "losses" else "norms",
             kept=kept,
         )
 

@@ -156,9 +156,7 @@ def compute_update(
         inputs, labels = piece
         share = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), examples)
         scales = Scales(head_scales, share, loss_scale)
-        return slice_gradients(
-            network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian
-        )
+        return slice_gradients(network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian)
 
     if len(slices) == 1:
         gathered = run(slices[0])

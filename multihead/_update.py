@@ -115,9 +115,7 @@ def combine_heads(
         if meeting.sees_gradients:
             restored, coefficients = meeting.combine_rows(present, inner_products, gathered.loss_sums)
             combined = iter(restored)
-            encoder = [
-                rest_i if matrix is None else added(rest_i, next(combined)) for rest_i, matrix in zip(rest, stacked)
-            ]
+            encoder = [rest_i if matrix is None else added(rest_i, next(combined)) for rest_i, matrix in zip(rest, stacked)]
         else:
             coefficients = meeting.coefficients_of(inner_products, gathered.loss_sums)
             encoder = list(rest)

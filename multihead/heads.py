@@ -46,9 +46,7 @@ class Head:
         ignore_label: int | None = None,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(
-                f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'."
-            )
+            raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
         if not callable(module):
             raise TypeError(
                 f"`module` must be a Keras layer, a model or a function. Received: module={module!r}. "

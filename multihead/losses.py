@@ -34,9 +34,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         ValueError: `label_smoothing` is not in `[0, 1)`.
     """
 
-    def __init__(
-        self, *, padding_id: int = 0, label_smoothing: float = 0.0, name: str = "sequence_crossentropy"
-    ) -> None:
+    def __init__(self, *, padding_id: int = 0, label_smoothing: float = 0.0, name: str = "sequence_crossentropy") -> None:
         super().__init__(name=name)
         if not 0 <= label_smoothing < 1:
             raise ValueError(
@@ -93,9 +91,7 @@ class ElementLoss:
         if predictions.shape.rank == 1:
             predictions = predictions[:, tf.newaxis]
         lacks_last_axis = targets.shape.rank == predictions.shape.rank - 1 and predictions.shape[-1] == 1
-        values = tf.convert_to_tensor(
-            self._function(targets[..., tf.newaxis] if lacks_last_axis else targets, predictions)
-        )
+        values = tf.convert_to_tensor(self._function(targets[..., tf.newaxis] if lacks_last_axis else targets, predictions))
         if values.shape.rank != value_rank(predictions.shape.rank):
             raise ValueError(
                 f"The loss {self.name!r} must give one value per element, shape {predictions.shape[:-1]} for predictions "

@@ -201,13 +201,9 @@ class WhileConflicting(AbstractSchedule):
     ) -> None:
         super().__init__()
         if not is_number(threshold) or not -1 <= threshold <= 1:
-            raise ValueError(
-                f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, say, 0."
-            )
+            raise ValueError(f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, say, 0.")
         if not is_number(momentum) or not 0 <= momentum < 1:
-            raise ValueError(
-                f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, say, 0.9."
-            )
+            raise ValueError(f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, say, 0.9.")
         if check_positive_whole("probe_every", probe_every) < 2:
             raise ValueError(
                 "`probe_every` must be at least 2, else the heads never take turns. "

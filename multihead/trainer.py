@@ -160,9 +160,7 @@ class MultiHeadTrainer(keras.Model):
             TypeError: An option is of the wrong kind.
         """
         if not self._plan.heads:
-            raise ValueError(
-                "`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first."
-            )
+            raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
         names = list(self.heads)
         optimizer = check_optimizer(optimizer)
         settings = Settings.checked(
@@ -280,9 +278,7 @@ class MultiHeadTrainer(keras.Model):
         self._assert_ready("compute_gradients")
         prepared = self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
         recipe = self._plan.recipe
-        update = compute_update(
-            recipe, [prepared], tensor_variable(self.update_count), loss_scale(self.optimizer)
-        ).update
+        update = compute_update(recipe, [prepared], tensor_variable(self.update_count), loss_scale(self.optimizer)).update
         gradients = list(update.gradients)
         if tf.executing_eagerly():
             for i in range(len(gradients)):

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Imports go from a later line to an earlier one, or within a line; never to a later one.
 LAYERS = [
     {"_compatibility", "_version"},
-    {"_keras", "_validation"},
+    {"_keras", "_validation", "_draws"},
     {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
     {"heads", "weighting", "balancing"},
     {"_backward", "_meeting", "_step", "_update", "telemetry"},

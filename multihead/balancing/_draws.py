@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from multihead._draws import uniform
+
 MAX_HEADS = 16
-
-
-def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf.Tensor:
-    """Numbers in [0, 1), float32.
-
-    Args:
-        shape: Their shape.
-        seed: The method's seed.
-        update: The count of updates so far, a whole scalar.
-        stream: Tells apart several draws at one update.
-    """
-    key = tf.stack([tf.constant(seed, tf.int64) + stream * 1_000_003, tf.cast(update, tf.int64)])
-    return tf.random.stateless_uniform(shape, key, alg="philox")
 
 
 def other_heads_in_random_order(num_heads: int, seed: int, update: Any) -> tf.Tensor:

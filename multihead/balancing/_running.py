@@ -15,9 +15,8 @@ class RunningBalancer(Balancer):
     """A balancer that keeps as much as `num_heads` gradients of the encoder, and counts each head's updates.
 
     State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. An idle
-        head's
-    stay. The memory is `num_heads` times that of the encoder. At the representation, whose elements belong to examples,
-    there is nothing to sum over updates.
+    head's stay. The memory is `num_heads` times that of the encoder. At the representation, whose elements belong to
+    examples, there is nothing to sum over updates.
     """
 
     needs = "gradients"

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import keras
-from multihead.balancing._checks import check_between
+from multihead._validation import check_between
 from multihead.balancing._cone import DualCone, dual_cone
 from multihead.balancing._draws import MAX_HEADS
 from multihead.balancing._least_squares import nonnegative_least_squares
@@ -41,8 +41,7 @@ class CAGrad(PreferenceBalancer):
         [0.3468, 1.1633, 1.1633]
 
     Source: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021, equation 1; the update
-        is
-    not divided by `1 + c` or the like, as some implementations do.
+    is not divided by `1 + c` or the like, as some implementations do.
     """
 
     max_heads = MAX_HEADS

@@ -16,8 +16,7 @@ class ConFIG(Balancer):
     """Takes the direction with equal cosines to all heads' gradients, and their summed projections as its length.
 
     Formula: `x = U^+ 1 / |U^+ 1|`, `d = (sum_k g_k . x) x`, with the gradients of unit length as rows of `U` and `+`
-        the
-    pseudo-inverse.
+    the pseudo-inverse.
 
     What it fixes: direction (equal, positive cosines if the gradients are linearly independent; if they are not, equal
     in the sense of least squares, and a head may be opposed). The direction does not depend on the weights of the

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
-from multihead.balancing._checks import check_between
+from multihead._validation import check_between
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 
 
@@ -17,8 +17,7 @@ class DBMTL(RunningBalancer):
     """Balances the scales of losses by the logarithm and of gradients by their length, both smoothed over updates.
 
     Formula: `q_k <- b q_k + (1 - b) g_k / L_k`, the running gradient of `log L_k`, with `b = beta / t^sigma` at a
-        head's
-    t-th update; `d = sum_k (max_j |q_j| / |q_k|) q_k`.
+    head's t-th update; `d = sum_k (max_j |q_j| / |q_k|) q_k`.
 
     What it fixes: magnitude; conflicts stay. The direction does not depend on the scales of the losses. Size of the
     update: all heads' parts have the length of the longest gradient of a logarithm; set the learning rate accordingly.

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
+from multihead._validation import check_between, check_seed
 from multihead.balancing._base import Balancer
-from multihead.balancing._checks import check_between, check_seed
 from multihead.balancing._draws import MAX_HEADS, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
@@ -18,8 +18,7 @@ class GradVac(Balancer):
     """Turns two heads' gradients towards each other until they are as similar as they usually are.
 
     Formula: for each head i, start with `x = g_i`; for the other heads j in random order, with `f = cos(x, g_j)` and
-        the
-    target `F_ij`: if `f < F_ij`, then
+    the target `F_ij`: if `f < F_ij`, then
     `x <- x + |x| (F_ij sqrt(1 - f^2) - f sqrt(1 - F_ij^2)) / (|g_j| sqrt(1 - F_ij^2)) g_j`, after which the cosine is
     `F_ij`; then `F_ij <- (1 - beta) F_ij + beta f`. The update is the sum of the results. While the targets are 0, this
     is `PCGrad`.

@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
-from multihead._validation import check_choice, check_head_names
+from multihead._validation import check_between, check_choice, check_head_names
 from multihead.balancing._base import Balancer
-from multihead.balancing._checks import check_between
 from multihead.balancing._running import prepared
 
 

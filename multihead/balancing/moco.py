@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
-from multihead._validation import check_positive
-from multihead.balancing._checks import check_between
+from multihead._validation import check_between, check_positive
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
 
@@ -26,8 +25,7 @@ class MoCo(RunningBalancer):
     Size of the update: the weights sum to 1. `gamma` is in units of one over the squared length of the gradients.
 
     State: `running` (the `y_k`, at first the first gradient), `counts`, and `weights`, `[num_heads]` float32, the `w`,
-        at
-    first alike. An idle head's stay, and give the encoder nothing.
+    at first alike. An idle head's stay, and give the encoder nothing.
 
     Args:
         beta: Weight of the newest gradient, above 0 and at most 1.

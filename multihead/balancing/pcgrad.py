@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import keras
+from multihead._validation import check_seed
 from multihead.balancing._base import Balancer
-from multihead.balancing._checks import check_seed
 from multihead.balancing._draws import MAX_HEADS, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
-from multihead._validation import check_positive, check_positive_whole
-from multihead.balancing._checks import check_between
+from multihead._validation import check_between, check_positive, check_positive_whole
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
@@ -20,9 +19,8 @@ class SDMGrad(PreferenceBalancer):
     """Approaches the shortest convex combination step by step, without the bias of one noisy batch, near a preference.
 
     Formula: `steps` times `w <- P(w - learning_rate v)`, `v <- momentum v + A (w + pull p)`, with `P` the projection
-        onto
-    the simplex, `p` the `preference` scaled to sum to 1, and `A` the `halves`: the inner products of the gradients of
-    one half of the examples with those of the other, `J_1 J_2^T`, whose mean over batches is that of the exact
+    onto the simplex, `p` the `preference` scaled to sum to 1, and `A` the `halves`: the inner products of the gradients
+    of one half of the examples with those of the other, `J_1 J_2^T`, whose mean over batches is that of the exact
     gradients (`J J^T` of one batch is not: its diagonal contains the noise). Then `d = sum_k (w_k + pull p_k) / (1 +
     pull) g_k`. `A` is divided by the mean squared length of the gradients, so that the learning rate does not depend on
     their scale.
