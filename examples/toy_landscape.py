@@ -1,0 +1,342 @@
+"""Which ways of combining two losses' gradients get down from everywhere, and which get stuck?
+
+`python -m examples.toy_landscape` follows every balancer down the landscape of two losses over two parameters on which
+CAGrad and Nash-MTL were shown, from the five starts of the latter, draws the paths, and prints where they end.
+
+The upper half of the landscape has two steep valleys, one per loss, that meet where the gradients oppose each other and
+differ most in length. The lower half holds the Pareto front: the points from which no step lowers both losses.
+
+Sources: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021; Navon et al., Multi-Task
+Learning as a Bargaining Game, ICML 2022, whose first loss is the former's times 0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+STARTS = ((-8.5, 7.5), (-8.5, 5.0), (9.0, 9.0), (-7.5, -0.5), (9.0, -1.0))
+# As far as the 100,000 steps of 0.001 that CAGrad was given, in the 35,000 steps that Nash-MTL was given.
+STEPS, LEARNING_RATE, SCALE = 35000, 3e-3, 0.1
+TOLERANCE = 0.1
+RECORDS = 350  # points kept of a path
+PROGRAM = "python -m examples.toy_landscape"
+REACHED, NOT_REACHED = "tab:green", "tab:red"
+
+
+def losses(points: Any, scale: float = SCALE) -> Any:
+    """Both losses at points.
+
+    Args:
+        points: `[..., 2]`, a float tensor.
+        scale: Factor of the first loss.
+
+    Returns:
+        `[..., 2]`.
+    """
+    import tensorflow as tf
+
+    x, y = points[..., 0], points[..., 1]
+    upper, lower = tf.maximum(tf.tanh(0.5 * y), 0.0), tf.maximum(tf.tanh(-0.5 * y), 0.0)
+    valleys = (0.5 * (-x - 7.0) + tf.tanh(y), 0.5 * (-x + 3.0) - tf.tanh(y) + 2.0)
+    both = [
+        upper * (tf.math.log(tf.maximum(tf.abs(valley), 5e-6)) + 6.0)
+        + lower * (((x - best) ** 2 + 0.1 * (y + 8.0) ** 2) / 10.0 - 20.0)
+        for valley, best in zip(valleys, (7.0, -7.0))
+    ]
+    return tf.stack([scale * both[0], both[1]], axis=-1)
+
+
+def losses_and_gradients(point: Any, scale: float = SCALE) -> tuple[Any, Any]:
+    """Both losses `[2]` at a point `[2]`, and their gradients, the rows of a `[2, 2]` tensor."""
+    import tensorflow as tf
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(point)
+        values = losses(point, scale)
+        first, second = values[0], values[1]
+    return values, tf.stack([tape.gradient(first, point), tape.gradient(second, point)])
+
+
+def pareto_front(count: int = 1001) -> np.ndarray:
+    """Points `[count, 2]` of the Pareto front, from the second loss's minimum to the first's.
+
+    On the front the two gradients are parallel: with `lower(y)` and its slope written out, that is an equation in y for
+    each x between the minima, which bisection solves. The first loss's factor does not move it.
+    """
+    x = np.linspace(-7.0, 7.0, count)
+
+    def determinant(y: np.ndarray) -> np.ndarray:
+        lower, slope = np.tanh(-0.5 * y), -0.5 / np.cosh(0.5 * y) ** 2
+        rows = []
+        for best in (7.0, -7.0):
+            bowl = ((x - best) ** 2 + 0.1 * (y + 8.0) ** 2) / 10.0 - 20.0
+            rows.append((lower * (x - best) / 5.0, slope * bowl + lower * (y + 8.0) / 50.0))
+        return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
+
+    low, high = np.full(count, -9.5), np.full(count, -8.0)
+    is_positive = determinant(low) > 0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        same = (determinant(middle) > 0) == is_positive
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    return np.stack([x, 0.5 * (low + high)], axis=1)
+
+
+def distance_to_front(points: np.ndarray) -> np.ndarray:
+    """How far points `[count, 2]` are from the Pareto front, in the plane of the parameters."""
+    return np.linalg.norm(np.asarray(points)[:, None] - pareto_front()[None], axis=2).min(axis=1)
+
+
+def balancers() -> dict[str, Any]:
+    """Every public balancer by name, with its defaults where these do something for two heads."""
+    from multihead import balancing
+
+    classes = {name: getattr(balancing, name) for name in balancing.__all__}
+    options: dict[str, Callable[[], Any]] = {
+        "Chain": lambda: balancing.Chain("EqualNorms", "UPGrad"),
+        "NormBudget": lambda: balancing.NormBudget({0: 0.5, 1: 0.5}),
+    }
+    return {
+        name: options.get(name, value)()
+        for name, value in sorted(classes.items(), key=lambda pair: (pair[0] != "Sum", pair[0].lower()))
+        if isinstance(value, type) and issubclass(value, balancing.Balancer) and value is not balancing.Balancer
+    }
+
+
+def follow(
+    balancer: Any,
+    *,
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+    scale: float = SCALE,
+    starts: Sequence[tuple[float, float]] = STARTS,
+) -> Iterator[np.ndarray]:
+    """Follows Adam down the balancer's updates, from one start after the other.
+
+    Args:
+        balancer: The balancer; its state is reset at each start.
+        steps: Updates per start.
+        learning_rate: Adam's.
+        scale: Factor of the first loss.
+        starts: Where from.
+
+    Yields:
+        `[points, 2]`: the path from a start, beginning with it.
+    """
+    import tensorflow as tf
+
+    records = min(steps, RECORDS)
+    every = -(-steps // records)
+    with tf.device("CPU:0"):  # for a step this small the way to an accelerator is too long
+        balancer.build((2, 2))
+
+    @tf.function(jit_compile=True)  # tens of times faster for thousands of tiny steps
+    def descend(start: Any) -> Any:
+        def step(update: Any, point: Any, mean: Any, square: Any) -> tuple[Any, ...]:
+            values, gradients = losses_and_gradients(point, scale)
+            gradient = balancer(gradients, update=update, losses=values)
+            update += 1
+            mean = 0.9 * mean + 0.1 * gradient
+            square = 0.999 * square + 0.001 * gradient**2
+            count = tf.cast(update, point.dtype)
+            change = mean / (1.0 - 0.9**count) / (tf.sqrt(square / (1.0 - 0.999**count)) + 1e-8)
+            return update, point - learning_rate * change, mean, square
+
+        def leg(index: Any, path: Any, *state: Any) -> tuple[Any, ...]:
+            end = tf.minimum(tf.cast((index + 1) * every, tf.int64), steps)
+            state = tf.while_loop(lambda update, *_: update < end, step, state)
+            return index + 1, tf.tensor_scatter_nd_update(path, [[index + 1]], state[1][None]), *state
+
+        path = tf.tile(start[None], [records + 1, 1])
+        zeros = tf.zeros_like(start)
+        state = (tf.constant(0), path, tf.constant(0, tf.int64), start, zeros, zeros)
+        return tf.while_loop(lambda index, *_: index < records, leg, state)[1]
+
+    initial = balancer.get_weights()
+    for start in starts:
+        balancer.set_weights(initial)
+        with tf.device("CPU:0"):
+            path = descend(tf.constant(start, tf.float64)).numpy()
+        yield path
+
+
+class Row(NamedTuple):
+    """What came of one balancer.
+
+    Attributes:
+        name: The balancer's.
+        paths: `[starts, points, 2]`.
+        distances: `[starts]`, of the ends from the Pareto front.
+        mean_loss: The mean of both losses, over all ends.
+    """
+
+    name: str
+    paths: np.ndarray
+    distances: np.ndarray
+    mean_loss: float
+
+    @property
+    def reached(self) -> int:
+        """How many starts end on the front."""
+        return int(np.sum(self.distances <= TOLERANCE))
+
+
+def measure(name: str, paths: Sequence[np.ndarray], scale: float) -> Row:
+    """Tells where a balancer's paths end."""
+    stacked = np.stack(paths)
+    ends = stacked[:, -1]
+    return Row(name, stacked, distance_to_front(ends), float(np.mean(losses(ends, scale))))
+
+
+def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
+    """Draws one panel per balancer into a picture file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    columns = min(7, len(rows))
+    lines = -(-len(rows) // columns)
+    side = np.linspace(-10.5, 10.5, 211)
+    grid = np.stack(np.meshgrid(side, side), axis=-1)
+    height = losses(grid, scale).numpy().mean(axis=-1)
+    front = pareto_front()
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(2.05 * columns + 0.2, 2.25 * lines + 0.5), sharex=True, sharey=True, squeeze=False
+    )
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for axis, row in zip(axes.flat, rows):
+        axis.set_visible(True)
+        axis.contourf(side, side, height, levels=24, cmap="Greys_r", alpha=0.55)
+        axis.contour(side, side, height, levels=24, colors="black", linewidths=0.25, alpha=0.35, linestyles="solid")
+        axis.plot(*front.T, color="gold", lw=5, solid_capstyle="round", zorder=2)
+        for points, distance in zip(row.paths, row.distances):
+            color = REACHED if distance <= TOLERANCE else NOT_REACHED
+            axis.plot(*points.T, color=color, lw=1.3, zorder=3)
+            axis.plot(*points[0], "o", color="white", mec="black", mew=0.9, ms=4.5, zorder=4)
+            axis.plot(*points[-1], "o", color=color, mec="black", mew=0.7, ms=6, zorder=5)
+        axis.set_title(f"{row.name}  {row.reached}/{len(row.paths)}", fontsize=10)
+        axis.set(xlim=(-10.5, 10.5), ylim=(-10.5, 10.5), aspect="equal", xticks=[], yticks=[])
+    marks = (
+        Line2D([], [], marker="o", color="white", mec="black", ls="", label="start"),
+        Line2D([], [], marker="o", color=REACHED, mec="black", label="ends on the Pareto front"),
+        Line2D([], [], marker="o", color=NOT_REACHED, mec="black", label="does not"),
+        Line2D([], [], color="gold", lw=5, label="Pareto front"),
+        Line2D([], [], marker="s", color="lightgrey", mec="grey", ls="", label="mean loss (dark is low)"),
+    )
+    bottom = 0.45 / figure.get_figheight()
+    figure.tight_layout(rect=(0, bottom, 1, 1), pad=0.4)
+    figure.legend(handles=marks, loc="lower center", ncols=min(5, 2 * columns), fontsize=10, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reads the command line, follows all balancers, prints and draws; returns the exit status."""
+    options = _parse(arguments)
+    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
+    if absent:
+        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    try:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.open("ab").close()
+    except OSError as error:
+        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror}).")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+
+    chosen = balancers()
+    unknown = [name for name in options.balancers or () if name not in chosen]
+    if unknown:
+        return _fail(f"--balancers must be among {', '.join(chosen)}. Received: {', '.join(unknown)}.")
+    chosen = {name: chosen[name] for name in options.balancers or chosen}
+    console, rows = Console(), []
+    bar = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(chosen) * len(STARTS))
+        for name, balancer in chosen.items():
+            progress.update(task, description=name)
+            paths = []
+            for points in follow(balancer, steps=options.steps, learning_rate=options.learning_rate, scale=options.scale):
+                paths.append(points)
+                progress.advance(task)
+            rows.append(measure(name, paths, options.scale))
+    table = Table(
+        title=f"Where {options.steps} steps of Adam end, from {len(STARTS)} starts. On the front: within {TOLERANCE:g} of "
+        "it in the plane of the parameters, whose picture is 21 wide.",
+        title_justify="left",
+    )
+    for column in ("balancer", "on the front", "farthest end", "mean loss"):
+        table.add_column(column, justify="left" if column == "balancer" else "right")
+    for row in sorted(rows, key=lambda row: -row.reached):
+        table.add_row(row.name, f"{row.reached}/{len(STARTS)}", f"{row.distances.max():.2f}", f"{row.mean_loss:.2f}")
+    console.print(table)
+    draw(rows, options.output, options.scale)
+    console.print(f"wrote {options.output}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/toy_landscape.png"), metavar="FILE", help="the picture")
+    parser.add_argument("--steps", type=_whole, default=STEPS, metavar="N", help="updates per start (default: %(default)s)")
+    parser.add_argument(
+        "--learning-rate", type=_positive, default=LEARNING_RATE, metavar="RATE", help="Adam's (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--scale",
+        type=_positive,
+        default=SCALE,
+        metavar="FACTOR",
+        help="of the first loss: 0.1 as with Nash-MTL, 1 as with CAGrad (default: %(default)s)",
+    )
+    parser.add_argument("--balancers", nargs="+", metavar="NAME", help="these only (default: all)")
+    return parser.parse_args(arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"examples.toy_landscape: error: {message}\n")
+
+
+def _fail(message: str) -> int:
+    print(f"examples.toy_landscape: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text!r}.")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0. Received: {text!r}.")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
