@@ -1,0 +1,144 @@
+"""What do the example programs share? Options, the check of their extras, a progress bar, tables and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import keras
+
+# Which extra brings a module; TensorFlow and NumPy come with the library itself.
+EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
+
+
+class Session:
+    """One run of a program: its options, and where its results go.
+
+    Args:
+        program: The program's name.
+        options: `seed`, `quick` and `output`, the folder.
+    """
+
+    def __init__(self, program: str, options: argparse.Namespace) -> None:
+        from rich.console import Console
+
+        self.program = program
+        self.seed: int = options.seed
+        self.quick: bool = options.quick
+        self.folder: Path = options.output
+        self._console = Console()
+
+    def say(self, text: str) -> None:
+        """Prints a paragraph."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, description: str, total: int) -> Iterator[Callable[[], None]]:
+        """Shows a bar while the block runs; what it gives is to be called after each of `total` steps."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task(description, total=total)
+            yield lambda: bar.advance(task)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Prints a table; the first column is text, the others are figures."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(title), title_justify="left")
+        for position, column in enumerate(columns):
+            table.add_column(Text(column), justify="right" if position else "left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        self._console.print(table)
+
+    def save(self, figure: Any) -> Path:
+        """Writes the program's picture into its folder and says where."""
+        path = self.folder / f"{self.program}.png"
+        figure.savefig(path, dpi=110)
+        self.say(f"wrote {path}")
+        return path
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A picture in memory and its axes, one or an array of them; no display is needed.
+
+    Args:
+        rows: Rows of axes.
+        columns: Columns of axes.
+        size: Width and height in inches.
+        **options: What `matplotlib.figure.Figure.subplots` takes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: error: {message}\n")
+
+
+def run_program(
+    program: str,
+    description: str | None,
+    body: Callable[[Session], None],
+    arguments: Sequence[str] | None,
+    *,
+    needs: Sequence[str] = ("matplotlib", "rich"),
+) -> int:
+    """Reads the command line, checks what must be installed, fixes the seeds and runs a program.
+
+    Args:
+        program: The program's name.
+        description: Its docstring.
+        body: What it does.
+        arguments: The command line's, or None for those of the process.
+        needs: Modules of the extras that it imports.
+
+    Returns:
+        The exit status: 0, or 2 after an error that was told in one line.
+    """
+    parser = _Parser(f"python -m examples.{program}", description=description, allow_abbrev=False)
+    output = Path("runs", program)
+    parser.add_argument(
+        "--output", type=Path, default=output, metavar="DIR", help=f"folder of the picture (default: {output})"
+    )
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="all draws repeat with it (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a small run that shows how it goes, in seconds")
+    options = parser.parse_args(arguments)
+    absent = [name for name in needs if importlib.util.find_spec(name) is None]
+    if absent:
+        extras = ",".join(dict.fromkeys(["examples", *(EXTRAS[name] for name in absent)]))
+        return _fail(program, f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[{extras}]'")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _fail(program, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+    keras.utils.set_random_seed(options.seed)
+    try:
+        body(Session(program, options))
+    except KeyboardInterrupt:
+        return _fail(program, "interrupted.")
+    return 0
+
+
+def _fail(program: str, message: str) -> int:
+    print(f"examples.{program}: error: {message}", file=sys.stderr)
+    return 2
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0 and below 2^31. Received: {text!r}.")
+    return int(text)

@@ -1,0 +1,302 @@
+"""Is the average of the losses the same as the average of the gradients?
+
+Yes: a gradient is linear. But neither is what one wants where mini-batches differ in size or examples in weight. Fifty
+Gaussian blobs in two classes, each a mini-batch of its own, train a single-layer perceptron with one update per epoch:
+by means of means, by sums that are never divided, and by the library, against one large batch. A last part shows why
+a sum is worst for a policy gradient, where better play makes longer episodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from examples._shared import Session, new_figure, run_program
+from multihead import MultiHeadTrainer
+from multihead.accumulation import GradientAccumulator
+
+Array = np.ndarray[Any, Any]
+LINE = np.array([1.0, -0.5])
+LONGEST = 200
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.5),
+    "Adam": lambda: keras.optimizers.Adam(0.05),
+}
+
+
+class Batch(NamedTuple):
+    """Points `[n, 2]`, classes `[n, 1]` (0 or 1) and weights `[n]`."""
+
+    points: Array
+    classes: Array
+    weights: Array
+
+
+def blobs(generator: np.random.Generator, sizes: Sequence[int], *, weighted: bool = False, gap: float = 0.0) -> list[Batch]:
+    """One mini-batch per Gaussian blob; a blob's class tells on which side of a line its centre lies.
+
+    Args:
+        generator: Draws.
+        sizes: Points per blob.
+        weighted: Whether blobs and points count differently, else all weights are 1.
+        gap: No centre lies nearer to the line (in units of the line's equation).
+    """
+    batches = []
+    for size in sizes:
+        centre = generator.uniform(-2, 2, 2)
+        while abs(centre @ LINE - 0.3) < gap:
+            centre = generator.uniform(-2, 2, 2)
+        points = centre + 0.4 * generator.normal(size=(size, 2))
+        classes = np.full((size, 1), float(centre @ LINE > 0.3))
+        weights = np.exp(generator.normal() + 0.5 * generator.normal(size=size)) if weighted else np.ones(size)
+        batches.append(Batch(*(array.astype("float32") for array in (points, classes, weights))))
+    return batches
+
+
+def cases(generator: np.random.Generator, number: int) -> dict[str, list[Batch]]:
+    """The three kinds of mini-batches, `number` of each."""
+    ragged = np.rint(np.exp(generator.uniform(0, np.log(60), number))).astype(int)
+    return {
+        "equal": blobs(generator, [12] * number),
+        "ragged": blobs(generator, ragged.tolist()),
+        "weighted": blobs(generator, [12] * number, weighted=True),
+    }
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All mini-batches as one large batch."""
+    return Batch(*(np.concatenate(parts) for parts in zip(*batches)))
+
+
+# ------------------------------------------------------------------------------------------------ updates by hand
+
+
+class Perceptron:
+    """One layer by hand, from zeros: its losses and their gradients."""
+
+    def __init__(self) -> None:
+        self.variables = [tf.Variable(tf.zeros([2, 1])), tf.Variable(tf.zeros([1]))]
+        specs = [tf.TensorSpec([None, size]) for size in (2, 1)] + [tf.TensorSpec([None])]
+        self.mean_gradient = tf.function(self._mean_gradient, input_signature=specs)
+
+    def mean_loss(self, points: Any, classes: Any, weights: Any) -> tf.Tensor:
+        """`sum_i s_i loss_i / sum_i s_i` of a batch."""
+        logits = tf.matmul(points, self.variables[0]) + self.variables[1]
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=classes, logits=logits)[:, 0]
+        return tf.reduce_sum(weights * losses) / tf.reduce_sum(weights)
+
+    def _mean_gradient(self, points: tf.Tensor, classes: tf.Tensor, weights: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.mean_loss(points, classes, weights)
+        return tape.gradient(loss, self.variables)
+
+
+def gradient_of_large_batch(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
+    """What all the others are measured by."""
+    return list(model.mean_gradient(*joined(batches)))
+
+
+def gradient_of_mean_loss(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
+    """The gradient of the average of the mini-batches' mean losses."""
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([model.mean_loss(*batch) for batch in batches]) / len(batches)
+    return list(tape.gradient(loss, model.variables))
+
+
+def mean_of_mean_gradients(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
+    """The average of the gradients of the mini-batches' mean losses."""
+    return [total / len(batches) for total in sum_of_mean_gradients(model, batches)]
+
+
+def sum_of_mean_gradients(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
+    """The same, with the division forgotten."""
+    gradients = [model.mean_gradient(*batch) for batch in batches]
+    return [tf.add_n(list(parts)) for parts in zip(*gradients)]
+
+
+def accumulated_with_counts(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
+    """The library's accumulator: each mini-batch counts by the sum of its weights."""
+    accumulator = GradientAccumulator(model.variables)
+    for batch in batches:
+        accumulator.add(model.mean_gradient(*batch), count=batch.weights.sum())
+    return accumulator.mean()
+
+
+BY_HAND: dict[str, Callable[[Perceptron, Sequence[Batch]], list[tf.Tensor]]] = {
+    "gradient of the mean of mean losses": gradient_of_mean_loss,
+    "mean of the mean gradients": mean_of_mean_gradients,
+    "sum of the mean gradients": sum_of_mean_gradients,
+    "GradientAccumulator with counts": accumulated_with_counts,
+}
+LIBRARY: dict[str, str] = {"fit, accumulate_steps": "accumulate_steps", "fit, micro_batches": "micro_batches"}
+
+
+def train_by_hand(gather: Callable[..., list[tf.Tensor]], batches: Sequence[Batch], optimizer: Any, epochs: int) -> Array:
+    """The perceptron's three weights after one update per epoch."""
+    model = Perceptron()
+    for _ in range(epochs):
+        optimizer.apply_gradients(zip(gather(model, batches), model.variables))
+    return np.concatenate([variable.numpy().ravel() for variable in model.variables])
+
+
+def train_with_library(way: str, batches: Sequence[Batch], optimizer: Any, epochs: int) -> Array:
+    """The same by `fit`: of mini-batches, one update per epoch, or of one large batch in as many slices."""
+    layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    trainer = MultiHeadTrainer(layer)
+    trainer.add_head("class", keras.layers.Activation("sigmoid"), "binary_crossentropy")
+    trainer.compile(optimizer, telemetry="losses", **{LIBRARY[way]: len(batches)})
+    given = [joined(batches)] if LIBRARY[way] == "micro_batches" else batches
+    elements = [(batch.points, {"class": batch.classes}, {"class": batch.weights}) for batch in given]
+    spec = tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), elements[0])
+    data = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
+    # One pass over the data is one update, so that repeated data are as many epochs.
+    data = data.repeat(epochs).apply(tf.data.experimental.assert_cardinality(len(elements) * epochs))
+    trainer.fit(data, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(values) for values in layer.get_weights()])
+
+
+def distances(batches: Sequence[Batch], optimizer: str, epochs: int, advance: Callable[[], None]) -> dict[str, float]:
+    """How far each way's weights end from the large batch's, relative to how far these have moved."""
+    make = OPTIMIZERS[optimizer]
+    reference = train_by_hand(gradient_of_large_batch, batches, make(), epochs)
+    found = {}
+    for way in (*BY_HAND, *LIBRARY):
+        if way in BY_HAND:
+            weights = train_by_hand(BY_HAND[way], batches, make(), epochs)
+        else:
+            weights = train_with_library(way, batches, make(), epochs)
+        found[way] = float(np.linalg.norm(weights - reference) / np.linalg.norm(reference))
+        advance()
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- a policy gradient
+
+
+class Play(NamedTuple):
+    """What a way of reducing a policy gradient does, `[updates]` each.
+
+    Attributes:
+        returns: Right answers per episode before each update, the mean over its episodes.
+        norms: The norms of the gradients.
+        lengths: The norms of the weights after each update.
+    """
+
+    returns: Array
+    norms: Array
+    lengths: Array
+
+
+def play(reduction: str, batches: Sequence[Batch], updates: int, rate: float, generator: np.random.Generator) -> Play:
+    """The perceptron as a policy: it names the class of point after point, and a wrong answer ends the episode.
+
+    With `A_t` the number of right answers still to come, the gradient is that of `-A_t log p(answer_t)`, as a mean over
+    all steps of sixteen episodes, or as their sum.
+
+    Args:
+        reduction: `"mean"` or `"sum"`.
+        batches: The points, and their right answers.
+        updates: Updates, each of sixteen new episodes of at most 200 steps.
+        rate: Of plain gradient descent.
+        generator: Draws points and answers.
+    """
+    everything = joined(batches)
+    points = np.concatenate([everything.points, np.ones_like(everything.classes)], axis=1).astype("float64")
+    weights = np.zeros(3)
+    returns, norms, lengths = [], [], []
+    for _ in range(updates):
+        drawn = generator.integers(0, len(points), (16, LONGEST))
+        probability = 1 / (1 + np.exp(-np.clip(points[drawn] @ weights, -50, 50)))
+        answers = (generator.random(drawn.shape) < probability).astype("float64")
+        right = answers == everything.classes[drawn, 0]
+        still = np.cumprod(np.concatenate([np.ones((16, 1)), right[:, :-1]], axis=1), axis=1)
+        rewards = still * right
+        to_come = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1] * still
+        gradient = -np.einsum("et,etk->k", to_come * (answers - probability), points[drawn])
+        if reduction == "mean":
+            gradient /= still.sum()
+        weights -= rate * gradient
+        returns.append(rewards.sum(axis=1).mean())
+        norms.append(np.linalg.norm(gradient))
+        lengths.append(np.linalg.norm(weights))
+    return Play(np.array(returns), np.array(norms), np.array(lengths))
+
+
+def plays(seeds: Sequence[int], updates: int) -> dict[str, list[Play]]:
+    """A mean, a sum, and a sum with a smaller rate, each over several seeds."""
+    batches = blobs(np.random.default_rng(seeds[0]), [12] * 50, gap=1.0)
+    ways = {"mean, rate 0.5": ("mean", 0.5), "sum, rate 0.5": ("sum", 0.5), "sum, rate 0.02": ("sum", 0.02)}
+    return {
+        name: [play(reduction, batches, updates, rate, np.random.default_rng(seed)) for seed in seeds]
+        for name, (reduction, rate) in ways.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- results
+
+
+def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[Play]]) -> Any:
+    """Distances of all ways in all cases, and the plays."""
+    figure, axes = new_figure(2, 2, (12, 7.4), height_ratios=[1.15, 1])
+    ways = [*BY_HAND, *LIBRARY]
+    for axis, optimizer in zip(axes[0], OPTIMIZERS):
+        for shift, (marker, case) in enumerate(zip("osD", ("equal", "ragged", "weighted"))):
+            values = [max(found[case, optimizer][way], 1e-9) for way in ways]
+            places = np.arange(len(ways)) + 0.22 * (shift - 1)
+            axis.plot(values, places, marker, label=f"{case} mini-batches")
+        axis.axvspan(1e-9, 1e-6, color="tab:green", alpha=0.12, lw=0)
+        axis.text(2e-9, len(ways) - 0.42, "rounding", color="tab:green", va="bottom")
+        axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=optimizer)
+        axis.set_xlabel("distance from the large batch's weights (relative)")
+        axis.set_yticks(range(len(ways)), ways if axis is axes[0, 0] else [""] * len(ways))
+        axis.grid(axis="x", alpha=0.3)
+    axes[0, 0].legend(loc="lower right", fontsize=9)
+    for color, (name, runs) in zip(("tab:green", "tab:red", "tab:orange"), played.items()):
+        for axis, figures in zip(axes[1], ([run.lengths for run in runs], [run.returns for run in runs])):
+            axis.plot(np.transpose(figures), color=color, alpha=0.15, lw=1)
+            axis.plot(np.median(figures, axis=0), color=color, lw=2, label=name)
+    axes[1, 0].set(yscale="log", xlabel="update", title="policy gradient: length of the weights")
+    axes[1, 1].set(xlabel="update", ylim=(-5, LONGEST + 5), title=f"policy gradient: right answers in a row, of {LONGEST}")
+    axes[1, 0].legend(loc="lower right", title="median of five seeds", fontsize=9)
+    return figure
+
+
+def run(session: Session) -> None:
+    """Trains in all ways and shows what came out."""
+    number, epochs, updates = (4, 2, 20) if session.quick else (50, 15, 100)
+    data = cases(np.random.default_rng(session.seed), number)
+    found = {}
+    with session.progress("training in every way", len(data) * len(OPTIMIZERS) * (len(BY_HAND) + len(LIBRARY))) as advance:
+        for case, batches in data.items():
+            for optimizer in OPTIMIZERS:
+                found[case, optimizer] = distances(batches, optimizer, epochs, advance)
+    for optimizer in OPTIMIZERS:
+        rows = [[way, *(f"{found[case, optimizer][way]:.1e}" for case in data)] for way in (*BY_HAND, *LIBRARY)]
+        title = f"{optimizer}, {epochs} updates: distance from one large batch's weights, over how far these moved"
+        session.table(title, [f"{number} mini-batches", *data], rows)
+    sizes = [len(batch.weights) for batch in data["ragged"]]
+    session.say(f"Equal and weighted mini-batches hold 12 points, ragged ones {min(sizes)} to {max(sizes)}.")
+
+    played = plays(range(session.seed, session.seed + 5), updates)
+    rows = []
+    for name, runs in played.items():
+        last, norms = [run.returns[-10:].mean() for run in runs], np.stack([run.norms for run in runs])
+        figures = (np.median(norms[:, 0]), np.median(norms.max(axis=1)), np.median(last), min(last), max(last))
+        rows.append([name, *(f"{figure:.1f}" for figure in figures)])
+    title = f"Policy gradient, {updates} updates: median norms, and right answers in a row at the end (five seeds)"
+    session.table(title, ["reduction", "first norm", "largest norm", "median", "worst seed", "best seed"], rows)
+    session.save(draw(found, played))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program and returns the exit status."""
+    return run_program("mean_loss_or_mean_gradient", __doc__, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
