@@ -4,19 +4,24 @@
 
 All get the same random Gramians of conflicting gradients. Ours run inside a compiled step, as a graph and by XLA: a loop
 over the Gramians, divided by their number. The peers' run as they are, on the CPU with one thread; a method that wants
-gradients gets a square root of the Gramian, as many columns as heads. A figure is the best of several rounds in which
-all take turns. "fails" is a peer that raises on these inputs.
+gradients gets a square root of the Gramian, as many columns as heads. Figures are medians over rounds in which all take
+turns; a ratio is our time over the peer's, so that 0.1 is ten times as fast. Empty: the peer has no such method. "fails":
+the peer's raises on these inputs. The peers are optional: `pip install "torchjd[full]" LibMTL`, and `torch`, on which both
+build.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
+import statistics
 import sys
 import time
 import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +46,7 @@ def gramians(num_heads: int, count: int) -> list[np.ndarray]:
 
 def ours(name: str, inputs: list[np.ndarray], *, xla: bool) -> Callable[[], object]:
     """A call of one of our methods on all Gramians, compiled."""
-    balancer = balancing.NormBudget({0: 0.2}) if name == "NormBudget" else balancing.get(name)
+    balancer = balancing.NormBudget({0: 0.2}) if name == "NormBudget" else getattr(balancing, name)()
     balancer.build((len(inputs[0]), None))
     stacked = tf.constant(np.stack(inputs))
 
@@ -121,65 +126,92 @@ def libmtl(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
     return run
 
 
-def best(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float | None]:
-    """The shortest time of each, the runs taking turns; a first call of each is not counted, None if it fails."""
-    seconds: dict[str, float | None] = {}
+def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float | None]:
+    """The median seconds of each, the runs taking turns; a first call of each is not counted, None if it fails."""
+    seconds: dict[str, list[float]] = {}
     for name, run in runs.items():
         try:
             run()
-            seconds[name] = float("inf")
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            if name in ("graph", "xla"):
+            seconds[name] = []
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            if name in OURS:
                 raise
-            seconds[name] = None
     for _ in range(rounds):
-        for name, run in runs.items():
+        for name in seconds:
             start = time.perf_counter()
-            if seconds[name] is not None:
-                run()
-                seconds[name] = min(seconds[name], time.perf_counter() - start)
-    return seconds
+            runs[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds[name]) if name in seconds else None for name in runs}
+
+
+OURS = ("graph", "XLA")
+PEERS: dict[str, tuple[str, Callable[[str, list[np.ndarray]], Callable[[], object] | None]]] = {
+    "TorchJD": ("torchjd", torchjd),
+    "LibMTL": ("LibMTL", libmtl),
+}
+
+
+def installed_peers() -> dict[str, Callable[[str, list[np.ndarray]], Callable[[], object] | None]]:
+    """Makers of the peers' runs by name; says which peers are left out, and why."""
+    found = {}
+    for name, (package, make) in PEERS.items():
+        if importlib.util.find_spec(package) is None:
+            print(f"{name} is not installed and left out.")
+            continue
+        try:
+            make("PCGrad", gramians(2, 1))
+            found[name] = make
+        except ImportError as error:
+            print(f"{name} cannot be imported and is left out: {error}")
+    return found
+
+
+def line(name: str, num_heads: int, peers: dict[str, Callable[..., Any]], options: argparse.Namespace) -> list[str]:
+    """The cells of one method at one number of heads."""
+    inputs = gramians(num_heads, options.gramians)
+    runs = {mode: ours(name, inputs, xla=mode == "XLA") for mode in OURS}
+    offered = {}
+    for peer, make in peers.items():
+        try:
+            offered[peer] = make(name, inputs)
+        except ImportError:  # a solver of its own that this method alone needs
+            offered[peer] = functools.partial(_fail, f"{peer} lacks a solver")
+    runs.update({peer: run for peer, run in offered.items() if run is not None})
+    times = medians(runs, options.rounds)
+    micro = {key: None if value is None else 1e6 * value / len(inputs) for key, value in times.items()}
+    cells = [name, f"{num_heads}", *(f"{micro[mode]:.0f}" for mode in OURS)]
+    for peer, run in offered.items():
+        theirs = micro.get(peer)
+        if theirs is None:
+            cells += ["" if run is None else "fails", "", ""]
+        else:
+            cells += [f"{theirs:.0f}", *(f"{(micro[mode] or 0.0) / theirs:.2g}" for mode in OURS)]
+    return cells
+
+
+def _fail(reason: str) -> None:
+    raise RuntimeError(reason)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.balancers",
-        description="Microseconds from inner products to coefficients, and the peers' time over ours.",
+        description="Microseconds from inner products to coefficients, and our time over the peers'.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--heads", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of heads")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, help="methods to time")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds per method")
+    parser.add_argument("--gramians", type=int, default=32, help="Gramians per round")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds per method")
     options = parser.parse_args(arguments)
-    available = {"TorchJD": torchjd, "LibMTL": libmtl}
-    packages = {"TorchJD": "torchjd", "LibMTL": "LibMTL"}
-    peers = {name: make for name, make in available.items() if importlib.util.find_spec(packages[name]) is not None}
-    for name in available:
-        if name not in peers:
-            print(f"{name} is not installed and left out.")
-    columns = [f"{peer}, us | over graph | over XLA" for peer in peers]
-    print("| " + " | ".join(["method", "heads", "graph, us", "XLA, us", *columns]) + " |")
+    peers = installed_peers()
+    columns = [f"{peer}, us | graph / {peer} | XLA / {peer}" for peer in peers]
+    print("| " + " | ".join(["method", "heads", *(f"{mode}, us" for mode in OURS), *columns]) + " |")
     print("| --- " + "| ---: " * (3 + 3 * len(peers)) + "|")
     for name in options.methods:
         for num_heads in options.heads:
-            inputs = gramians(num_heads, 16)
-            runs = {"graph": ours(name, inputs, xla=False), "xla": ours(name, inputs, xla=True)}
-            found = {peer: make(name, inputs) for peer, make in peers.items()}
-            runs.update({peer: run for peer, run in found.items() if run is not None})
-            times = best(runs, options.rounds)
-            line = [name, f"{num_heads}", *(f"{_micro(times[key], inputs):.0f}" for key in ("graph", "xla"))]
-            for peer, run in found.items():
-                if run is None or times[peer] is None:
-                    line += ["" if run is None else "fails", "", ""]
-                    continue
-                line += [f"{_micro(times[peer], inputs):.0f}"]
-                line += [f"{times[peer] / times[key]:.1f}" for key in ("graph", "xla")]
-            print("| " + " | ".join(line) + " |", flush=True)
-
-
-def _micro(seconds: float | None, inputs: list[np.ndarray]) -> float:
-    return 1e6 * (seconds or 0.0) / len(inputs)
+            print("| " + " | ".join(line(name, num_heads, peers, options)) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 `python -m examples.toy_landscape` follows every balancer down the landscape of two losses over two parameters on which
 CAGrad and Nash-MTL were shown, from the five starts of the latter, draws the paths, and prints where they end.
 
-The upper half of the landscape has two steep valleys, one per loss, that meet where the gradients oppose each other and
-differ most in length. The lower half holds the Pareto front: the points from which no step lowers both losses.
+The upper half of the landscape has a narrow valley for each loss, at whose steep walls its gradient outweighs the
+other's. The lower half holds the Pareto front: the points from which no step lowers both losses.
 
 Sources: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021; Navon et al., Multi-Task
 Learning as a Bargaining Game, ICML 2022, whose first loss is the former's times 0.1.
@@ -212,7 +212,7 @@ def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
     height = losses(grid, scale).numpy().mean(axis=-1)
     front = pareto_front()
     figure, axes = plt.subplots(
-        lines, columns, figsize=(2.05 * columns + 0.2, 2.25 * lines + 0.5), sharex=True, sharey=True, squeeze=False
+        lines, columns, figsize=(2.05 * columns + 0.2, 2.35 * lines + 0.5), sharex=True, sharey=True, squeeze=False
     )
     for axis in axes.flat:
         axis.set_visible(False)
@@ -236,7 +236,7 @@ def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
         Line2D([], [], marker="s", color="lightgrey", mec="grey", ls="", label="mean loss (dark is low)"),
     )
     bottom = 0.45 / figure.get_figheight()
-    figure.tight_layout(rect=(0, bottom, 1, 1), pad=0.4)
+    figure.tight_layout(rect=(0, bottom, 1, 1), pad=0.5, h_pad=1.2)
     figure.legend(handles=marks, loc="lower center", ncols=min(5, 2 * columns), fontsize=10, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -275,11 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 paths.append(points)
                 progress.advance(task)
             rows.append(measure(name, paths, options.scale))
-    table = Table(
-        title=f"Where {options.steps} steps of Adam end, from {len(STARTS)} starts. On the front: within {TOLERANCE:g} of "
-        "it in the plane of the parameters, whose picture is 21 wide.",
-        title_justify="left",
+    console.print(
+        f"Where {options.steps} steps of Adam end, from {len(STARTS)} starts. An end is on the Pareto front if it is within "
+        f"{TOLERANCE:g} of it in the plane of the parameters, of which the picture shows 21 by 21.",
+        highlight=False,
     )
+    table = Table()
     for column in ("balancer", "on the front", "farthest end", "mean loss"):
         table.add_column(column, justify="left" if column == "balancer" else "right")
     for row in sorted(rows, key=lambda row: -row.reached):
