@@ -6,7 +6,7 @@ update: exact sums and counts, gradients rescaled where the heads meet, clipping
 
 from multihead import _compatibility  # noqa: F401, I001 - explains an unusable TensorFlow before anything imports it
 
-from multihead import accumulation, balancing, clipping, losses, schedules
+from multihead import accumulation, balancing, clipping, losses, schedules, weighting
 from multihead._version import __version__
 from multihead.mixing import mix_datasets
 from multihead.trainer import MultiHeadTrainer
@@ -20,4 +20,5 @@ __all__ = [
     "losses",
     "mix_datasets",
     "schedules",
+    "weighting",
 ]

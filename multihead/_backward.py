@@ -25,6 +25,7 @@ class Network(NamedTuple):
         variables: All trainable variables, the encoder's first, each once.
         num_encoder: How many of them are the encoder's.
         head_indices: For each head the positions of its variables; a position below `num_encoder` is shared with it.
+        learned_owners: For each variable that a weighting learns, the heads that train it; these come last.
     """
 
     encoder: Any
@@ -32,10 +33,11 @@ class Network(NamedTuple):
     variables: list[Any]
     num_encoder: int
     head_indices: tuple[tuple[int, ...], ...]
+    learned_owners: tuple[list[int], ...] = ()
 
     @classmethod
-    def of(cls, encoder: Any, heads: Sequence[Head]) -> Network:
-        """Collects the trainable variables of built modules."""
+    def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
+        """Collects the trainable variables of built modules and of a built weighting (None: there is none)."""
         variables = list(getattr(encoder, "trainable_variables", []))
         num_encoder = len(variables)
         positions = {id(tensor_variable(variable)): i for i, variable in enumerate(variables)}
@@ -45,7 +47,14 @@ class Network(NamedTuple):
                 if positions.setdefault(id(tensor_variable(variable)), len(variables)) == len(variables):
                     variables.append(variable)
             indices.append(tuple(positions[id(tensor_variable(v))] for v in head.trainable_variables))
-        return cls(encoder, tuple(heads), variables, num_encoder, tuple(indices))
+        owners = () if weighting is None else tuple(weighting.owners(len(heads)))
+        variables.extend([] if weighting is None else weighting.trainable_variables)
+        return cls(encoder, tuple(heads), variables, num_encoder, tuple(indices), owners)
+
+    @property
+    def num_trained_by_losses(self) -> int:
+        """How many variables are the encoder's and the heads'; a weighting's follow."""
+        return len(self.variables) - len(self.learned_owners)
 
     def tensors(self, indices: Sequence[int]) -> list[tf.Variable]:
         """The TensorFlow variables at some positions."""
@@ -55,6 +64,8 @@ class Network(NamedTuple):
         """The heads that train a variable: all of them for the encoder's."""
         if index < self.num_encoder:
             return list(range(len(self.heads)))
+        if index >= self.num_trained_by_losses:
+            return self.learned_owners[index - self.num_trained_by_losses]
         return [k for k, indices in enumerate(self.head_indices) if index in indices]
 
 
@@ -66,19 +77,34 @@ class Labels(NamedTuple):
 
 
 class HeadPass(NamedTuple):
-    """One head on one slice. Gradients are of its loss sum times its scale, in float32, without loss scaling.
+    """One head on one slice. Gradients are in float32, without loss scaling.
 
     Attributes:
         loss_sum: `sum_i s_i * loss_i`, float32.
-        added_loss: The sum of its regularisation and `add_loss` losses, float32.
-        own: One gradient per variable of the module.
-        cut: One dense gradient per floating leaf of the representation, or None.
+        added_loss: The sum of its regularisation and `add_loss` losses, times the slice's share, float32.
+        own: The gradient of the loss sum times the head's scale, one per variable of the module.
+        cut: The same, one dense tensor per floating leaf of the representation, or None.
+        added_own: The gradient of `added_loss` by the module's variables; None everywhere if there is no such loss.
+        added_cut: The same by the leaves of the representation.
     """
 
     loss_sum: tf.Tensor
     added_loss: tf.Tensor
     own: list[Gradient]
     cut: list[tf.Tensor | None]
+    added_own: list[Gradient]
+    added_cut: list[tf.Tensor | None]
+
+    @classmethod
+    def of(cls, loss_sum: tf.Tensor, added_loss: tf.Tensor, gradients: Sequence[Gradient], num_leaves: int) -> HeadPass:
+        """Takes the gradients of both losses, each by the leaves and then by the variables, one after the other."""
+        of_loss, of_added = gradients[: len(gradients) // 2], gradients[len(gradients) // 2 :]
+        dense = [
+            [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in each[:num_leaves]]
+            for each in (of_loss, of_added)
+        ]
+        own = [list(each[num_leaves:]) for each in (of_loss, of_added)]
+        return cls(loss_sum, added_loss, own[0], dense[0], own[1], dense[1])
 
 
 class Scales(NamedTuple):
@@ -101,7 +127,8 @@ class SliceGradients(NamedTuple):
     Attributes:
         loss_sums: `[num_heads]`, not divided.
         added_loss: Regularisation and `add_loss` losses, times the slice's share.
-        own: One gradient per variable that is not the encoder's, by position in `Network.variables` less `num_encoder`.
+        own: For each head, one gradient of its loss per variable of its module that is not the encoder's.
+        added_own: The same of the losses that its module added.
         encoder: Lists of one gradient per encoder variable: one list if the heads are combined already, else one per
             head, and then one more for the encoder's own added losses.
         gramian: `[num_heads, num_heads]` inner products at the cut; only the diagonal is filled where nothing else is
@@ -110,7 +137,8 @@ class SliceGradients(NamedTuple):
 
     loss_sums: tf.Tensor
     added_loss: tf.Tensor
-    own: list[Gradient]
+    own: list[list[Gradient]]
+    added_own: list[list[Gradient]]
     encoder: list[list[Gradient]]
     gramian: tf.Tensor | None
 
@@ -119,10 +147,15 @@ class SliceGradients(NamedTuple):
         return SliceGradients(
             self.loss_sums + other.loss_sums,
             self.added_loss + other.added_loss,
-            [added(a, b) for a, b in zip(self.own, other.own)],
-            [[added(a, b) for a, b in zip(mine, theirs)] for mine, theirs in zip(self.encoder, other.encoder)],
+            _plus(self.own, other.own),
+            _plus(self.added_own, other.added_own),
+            _plus(self.encoder, other.encoder),
             None if self.gramian is None or other.gramian is None else self.gramian + other.gramian,
         )
+
+
+def _plus(first: list[list[Gradient]], second: list[list[Gradient]]) -> list[list[Gradient]]:
+    return [[added(a, b) for a, b in zip(mine, theirs)] for mine, theirs in zip(first, second)]
 
 
 Combine = Callable[[Sequence[list[tf.Tensor | None]], tf.Tensor], tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]]
@@ -140,32 +173,34 @@ def _share(losses: Sequence[tf.Tensor]) -> tf.Tensor:
 def head_pass(network: Network, k: int, cut: Cut, labels: Labels, scale: tf.Tensor, scales: Scales) -> HeadPass:
     """Runs one head forwards and backwards, down to the cut, and updates its metrics."""
     head, variables = network.heads[k], network.tensors(network.head_indices[k])
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(cut.leaves)
         tape.watch(variables)
         predictions = head.predict(cut.representation, labels.targets, training=True)
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
-        added_loss = _share(head.added_losses)
+        added_losses = head.added_losses
+        added_loss = _share(added_losses)
     factor = tf.ones([]) if scales.loss is None else scales.loss
     sources: list[Any] = [*cut.leaves, *variables]
-    # The added losses count once per update, but not for an idle head.
+    # The added losses count once per update, unweighted, but not for an idle head.
     added_scale = tf.where(scale > 0, scales.added, 0.0)
-    outputs, cotangents = [loss_sum], [scale * factor]
-    if head.added_losses:
-        outputs.append(added_loss)
-        cotangents.append(added_scale * factor)
-    gradients = tape.gradient(outputs, sources, output_gradients=cotangents)
+    gradients = tape.gradient(loss_sum, sources, output_gradients=scale * factor)
+    if added_losses:
+        gradients += tape.gradient(added_loss, sources, output_gradients=added_scale * factor)
+    else:
+        gradients += [None] * len(sources)
+    del tape
     head.update_metrics(labels.targets, predictions, labels.weights)
     if scales.loss is not None:
         gradients = [scaled(gradient, 1.0 / factor) for gradient in gradients]
-    at_cut = [None if g is None else tf.convert_to_tensor(g) for g in gradients[: len(cut.leaves)]]
-    if all(gradient is None for gradient in at_cut) and all(i >= network.num_encoder for i in network.head_indices[k]):
+    result = HeadPass.of(loss_sum, added_loss * added_scale, gradients, len(cut.leaves))
+    if all(gradient is None for gradient in result.cut) and all(i >= network.num_encoder for i in network.head_indices[k]):
         raise ValueError(
             f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
             "respect to any of the encoder's floating outputs. Let the module read them, without `stop_gradient` and "
             "without operations that have no gradient."
         )
-    return HeadPass(loss_sum, added_loss * added_scale, gradients[len(cut.leaves) :], at_cut)
+    return result
 
 
 def head_pass_if(
@@ -176,11 +211,12 @@ def head_pass_if(
 
     def flat() -> list[Any]:
         result = head_pass(network, k, cut, labels, scale, scales)
-        return [result.loss_sum, result.added_loss, *result.own, *result.cut]
+        gradients = [*result.cut, *result.own, *result.added_cut, *result.added_own]
+        return [result.loss_sum, result.added_loss, *gradients]
 
-    shapes = [tf.shape(source) for source in (*variables, *cut.leaves)]
-    loss_sum, added_loss, *gradients = computed_if(active, flat, [tf.zeros([0], tf.int32)] * 2 + shapes)
-    return HeadPass(loss_sum, added_loss, gradients[: len(variables)], gradients[len(variables) :])
+    shapes = [tf.shape(source) for source in (*cut.leaves, *variables)]
+    loss_sum, added_loss, *gradients = computed_if(active, flat, [tf.zeros([0], tf.int32)] * 2 + shapes * 2)
+    return HeadPass.of(loss_sum, added_loss, gradients, len(cut.leaves))
 
 
 def slice_gradients(
@@ -244,31 +280,45 @@ def slice_gradients(
     loss_sums = tf.stack([zero if result is None else result.loss_sum for result in passes])
     nothing: list[tf.Tensor | None] = [None] * len(cut.leaves)
     at_cut = [nothing if result is None else result.cut for result in passes]
+    unbalanced = nothing
+    for result in passes:
+        unbalanced = [added(a, b) for a, b in zip(unbalanced, nothing if result is None else result.added_cut)]
     if combine is not None:
         combined, inner_products, factors = combine(at_cut, loss_sums)
-        encoder = [backward(combined, True)]
+        encoder = [backward([added(a, b) for a, b in zip(combined, unbalanced)], True)]
     else:
         inner_products = cut_gramian(at_cut) if needs_gramian else None
         factors = tf.ones([len(passes)])
-        encoder = [backward(gradients, False) for gradients in at_cut] + [backward(nothing, True)]
+        encoder = [backward(gradients, False) for gradients in at_cut] + [backward(unbalanced, True)]
 
-    own: list[Gradient] = [None] * (len(network.variables) - network.num_encoder)
+    own, added_own = _empty(network), _empty(network)
     for k, result in enumerate(passes):
-        for i, gradient in zip(network.head_indices[k], result.own if result else []):
+        if result is None:
+            continue
+        own[k], added_own[k] = [], []
+        for i, of_loss, of_added in zip(network.head_indices[k], result.own, result.added_own):
             if i >= network.num_encoder:
-                own[i - network.num_encoder] = added(own[i - network.num_encoder], gradient)
-            elif combine is not None:  # a variable that the head shares with the encoder
-                encoder[0][i] = added(encoder[0][i], scaled(gradient, factors[k]))
-            else:
-                encoder[k][i] = added(encoder[k][i], gradient)
+                own[k].append(of_loss)
+                added_own[k].append(of_added)
+                continue
+            # A variable that the head shares with the encoder.
+            row = encoder[0 if combine is not None else k]
+            row[i] = added(row[i], scaled(of_loss, factors[k]) if combine is not None else of_loss)
+            encoder[-1][i] = added(encoder[-1][i], of_added)
 
     return SliceGradients(
         loss_sums,
         tf.add_n([encoder_added * scales.added] + [result.added_loss for result in passes if result]),
         own,
+        added_own,
         encoder,
         inner_products,
     )
+
+
+def _empty(network: Network) -> list[list[Gradient]]:
+    """For each head, None per variable of its own."""
+    return [[None for i in indices if i >= network.num_encoder] for indices in network.head_indices]
 
 
 def cut_gramian(at_cut: Sequence[list[tf.Tensor | None]]) -> tf.Tensor:

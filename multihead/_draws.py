@@ -19,3 +19,9 @@ def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf
     """
     key = tf.stack([tf.constant(seed, tf.int64) + stream * 1_000_003, tf.cast(update, tf.int64)])
     return tf.random.stateless_uniform(shape, key, alg="philox")
+
+
+def normal(shape: Sequence[Any], seed: int, update: Any) -> tf.Tensor:
+    """Numbers of the standard normal distribution, float32; arguments as for `uniform`."""
+    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(update, tf.int64)])
+    return tf.random.stateless_normal(shape, key, alg="philox")

@@ -65,6 +65,19 @@ def add_state(
     )
 
 
+def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
+    """Creates a named, saved, trainable float32 scalar.
+
+    Args:
+        layer: The layer that owns the variable and saves it.
+        name: Name of the variable.
+        initial: Its first value.
+    """
+    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
+    initializer = keras.initializers.Constant(initial)
+    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **options)
+
+
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Computes metrics' results over all replicas, from within one of them.
 

@@ -17,6 +17,7 @@ from multihead._backward import Combine, Network, SliceGradients, cut_gramian, c
 from multihead._gradients import Rows, added, as_rows, scaled
 from multihead._keras import Gradient, add_state, tensor_variable
 from multihead._update import all_reduce_sum
+from multihead._weighing import Weighing
 
 AtCut = Sequence[list[tf.Tensor | None]]
 
@@ -63,6 +64,7 @@ class Meeting:
         active: `[num_heads]` booleans.
         update_count: The count of updates made so far.
         counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+        weighing: The heads' weights; what depends on the losses is applied before the heads are balanced.
         num_slices: How many slices make the update.
         kept: Where coefficients are kept that serve several updates, or None.
 
@@ -82,6 +84,7 @@ class Meeting:
         active: tf.Tensor,
         update_count: tf.Tensor,
         counts: tf.Tensor,
+        weighing: Weighing,
         num_slices: int,
         kept: KeptCoefficients | None,
     ) -> None:
@@ -91,15 +94,17 @@ class Meeting:
         self._active = active
         self._update_count = update_count
         self._counts = counts
+        self._weighing = weighing
         self.at_parameters = at_parameters
         self.sees_gradients = balancer is not None and balancer.needs == "gradients"
         self._kept = kept
         self._balanced: tuple[tf.Tensor, tf.Tensor] | None = None
         self.combine: Combine | None = None
-        self.needs_gramian = balancer is not None and (not at_parameters or measure == "gramian")
-        if balancer is None:
+        self.needs_gramian = measure != "none" if balancer is None else not at_parameters or measure == "gramian"
+        # Weights that depend on all losses are known only when the last slice has brought its own.
+        if balancer is None and (num_slices == 1 or not weighing.is_late):
             self.combine = self._sum
-        elif num_slices == 1 and not at_parameters:
+        elif balancer is not None and num_slices == 1 and not at_parameters:
             self.combine = self._balance
 
     def _arguments(self, loss_sums: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -117,6 +122,8 @@ class Meeting:
             gramian: `[num_heads, num_heads]`, over all slices and replicas.
             loss_sums: `[num_heads]` sums of this replica's losses, over all slices.
         """
+        if self._balancer is None:
+            return tf.cast(self._active, tf.float32)
         arguments = self._arguments(loss_sums)
         if self._kept is None:
             coefficients = tf.cast(self._balancer.coefficients(gramian, **arguments), tf.float32)
@@ -148,8 +155,14 @@ class Meeting:
         restored = [matrix.restore(vector) for matrix, vector in zip(rows, combined)]
         return restored, tf.math.divide_no_nan(along, tf.where(self._active, squares, 0.0))
 
+    def late_factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
+        """`[num_heads]` factors that the heads' gradients lack, or None if they lack none."""
+        return self._weighing.late_factors(loss_sums)
+
     def measured(self, gathered: SliceGradients) -> tuple[tf.Tensor | None, tf.Tensor] | None:
         """The reduced Gramian (or None) and the coefficients if the heads were combined at the cut, else None."""
+        if self.combine is None:
+            return None
         if self._balancer is None:
             gramian = None if self._measure == "none" else all_reduce_sum(gathered.gramian)
             return gramian, tf.cast(self._active, tf.float32)
@@ -159,29 +172,42 @@ class Meeting:
         """The dense shapes of what a slice brings, flattened."""
         num_heads, variables = len(self._network.heads), self._network.variables
         shapes = [tf.TensorShape(variable.shape) for variable in variables]
-        encoder, own = shapes[: self._network.num_encoder], shapes[self._network.num_encoder :]
+        encoder = shapes[: self._network.num_encoder]
+        own = [shapes[i] for indices in self._network.head_indices for i in indices if i >= self._network.num_encoder]
         lists = 1 if self.combine is not None else num_heads + 1
-        every = [tf.TensorShape([num_heads]), tf.TensorShape([]), *own, *encoder * lists]
+        every = [tf.TensorShape([num_heads]), tf.TensorShape([]), *own * 2, *encoder * lists]
         return [tf.constant(shape.as_list(), tf.int32) for shape in [*every, tf.TensorShape([num_heads, num_heads])]]
 
     def _sum(self, at_cut: AtCut, loss_sums: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]:
-        ones = tf.ones([len(at_cut)])
+        factors = self.late_factors(loss_sums)
+        at_cut = _times(at_cut, factors)
         measures = {"none": None, "norms": cut_squares, "gramian": cut_gramian}
         measure = measures[self._measure]
-        return _total(at_cut), None if measure is None else measure(at_cut), ones
+        given = tf.ones([len(at_cut)]) if factors is None else factors
+        return _total(at_cut), None if measure is None else measure(at_cut), given
 
     def _balance(self, at_cut: AtCut, loss_sums: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]:
+        factors = self.late_factors(loss_sums)
+        at_cut = _times(at_cut, factors)
         gramian = all_reduce_sum(cut_gramian(at_cut))
         if self.sees_gradients:
             leaves = [as_rows([gradients[leaf] for gradients in at_cut]) for leaf in range(len(at_cut[0]))]
             restored, coefficients = self.combine_rows([m for m in leaves if m is not None], gramian, loss_sums)
             self._balanced = (gramian, coefficients)
             combined = iter(restored)
-            return [None if matrix is None else next(combined) for matrix in leaves], gramian, coefficients
+            given = coefficients if factors is None else coefficients * factors
+            return [None if matrix is None else next(combined) for matrix in leaves], gramian, given
         coefficients = self.coefficients_of(gramian, loss_sums)
         self._balanced = (gramian, coefficients)
-        weighted = [[scaled(g, coefficients[k]) for g in gradients] for k, gradients in enumerate(at_cut)]
-        return _total(weighted), gramian, coefficients
+        given = coefficients if factors is None else coefficients * factors
+        return _total(_times(at_cut, coefficients)), gramian, given
+
+
+def _times(at_cut: AtCut, factors: tf.Tensor | None) -> AtCut:
+    """The heads' gradients times a factor each; as they are for None."""
+    if factors is None:
+        return at_cut
+    return [[scaled(gradient, factors[k]) for gradient in gradients] for k, gradients in enumerate(at_cut)]
 
 
 def _total(at_cut: AtCut) -> list[tf.Tensor | None]:

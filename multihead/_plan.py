@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from multihead import balancing, schedules
+from multihead import weighting as weightings
 from multihead._backward import Network
 from multihead._data import Batch
 from multihead._gradients import Cut
@@ -68,6 +69,7 @@ def check_optimizer(optimizer: Any) -> Any:
 class Settings(NamedTuple):
     """The arguments of `compile`, checked."""
 
+    weighting: Any
     balancer: Any
     balance_at: str
     balance_every: int
@@ -81,6 +83,7 @@ class Settings(NamedTuple):
     def checked(
         cls,
         head_names: Sequence[str],
+        weighting: Any,
         balancer: Any,
         balance_at: str,
         balance_every: int,
@@ -91,6 +94,9 @@ class Settings(NamedTuple):
         telemetry: str,
     ) -> Settings:
         """Checks the arguments of `compile` and binds them to the heads; see there."""
+        weighting = weightings.get(weighting)
+        if weighting is not None:
+            weighting.bind(head_names)
         balancer = balancing.get(balancer)
         check_choice("balance_at", balance_at, CUTS)
         if balancer is not None:
@@ -117,7 +123,9 @@ class Settings(NamedTuple):
         check_choice("telemetry", telemetry, LEVELS)
         if balancer is not None:
             _check_gathering(balancer, balance_at, balance_every, micro_batches * accumulate_steps)
-        return cls(balancer, balance_at, balance_every, schedule, clip, micro_batches, accumulate_steps, telemetry)
+        return cls(
+            weighting, balancer, balance_at, balance_every, schedule, clip, micro_batches, accumulate_steps, telemetry
+        )
 
 
 def _check_gathering(balancer: Any, balance_at: str, balance_every: int, num_slices: int) -> None:
@@ -143,6 +151,14 @@ def _check_gathering(balancer: Any, balance_at: str, balance_every: int, num_sli
             f"balance_at='representation' with {num_slices} slices and {num_replicas} replicas. Change it, or process "
             "each batch at once."
         )
+
+
+def _measure(settings: Settings) -> str:
+    """What to measure at the cut where no balancer measures more."""
+    if settings.schedule.reads_gramian:
+        return "gramian"
+    reads_norms = settings.weighting is not None and settings.weighting.reads_norms
+    return "norms" if reads_norms or settings.telemetry == "norms" else "none"
 
 
 class Plan:
@@ -234,21 +250,24 @@ class Plan:
                     head.build_metrics(batch.targets[head.name], spec)
         if optimizer is None or self.settings is None:
             return
-        network = Network.of(encoder, self.heads)
         settings = self.settings
+        if settings.weighting is not None:
+            settings.weighting.build((len(self.heads),))
+        network = Network.of(encoder, self.heads, settings.weighting)
         if settings.balancer is not None:
             settings.balancer.build(self._shapes_of_rows(network, settings))
         if self.trackers is None:
             self.ownership = Ownership.of(network, build_optimizer(optimizer, network.variables))
-            self.trackers = Trackers(self.heads, network.variables, settings.telemetry)
+            self.trackers = Trackers(self.heads, network.variables, settings.telemetry, settings.weighting)
         self.recipe = Recipe(
             network=network,
             predictions=tuple(self._predictions[head.name] for head in self.heads),
+            weighting=settings.weighting,
             balancer=settings.balancer,
             at_parameters=settings.balancer is not None and settings.balance_at == "parameters",
             schedule=settings.schedule,
             micro_batches=settings.micro_batches,
-            measure="gramian" if settings.schedule.reads_gramian else "none" if settings.telemetry == "losses" else "norms",
+            measure=_measure(settings),
             kept=kept,
         )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._backward import Labels, Network, Scales, SliceGradients, slice_gradients
 from multihead._data import Batch
-from multihead._gradients import Cut
-from multihead._keras import call_module, keras_mask
+from multihead._gradients import Cut, computed_if
+from multihead._keras import call_module, keras_mask, tensor_variable
 from multihead._meeting import KeptCoefficients, Meeting
-from multihead._update import Update, all_reduce_sum, combine_heads
+from multihead._update import Update, all_reduce_sum, combine_heads, num_replicas
 from multihead._validation import quoted
+from multihead._weighing import Weighed, Weighing
 from multihead.accumulation import batch_size, cut_into_slices, one_after_the_other
 
 
@@ -30,6 +31,7 @@ class Recipe(NamedTuple):
     Attributes:
         network: The encoder and the heads.
         predictions: One entry per head.
+        weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         at_parameters: Whether the balancer works on the encoder's parameters rather than at the representation.
         schedule: Which heads train when.
@@ -40,6 +42,7 @@ class Recipe(NamedTuple):
 
     network: Network
     predictions: tuple[Predictions, ...]
+    weighting: Any
     balancer: Any
     at_parameters: bool
     schedule: Any
@@ -56,12 +59,19 @@ class Computed(NamedTuple):
         loss_sums: `[num_heads]` sums over this replica's labelled elements, not weighted.
         counts: `[num_heads]` counts of the same.
         total: This replica's part of the total loss.
+        weights: `[num_heads]` weights of the losses in the total.
+        weighed: What the weighting made of the losses, or None.
+        after: Computes `[num_heads]` sums of the losses on this replica's examples anew and tells the weighting, given
+            whether the update was made; None where the weighting does not ask.
     """
 
     update: Update
     loss_sums: tf.Tensor
     counts: tf.Tensor
     total: tf.Tensor
+    weights: tf.Tensor
+    weighed: Weighed | None
+    after: Callable[[tf.Tensor], None] | None
 
 
 def label(recipe: Recipe, batch: Batch) -> list[Labels | None]:
@@ -131,7 +141,7 @@ def compute_update(
     conditional = not recipe.schedule.always_all
     scheduled = recipe.schedule.active(update_count) if conditional else tf.ones([len(heads)], tf.bool)
     active = scheduled & (counts > 0) & (weights > 0)
-    head_scales = tf.where(active, tf.math.divide_no_nan(weights, counts), 0.0)
+    weighing = Weighing(recipe.weighting, weights, counts, active, update_count)
 
     slices = [
         piece
@@ -146,6 +156,7 @@ def compute_update(
         active,
         update_count,
         counts,
+        weighing,
         len(slices),
         recipe.kept,
     )
@@ -155,7 +166,7 @@ def compute_update(
     def run(piece: tuple[Any, list[Labels | None]]) -> SliceGradients:
         inputs, labels = piece
         share = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), examples)
-        scales = Scales(head_scales, share, loss_scale)
+        scales = Scales(weighing.scales, share, loss_scale)
         return slice_gradients(network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian)
 
     if len(slices) == 1:
@@ -163,5 +174,64 @@ def compute_update(
     else:
         gathered = one_after_the_other(run, slices, SliceGradients.plus, meeting.result_shapes())
     update = combine_heads(network, gathered, active, meeting)
-    total = tf.reduce_sum(head_scales * gathered.loss_sums) + gathered.added_loss
-    return Computed(update, gathered.loss_sums, tf.where(scheduled, local_counts, 0.0), total)
+    weighed = weighing.finish(gathered.loss_sums, update.norms)
+    if weighed is None:
+        total = tf.reduce_sum(weighing.scales * gathered.loss_sums)
+    else:
+        total, weights = weighed.total / num_replicas(), weighed.weights
+        update = update._replace(gradients=[*update.gradients, *weighed.learned])
+
+    def after(made: tf.Tensor) -> None:
+        sums = forward_again(recipe, slices, active, made)
+        weighing.observe_after(weighed.losses, sums, made)
+
+    return Computed(
+        update,
+        gathered.loss_sums,
+        tf.where(scheduled, local_counts, 0.0),
+        total + gathered.added_loss,
+        weights,
+        weighed,
+        after if weighed is not None and recipe.weighting.reads_losses_after else None,
+    )
+
+
+def forward_again(recipe: Recipe, slices: Sequence[Any], active: tf.Tensor, made: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` loss sums of slices with the weights as they are now, one slice after the other.
+
+    Runs in training mode, as the losses to compare with did, and leaves the modules' state as it was.
+
+    Args:
+        recipe: How updates are made.
+        slices: Pairs of inputs and labels.
+        active: `[num_heads]` booleans: others are not computed.
+        made: A tensor that exists only after the update.
+    """
+    network = recipe.network
+    modules = [network.encoder, *(head.module for head in network.heads)]
+    state = [tensor_variable(v) for module in modules for v in getattr(module, "non_trainable_variables", [])]
+    before = [tf.identity(variable.read_value()) for variable in state]
+
+    def run(piece: tuple[Any, list[Labels | None]]) -> tuple[tf.Tensor, ...]:
+        inputs, labels = piece
+        representation = call_module(network.encoder, inputs, training=True)
+        sums = []
+        for k, head_labels in enumerate(labels):
+
+            def loss_sum(k: int = k, head_labels: Any = head_labels) -> list[Any]:
+                head = network.heads[k]
+                predictions = head.predict(representation, head_labels.targets, training=True)
+                return [head.loss_sum(head_labels.targets, predictions, head_labels.weights)]
+
+            nothing = [tf.constant([], tf.int32)]
+            sums.append(tf.constant(0.0) if head_labels is None else computed_if(active[k], loss_sum, nothing)[0])
+        return (tf.stack(sums),)
+
+    with tf.control_dependencies([made, *before]):
+        slices = [tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), piece) for piece in slices]
+        shape = tf.constant([len(network.heads)], tf.int32)
+        (sums,) = one_after_the_other(run, slices, lambda a, b: (a[0] + b[0],), [shape])
+    with tf.control_dependencies([sums]):
+        for variable, value in zip(state, before):
+            variable.assign(value)
+    return sums

@@ -28,6 +28,12 @@ def all_reduce_sum(value: Any) -> Any:
     return [None if gradient is None else next(reduced) for gradient in value]
 
 
+def num_replicas() -> int:
+    """How many replicas make an update."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else int(context.num_replicas_in_sync)
+
+
 class Update(NamedTuple):
     """One update's gradients, reduced and balanced, not yet clipped.
 
@@ -68,6 +74,9 @@ class AbstractMeeting(Protocol):
     at_parameters: bool
     sees_gradients: bool
 
+    def late_factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
+        """`[num_heads]` factors that the heads' gradients lack, or None if they lack none."""
+
     def measured(self, gathered: SliceGradients) -> tuple[tf.Tensor | None, tf.Tensor] | None:
         """The reduced Gramian (or None) and the coefficients if the heads were combined at the cut, else None."""
 
@@ -95,7 +104,8 @@ def combine_heads(
         meeting: How the heads are combined.
     """
     measured = meeting.measured(gathered)
-    own = all_reduce_sum(gathered.own)
+    factors = meeting.late_factors(gathered.loss_sums)
+    own = all_reduce_sum(_own_gradients(network, gathered, factors))
     if measured is not None:
         inner_products, coefficients = measured
         at_cut = inner_products
@@ -103,6 +113,10 @@ def combine_heads(
     else:
         *rows, rest = gathered.encoder
         at_cut = None if gathered.gramian is None else all_reduce_sum(gathered.gramian)
+        if factors is not None:
+            rows = [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
+            wide = tf.cast(factors, tf.float64)
+            at_cut = None if at_cut is None else at_cut * wide * wide[:, tf.newaxis]
         if meeting.at_parameters:
             rows, rest = [all_reduce_sum(row) for row in rows], all_reduce_sum(rest)
             if meeting.sees_gradients:
@@ -125,6 +139,17 @@ def combine_heads(
                 encoder = all_reduce_sum(encoder)
     norms = None if inner_products is None else tf.cast(tf.sqrt(tf.linalg.diag_part(inner_products)), tf.float32)
     return Update([*encoder, *own], active, norms, coefficients, at_cut)
+
+
+def _own_gradients(network: Network, gathered: SliceGradients, factors: tf.Tensor | None) -> list[Gradient]:
+    """This replica's gradients of the variables that are the heads' alone, those that several heads train added up."""
+    result: list[Gradient] = [None] * (network.num_trained_by_losses - network.num_encoder)
+    for k, (of_loss, of_added) in enumerate(zip(gathered.own, gathered.added_own)):
+        positions = [i - network.num_encoder for i in network.head_indices[k] if i >= network.num_encoder]
+        for i, gradient, further in zip(positions, of_loss, of_added):
+            weighted = gradient if factors is None else scaled(gradient, factors[k])
+            result[i] = added(result[i], added(weighted, further))
+    return result
 
 
 class Ownership(NamedTuple):

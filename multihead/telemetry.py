@@ -8,6 +8,9 @@ encoder's parameters) and `a_k` the coefficient that the balancer gives it (1 wi
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
 - `{head}_coefficient`: `a_k` (for a method without coefficients `<d, g_k> / <g_k, g_k>`, `d` being what it gives), all
   three the mean over the updates that train the head;
+- `{head}_weight`, where it can change: the weight of the head's loss in the total, the mean over the updates that train
+  the head;
+- `regularizer`, where the weighting has one: the part of the total that no head's loss is in;
 - `loss`: the total loss, the mean over updates (in evaluation: from the heads' losses over all labelled elements);
 - `{head}_updates`: how many updates of the epoch so far have trained it;
 - `skipped_updates`: updates that were not made, since a gradient was not finite or no head had a label.
@@ -75,10 +78,18 @@ class Trackers:
         heads: The heads.
         variables: The variables that they and the encoder train.
         level: One of `LEVELS`.
+        weighting: The weighting, or None.
     """
 
-    def __init__(self, heads: Sequence[Head], variables: Sequence[Any], level: str) -> None:
+    def __init__(self, heads: Sequence[Head], variables: Sequence[Any], level: str, weighting: Any = None) -> None:
         self.heads = tuple(heads)
+        self.weighting = weighting
+        self.weights: list[Any] = []
+        if weighting is not None or any(callable(head.weight) for head in heads):
+            self.weights = [keras.metrics.Mean(name=f"{head.name}_weight") for head in heads]
+        self.regularizer = None
+        if weighting is not None and weighting.regularizer(tf.ones([len(self.heads)], tf.bool)) is not None:
+            self.regularizer = keras.metrics.Mean(name="regularizer")
         self.variables = list(variables)
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self.total = keras.metrics.Mean(name="loss")
@@ -98,7 +109,8 @@ class Trackers:
         """Every metric, the heads' own included."""
         flows = [metric for metrics in self.flows.values() for metric in metrics]
         own = [metric for head in self.heads for metric in head.metrics or []]
-        return [self.total, *self.losses, *flows, *self.trained, *own, self.skipped, self.broken]
+        weights = [*self.weights, *([] if self.regularizer is None else [self.regularizer])]
+        return [self.total, *self.losses, *weights, *flows, *self.trained, *own, self.skipped, self.broken]
 
     def update(self, computed: Computed, made: tf.Tensor, num_replicas: int) -> None:
         """Adds one update's figures.
@@ -114,6 +126,11 @@ class Trackers:
         self.total.update_state(
             tf.where(usable, computed.total, 0.0) * num_replicas, tf.where(usable, 1.0 / num_replicas, 0.0)
         )
+        for k, metric in enumerate(self.weights):
+            weighed = made & update.active[k]
+            metric.update_state(tf.where(weighed, computed.weights[k], 0.0), tf.where(weighed, 1.0, 0.0))
+        if self.regularizer is not None:
+            self.regularizer.update_state(tf.where(made, computed.weighed.regularizer, 0.0), tf.where(made, 1.0, 0.0))
         self.skipped.update_state(tf.where(made, 0.0, 1.0 / num_replicas))
         for k, metric in enumerate(self.trained):
             metric.update_state(tf.where(made & update.active[k], 1.0 / num_replicas, 0.0))
@@ -151,8 +168,12 @@ class Trackers:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": self.total.result()}
+        if self.regularizer is not None:
+            logs["regularizer"] = self.regularizer.result()
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
+            if self.weights:
+                logs[f"{head.name}_weight"] = self.weights[k].result()
             for kind, metrics in self.flows.items():
                 logs[f"{head.name}_{kind}"] = metrics[k].result()
             if self.trained:
@@ -160,19 +181,26 @@ class Trackers:
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str]) -> dict[str, Any]:
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], update_count: tf.Tensor) -> dict[str, Any]:
         """The figures of an evaluation.
 
         Args:
-            weights: `[num_heads]` weights of the losses in the total.
+            weights: `[num_heads]`: the heads' own weights.
             present: The heads that have targets in the data.
+            update_count: The count of updates made so far.
         """
-        logs: dict[str, Any] = {"loss": tf.constant(0.0)}
+        logs: dict[str, Any] = {}
+        weighted = []
         for k, head in enumerate(self.heads):
-            if head.name in present:
-                logs.update(self._head_logs(k, head))
-                logs["loss"] += weights[k] * logs[f"{head.name}_loss"]
-        return logs
+            head_logs = self._head_logs(k, head) if head.name in present else {}
+            logs.update(head_logs)
+            weighted.append(weights[k] * head_logs[f"{head.name}_loss"] if head_logs else tf.constant(0.0))
+        losses = tf.stack(weighted)
+        if self.weighting is None:
+            return {"loss": tf.reduce_sum(losses), **logs}
+        active = tf.constant([head.name in present for head in self.heads]) & (weights > 0)
+        used = {"update": update_count} if "update" in self.weighting.uses else {}
+        return {"loss": self.weighting.weigh(losses, active, **used)[1], **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
@@ -186,7 +214,7 @@ class Trackers:
 
 
 class _Report(keras.callbacks.Callback):
-    """Warns at the end of an epoch if updates were skipped, and says whose gradients were to blame."""
+    """Ends an epoch: warns if updates were skipped, says whose gradients were to blame, and tells the weighting."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
@@ -194,6 +222,8 @@ class _Report(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         trackers = self._trainer.trackers
+        if trackers is not None and trackers.weighting is not None:
+            trackers.weighting.end_epoch()
         text = None if trackers is None else trackers.report()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Checks that a balancer of your own keeps to what the trainer, and your data, will ask of it."""
+"""Checks that a balancer or weighting of your own keeps to what the trainer, and your data, will ask of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from multihead.balancing import Balancer
+from multihead.weighting import Weighting
 
-__all__ = ["check_balancer"]
+__all__ = ["check_balancer", "check_weighting"]
 
 _SIZE = 12
 
@@ -53,6 +54,144 @@ def check_balancer(
             _Case(balancer, f"{label}, {count} heads", rows).check(order_matters)
         _Case(balancer, f"random, {count} heads", _zoo(count)["random"]).check_modes(xla)
     _check_copies(balancer, max(num_heads))
+
+
+def check_weighting(
+    weighting: Weighting,
+    *,
+    num_heads: Sequence[int] = (1, 2, 3, 5),
+    order_matters: bool = False,
+    xla: bool = True,
+) -> None:
+    """Runs the contract of `multihead.weighting.Weighting` on a weighting.
+
+    Over harmless and hard losses (alike, from 1e-6 to 1e6 within one update, zero), it checks that
+
+    - the total is a finite scalar, and the weights, its derivatives, are finite and not negative;
+    - the weights do not depend on the losses where `reads_losses` says so;
+    - the weights do not change for the others when a head without labels joins, and do not depend on the heads' order;
+    - the weights are the same outside of a graph, in one, and compiled by XLA;
+    - the gradients of what it learns are finite, and none reaches the variables of a head that is not active;
+    - a copy made from `get_config` gives the same, a second call of `build` does nothing, and `reset` undoes what was
+      noted.
+
+    The weighting itself is not called: the checks run on copies made from its configuration.
+
+    Args:
+        weighting: The weighting, with options that suit all of `num_heads`.
+        num_heads: How many heads to try.
+        order_matters: Pass True for a method that treats heads by their position, and say so in its documentation.
+        xla: Pass False to leave out compiling.
+
+    Raises:
+        AssertionError: A check failed; the message says which, and on what losses.
+
+    Example:
+        >>> from multihead import weighting
+        >>> check_weighting(weighting.LogLoss(), num_heads=(2,))
+    """
+    for count in num_heads:
+        for label, losses in _losses(count).items():
+            _Losses(weighting, f"{label}, {count} heads", losses).check(order_matters)
+        _Losses(weighting, f"random, {count} heads", _losses(count)["random"]).check_modes(xla)
+        _Losses(weighting, f"random, {count} heads", _losses(count)["random"]).check_copies()
+
+
+def _losses(num_heads: int) -> dict[str, np.ndarray]:
+    """Vectors `[num_heads]` of losses, float32, by a label."""
+    rng = np.random.default_rng(0)
+    random = rng.uniform(0.2, 3.0, num_heads)
+    spread = 10.0 ** (np.linspace(-6, 6, num_heads) if num_heads > 1 else np.zeros(1))
+    one_zero = random * (np.arange(num_heads) > 0)
+    losses = {"random": random, "alike": np.full(num_heads, 0.7), "from 1e-6 to 1e6": spread, "one zero": one_zero}
+    return {label: values.astype(np.float32) for label, values in losses.items()}
+
+
+class _Losses:
+    """One weighting on one vector of losses."""
+
+    def __init__(self, weighting: Weighting, label: str, losses: np.ndarray) -> None:
+        self._weighting = weighting
+        self._label = label
+        self._losses = losses
+
+    def check(self, order_matters: bool) -> None:
+        weights, total = self._weigh(self._built(), self._losses)
+        self._require(total.shape == () and np.isfinite(total), "give a finite scalar as `total`")
+        self._require(bool(np.isfinite(weights).all() and (weights >= 0).all()), "have finite weights of at least 0")
+        if not self._weighting.reads_losses:
+            others = self._weigh(self._built(), self._losses[::-1] + 1)[0]
+            self._same(others, weights, "not let its weights depend on the losses, or set `reads_losses = True`")
+        idle, _ = self._weigh(self._built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
+        self._same(idle[:-1], weights, "stay the same when a head without labels joins")
+        if not order_matters:
+            self._same(self._weigh(self._built(), self._losses[::-1])[0][::-1], weights, "not depend on the heads' order")
+        fresh = self._built(1)
+        ones = tf.ones([len(self._losses)])
+        active = tf.constant([True] * len(self._losses) + [False])
+        norms = tf.concat([ones, [0.0]], 0) if self._weighting.reads_norms else None
+        gradients = fresh.gradients(tf.constant(np.append(self._losses, 0), tf.float32), norms, active, **self._used())
+        for owners, gradient in zip(fresh.owners(len(self._losses) + 1), gradients):
+            self._require(bool(np.isfinite(gradient).all()), "learn by finite gradients")
+            if owners == [len(self._losses)]:
+                self._require(not np.any(gradient), "not train a variable of a head that is not active")
+
+    def check_modes(self, xla: bool) -> None:
+        weights, _ = self._weigh(self._built(), self._losses)
+        for is_compiled in (False, True) if xla else (False,):
+            fresh = self._built()
+            run = tf.function(
+                lambda losses, made=fresh: made.weigh(losses, tf.ones_like(losses, tf.bool), **self._used())[0],
+                jit_compile=is_compiled,
+            )
+            mode = "compiled by XLA" if is_compiled else "in a graph"
+            self._same(run(tf.constant(self._losses)).numpy(), weights, f"be the same {mode} as outside of one")
+
+    def check_copies(self) -> None:
+        name = type(self._weighting).__name__
+        fresh = self._built()
+        self._require(fresh.get_config() == self._weighting.get_config(), "give all its arguments in `get_config`")
+        before = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
+        fresh.build((len(self._losses),))
+        self._require(len(fresh.variables) == len(before), "do nothing in a second call of `build`")
+        active, losses = tf.ones([len(self._losses)], tf.bool), tf.constant(self._losses)
+        for factor in (1.0, 2.0, 0.5):
+            fresh.observe(factor * losses, active)
+            fresh.observe_after(factor * losses, 0.9 * factor * losses, active, tf.constant(True))
+            fresh.end_epoch()
+        fresh.reset()
+        after = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
+        self._require(all(map(np.array_equal, before, after)), f"have its state of the start after `{name}.reset()`")
+
+    def _used(self) -> dict[str, tf.Tensor]:
+        return {name: {"update": tf.constant(3, tf.int64)}[name] for name in self._weighting.uses}
+
+    def _built(self, further: int = 0) -> Weighting:
+        fresh = type(self._weighting).from_config(self._weighting.get_config())
+        count = len(self._losses) + further
+        named = list(self._weighting.head_names or ())
+        fresh.bind((named + [f"head_{k}" for k in range(len(named), count)])[:count])
+        fresh.build((count,))
+        return fresh
+
+    def _weigh(
+        self, weighting: Weighting, losses: np.ndarray, active: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        active = np.ones(len(losses), bool) if active is None else active
+        given = tf.constant(np.ascontiguousarray(losses), tf.float32)
+        weights, total = weighting.weigh(given, tf.constant(active), **self._used())
+        return weights.numpy(), total.numpy()
+
+    def _same(self, received: np.ndarray, expected: np.ndarray, rule: str) -> None:
+        error = np.abs(received - expected) / np.maximum(np.abs(expected), 1e-6 * max(np.abs(expected).max(), 1e-30))
+        self._require(bool((error <= 1e-4).all()), f"{rule} (relative difference {error.max():.1e})")
+
+    def _require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise AssertionError(
+                f"`{type(self._weighting).__name__}` must {rule}. Received: losses of the kind: {self._label}. "
+                "See docs/extending.md."
+            )
 
 
 class _Case:

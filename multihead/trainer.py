@@ -121,6 +121,7 @@ class MultiHeadTrainer(keras.Model):
         self,
         optimizer: Any = "rmsprop",
         *,
+        weighting: Any = None,
         balancer: Any = None,
         balance_at: str = "representation",
         balance_every: int = 1,
@@ -137,6 +138,9 @@ class MultiHeadTrainer(keras.Model):
 
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate itself.
+            weighting: Makes one total of the heads' losses: a `multihead.weighting.Weighting` or its name; None is their
+                sum, each times its head's own `weight`. What it learns is trained by the same optimizer, not clipped. One
+                that reads the losses of the update itself costs one encoder backward pass per head with several slices.
             balancer: Rescales the heads' gradients where they meet: a `multihead.balancing.Balancer` or its name; None
                 is the plain sum.
             balance_at: `"representation"`: by the gradients at the cut, with one backward pass through the encoder;
@@ -165,6 +169,7 @@ class MultiHeadTrainer(keras.Model):
         optimizer = check_optimizer(optimizer)
         settings = Settings.checked(
             names,
+            weighting,
             balancer,
             balance_at,
             balance_every,
@@ -179,7 +184,7 @@ class MultiHeadTrainer(keras.Model):
         super().compile(
             optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
         )
-        self.balancer, self.schedule = settings.balancer, settings.schedule
+        self.weighting, self.balancer, self.schedule = settings.weighting, settings.balancer, settings.schedule
         with self.distribute_strategy.scope():
             reuses = settings.balancer is not None and settings.balance_every > 1
             self.kept_coefficients = KeptCoefficients(len(names), settings.balance_every) if reuses else None
@@ -227,10 +232,13 @@ class MultiHeadTrainer(keras.Model):
             self._plan.check_every_head(batch.targets)
         recipe, trackers = self._plan.recipe, self._plan.trackers
         state = [tensor_variable(variable) for variable in getattr(self.balancer, "variables", [])]
+        state += [tensor_variable(variable) for variable in getattr(self.weighting, "non_trainable_variables", [])]
         state += [] if recipe.kept is None else recipe.kept.state
         saved = [(variable, tf.identity(variable.read_value())) for variable in state]
         computed = compute_update(recipe, batches, tensor_variable(self.update_count), loss_scale(self.optimizer))
         made = self._apply(computed.update.gradients, computed.update.active, saved)
+        if computed.after is not None:
+            computed.after(made)
         if self.schedule.reads_gramian:
             self.schedule.observe(computed.update.at_cut, made)
         trackers.update(computed, made, self.distribute_strategy.num_replicas_in_sync)
@@ -252,7 +260,8 @@ class MultiHeadTrainer(keras.Model):
             head.update_metrics(head_labels.targets, predictions, head_labels.weights)
         trackers.update_losses(tf.stack(sums), count(labels))
         weights = head_weights(recipe, tensor_variable(self.update_count))
-        return over_replicas(lambda: trackers.evaluation_logs(weights, list(batch.targets)))
+        updates = tensor_variable(self.update_count)
+        return over_replicas(lambda: trackers.evaluation_logs(weights, list(batch.targets), updates))
 
     @property
     def metrics(self) -> list[Any]:
@@ -404,7 +413,8 @@ class MultiHeadTrainer(keras.Model):
         results = trackers.training_logs()
         if set(results) != set(logs):
             present = [name for name in self.heads if f"{name}_loss" in logs]
-            results = trackers.evaluation_logs(head_weights(self._plan.recipe, tensor_variable(self.update_count)), present)
+            updates = tensor_variable(self.update_count)
+            results = trackers.evaluation_logs(head_weights(self._plan.recipe, updates), present, updates)
         return results if set(results) == set(logs) else logs
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
@@ -420,7 +430,7 @@ class MultiHeadTrainer(keras.Model):
 
     def _apply(self, gradients: Sequence[Any], active: tf.Tensor, saved: Sequence[Any]) -> tf.Tensor:
         plan = self._plan
+        variables, num_clipped = plan.recipe.network.variables, plan.recipe.network.num_trained_by_losses
         if plan.settings.clip is not None:
-            gradients = plan.settings.clip(gradients)
-        variables = plan.recipe.network.variables
+            gradients = [*plan.settings.clip(gradients[:num_clipped]), *gradients[num_clipped:]]
         return apply_once(self.optimizer, variables, gradients, active, plan.ownership, self.update_count, saved)

@@ -29,8 +29,8 @@ LAYERS = [
     {"_compatibility", "_version"},
     {"_keras", "_validation", "_draws"},
     {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
-    {"heads", "weighting", "balancing"},
-    {"_backward", "_meeting", "_step", "_update", "telemetry"},
+    {"_by_identifier", "heads", "weighting", "balancing"},
+    {"_backward", "_meeting", "_step", "_update", "_weighing", "telemetry"},
     {"_plan", "trainer", "testing", "diagnosis"},
     {"__init__"},
 ]

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._draws import uniform
 from multihead._keras import keras
 from multihead._validation import check_between, check_seed
 from multihead.balancing._base import Balancer
-from multihead._draws import uniform
 
 
 @keras.saving.register_keras_serializable(package="multihead")

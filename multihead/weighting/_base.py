@@ -1,0 +1,258 @@
+"""What every weighting is: the heads' losses in, one total loss out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_learned, keras, tensor_variable
+from multihead._validation import quoted
+
+
+class _Owners:
+    """Heads by the identity of the variable that belongs to them alone; a plain dict would be wrapped by Keras."""
+
+    def __init__(self) -> None:
+        self.heads: dict[int, int] = {}
+
+
+class Weighting(keras.layers.Layer):
+    """Makes one total loss of the heads' losses `L_k`; a head's weight is the derivative `w_k` of the total by `L_k`.
+
+    A weighting of your own is a subclass that implements `total`. Its weights, and the gradients of variables that it
+    learns (made with `add_learned`), follow by differentiation.
+
+    The losses are means over the labelled elements of the whole update, times the head's own `weight=`. A head that takes
+    no part in an update (left out by a schedule, or without labels) has a loss of 0 there, and `active` says so: the
+    others must get what they would get without it.
+
+    Attributes:
+        reads_losses: Whether the weights depend on the losses of this very update. Where they do not (they are learned,
+            drawn, or come from earlier updates), they are known before the gradients are computed, and several slices
+            cost no further backward passes.
+        reads_norms: Whether `objective` needs the norms of the heads' gradients.
+        reads_losses_after: Whether `observe_after` needs the losses on the same examples after the update: one more
+            forward pass.
+        uses: Further keyword arguments of `total` and `objective`: `"update"` (int64 scalar, the updates made so far).
+        head_names: The heads' names, once `bind` has been called, else None.
+
+    Args:
+        name: Name of the layer.
+    """
+
+    reads_losses: bool = True
+    reads_norms: bool = False
+    reads_losses_after: bool = False
+    uses: tuple[str, ...] = ()
+
+    def __init__(self, *, name: str | None = None) -> None:
+        super().__init__(name=name, dtype="float32", autocast=False)
+        self.head_names: tuple[str, ...] | None = None
+        self._owners = _Owners()
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Tells the weighting the heads' names in the order of the losses.
+
+        Args:
+            head_names: One name per head.
+
+        Raises:
+            ValueError: An option names a head that is not there, or there is a state for other heads.
+        """
+        names = tuple(head_names)
+        if self.built and self.head_names != names:
+            raise ValueError(
+                f"`weighting` keeps a state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(names)}. Make a new one."
+            )
+        self.head_names = names
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads,)`.
+        """
+        if self.built:
+            return
+        self._create_state(int(input_shape[0]))
+        super().build(input_shape)
+
+    def _create_state(self, num_heads: int) -> None:
+        """Creates the variables: learned ones with `add_learned`, others with `multihead.weighting.add_state`."""
+
+    def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Any]:
+        """One trainable scalar per head, float32, trained by the trainer's optimizer; an idle head's stays.
+
+        Args:
+            name: Start of the variables' names; the head's name follows.
+            num_heads: How many.
+            initial: Their first value.
+        """
+        names = self.head_names or [str(k) for k in range(num_heads)]
+        created = [add_learned(self, re.sub(r"[^\w.-]", "_", f"{name}_{head}"), initial) for head in names]
+        self._owners.heads.update({id(tensor_variable(variable)): k for k, variable in enumerate(created)})
+        return created
+
+    def owners(self, num_heads: int) -> list[list[int]]:
+        """For each trainable variable the positions of the heads that train it: all, but for those of `add_learned`."""
+        everyone = list(range(num_heads))
+        found = [self._owners.heads.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
+        return [everyone if k is None else [k] for k in found]
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tf.Tensor:
+        """The total loss.
+
+        Args:
+            losses: `[num_heads]` float32, 0 for a head that is not active.
+            active: `[num_heads]` booleans.
+            **used: The arguments named in `uses`.
+
+        Returns:
+            A scalar, differentiable by `losses` and by the variables that are learned.
+        """
+        raise NotImplementedError(
+            f"`{type(self).__name__}` must implement `total(losses, active)`. Received: a class without it. "
+            "See docs/extending.md."
+        )
+
+    def regularizer(self, active: tf.Tensor) -> tf.Tensor | None:
+        """The part of `total` that no loss is in, logged apart; None if there is none.
+
+        Args:
+            active: `[num_heads]` booleans.
+        """
+        return None
+
+    def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Any) -> tf.Tensor:
+        """What the learned variables minimise: by default the total loss.
+
+        Args:
+            losses: As for `total`.
+            norms: `[num_heads]` norms of the gradients of the losses where the heads meet, before weighting; None unless
+                `reads_norms`.
+            active: As for `total`.
+            **used: As for `total`.
+        """
+        return self.total(losses, active, **used)
+
+    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
+        """Takes note of an update's losses, after its weights were used. By default nothing is noted."""
+
+    def observe_after(self, losses: tf.Tensor, losses_after: tf.Tensor, active: tf.Tensor, made: tf.Tensor) -> None:
+        """Takes note of the losses on the same examples before and after the update. Only where `reads_losses_after`.
+
+        Args:
+            losses: `[num_heads]` before.
+            losses_after: `[num_heads]` after.
+            active: `[num_heads]` booleans.
+            made: Whether the update was made, a boolean scalar.
+        """
+
+    def end_epoch(self) -> None:
+        """Called by `fit` at the end of every epoch, outside of the update. By default nothing happens."""
+
+    def reset(self) -> None:
+        """Sets the state back to how it was created."""
+        if not self.built:
+            return
+        fresh = type(self).from_config(self.get_config())
+        if self.head_names is not None:
+            fresh.bind(self.head_names)
+        fresh.build((self._num_heads(),))
+        for variable, first in zip(self.variables, fresh.variables):
+            variable.assign(tf.convert_to_tensor(first))
+
+    def _num_heads(self) -> int:
+        return len(self.head_names or ()) or 1
+
+    def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """The derivatives of the total by the losses, `[num_heads]` (0 for heads that are not active), and the total."""
+        losses = tf.where(active, losses, 0.0)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(losses)
+            total = self.total(losses, active, **used)
+        weights = tape.gradient(total, losses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return tf.where(active, weights, 0.0), total
+
+    def gradients(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Any) -> list[tf.Tensor]:
+        """The gradients of `objective` by the learned variables, in the order of `trainable_variables`."""
+        variables = [tensor_variable(variable) for variable in self.trainable_variables]
+        if not variables:
+            return []
+        losses = tf.stop_gradient(tf.where(active, losses, 0.0))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            objective = self.objective(losses, norms, active, **used)
+        return tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def call(self, losses: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        """See `__call__`."""
+        used = {"update": update} if "update" in self.uses else {}
+        return self.weigh(losses, tf.ones_like(losses, tf.bool), **used)[0]
+
+    def __call__(self, losses: Any, *, update: Any = 0) -> tf.Tensor:
+        """The weights of some losses, by hand; nothing is learned or noted.
+
+        Args:
+            losses: `[num_heads]` numbers.
+            update: The count of updates so far, for methods that use it.
+
+        Returns:
+            `[num_heads]` float32.
+
+        Raises:
+            ValueError: The losses are no vector, or there is a state for another number of heads.
+        """
+        losses = tf.cast(tf.convert_to_tensor(losses), tf.float32)
+        if losses.shape.rank != 1 or losses.shape[0] is None:
+            raise ValueError(
+                "`losses` must have the shape [num_heads], with a known number of heads. "
+                f"Received: shape {losses.shape}. Stack one mean loss per head."
+            )
+        if self.head_names is None:
+            self.bind([str(k) for k in range(losses.shape[0])])
+        if len(self.head_names or ()) != losses.shape[0]:
+            raise ValueError(
+                f"`losses` must hold one loss for each of the heads {quoted(self.head_names or ())}. "
+                f"Received: {losses.shape[0]}. Use one weighting per set of heads."
+            )
+        self.build((losses.shape[0],))
+        return self.call(losses, tf.cast(update, tf.int64))
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"name": self.name}
+
+
+def values(variables: Sequence[Any]) -> tf.Tensor:
+    """Scalar variables as one vector."""
+    return tf.stack([tf.convert_to_tensor(tensor_variable(variable)) for variable in variables])
+
+
+def sum_over(terms: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+    """The sum of the terms of active heads."""
+    return tf.reduce_sum(tf.where(active, terms, tf.zeros_like(terms)))
+
+
+def count_of(active: tf.Tensor) -> tf.Tensor:
+    """The number of active heads, float32."""
+    return tf.reduce_sum(tf.cast(active, tf.float32))
+
+
+def softmax_over(logits: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+    """The softmax over active heads, 0 for the others."""
+    lowest = tf.fill(tf.shape(logits), logits.dtype.min)
+    shares = tf.nn.softmax(tf.where(active, logits, lowest))
+    return tf.where(active, shares, tf.zeros_like(shares))
+
+
+def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+    """`log(L_k + 1e-8)` of active heads, 0 for the others; not a number for a loss below 0."""
+    return tf.math.log(tf.where(active, losses + 1e-8, tf.ones_like(losses)))

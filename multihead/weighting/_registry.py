@@ -1,0 +1,25 @@
+"""Weightings by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from multihead._by_identifier import find
+from multihead.weighting._base import Weighting
+
+
+def get(identifier: Weighting | str | None) -> Weighting | None:
+    """Returns a weighting.
+
+    Args:
+        identifier: A weighting, which is returned as it is; the name of one (`"Uncertainty"`; case and underscores do not
+            matter), which is built with its defaults; or None, which stays None.
+
+    Raises:
+        ValueError: There is no weighting of that name.
+        TypeError: `identifier` is neither.
+    """
+    from multihead import weighting  # the names are those that the package offers
+
+    offered: dict[str, Any] = {name: getattr(weighting, name) for name in weighting.__all__}
+    return find("weighting", identifier, Weighting, offered)

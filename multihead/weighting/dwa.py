@@ -1,0 +1,89 @@
+"""Dynamic weight average (DWA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead._validation import check_positive, check_positive_whole
+from multihead.weighting._base import Weighting, count_of, softmax_over, sum_over
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class DWA(Weighting):
+    """Counts a head the more the less its loss fell lately.
+
+    Formula: `total = sum_k w_k L_k`, with `w = K softmax(r / temperature)` over the `K` heads that take part, `r_k` being
+    the mean loss of the head in the last epoch over that in the epoch before. In the first two epochs all weights are 1.
+
+    What it fixes: heads that learn at different speeds. The scales of losses are left as they are.
+
+    State: `sums` and `counts` of the running epoch, `[num_heads]` float32, and `noted`, its updates, int64; `last` and
+    `before_last`, `[num_heads]` float32: mean losses of epochs, 0 where there is none yet.
+
+    Args:
+        temperature: The higher, the more alike are the weights; above 0.
+        updates_per_epoch: How many updates are an epoch of the formula. None takes the epochs of `fit`.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range.
+
+    Example:
+        >>> DWA()([4.0, 0.5]).numpy().tolist()
+        [1.0, 1.0]
+
+    Source: Liu, Johns and Davison, End-to-End Multi-Task Learning with Attention, CVPR 2019, section 3.3.
+    """
+
+    reads_losses = False
+
+    def __init__(self, temperature: float = 2.0, updates_per_epoch: int | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.temperature = check_positive("temperature", temperature)
+        if updates_per_epoch is not None:
+            updates_per_epoch = check_positive_whole("updates_per_epoch", updates_per_epoch)
+        self.updates_per_epoch = updates_per_epoch
+
+    def _create_state(self, num_heads: int) -> None:
+        self.sums = add_state(self, "sums", (num_heads,))
+        self.counts = add_state(self, "counts", (num_heads,))
+        self.last = add_state(self, "last", (num_heads,))
+        self.before_last = add_state(self, "before_last", (num_heads,))
+        self.noted = add_state(self, "noted", (), dtype="int64")
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        last, before = (tf.convert_to_tensor(tensor_variable(each)) for each in (self.last, self.before_last))
+        known = (last > 0) & (before > 0)
+        ratios = tf.where(known, last / tf.where(known, before, 1.0), 1.0)
+        weights = count_of(active) * softmax_over(ratios / self.temperature, active)
+        return sum_over(weights * losses, active)
+
+    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
+        sums, counts, noted = (tensor_variable(each) for each in (self.sums, self.counts, self.noted))
+        sums.assign(sums + tf.where(active, losses, 0.0))
+        counts.assign(counts + tf.cast(active, tf.float32))
+        noted.assign(noted + 1)
+        if self.updates_per_epoch is not None:
+            self._turn(tf.equal(noted, self.updates_per_epoch))
+
+    def end_epoch(self) -> None:
+        if self.updates_per_epoch is None:
+            self._turn(tf.constant(True))
+
+    def _turn(self, is_due: tf.Tensor) -> None:
+        """Ends an epoch of the formula, if it is due; a head that had no loss in it keeps its means."""
+        state = (self.sums, self.counts, self.last, self.before_last, self.noted)
+        sums, counts, last, before_last, noted = (tensor_variable(each) for each in state)
+        seen = is_due & (counts > 0)
+        means = tf.where(seen, tf.math.divide_no_nan(sums, counts), last)
+        older = tf.where(seen, last, before_last)
+        last.assign(means)
+        before_last.assign(older)
+        for each in (sums, counts, noted):
+            each.assign(tf.where(is_due, tf.zeros_like(each), each))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "temperature": self.temperature, "updates_per_epoch": self.updates_per_epoch}

@@ -1,0 +1,35 @@
+"""The geometric mean of the losses."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.weighting._base import Weighting, count_of, logarithm
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class GeometricMean(Weighting):
+    """Minimises the geometric mean of the losses, in which every head's relative progress counts alike.
+
+    Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so `w_k = total /
+    (K L_k)`, over the `K` heads that take part in the update.
+
+    What it fixes: the scales of losses: multiplying one changes the size of the update, not its direction. The losses
+    must not be negative: an update with one that is, is skipped.
+
+    State: none.
+
+    Args:
+        name: Name of the layer.
+
+    Example:
+        >>> GeometricMean()([4.0, 1.0]).numpy().tolist()
+        [0.25, 1.0]
+
+    Source: Chennupati et al., MultiNet++: Multi-Stream Feature Aggregation and Geometric Loss Strategy, CVPR workshops
+    2019.
+    """
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        return tf.exp(tf.math.divide_no_nan(tf.reduce_sum(logarithm(losses, active)), count_of(active)))

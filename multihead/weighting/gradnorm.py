@@ -1,0 +1,89 @@
+"""Gradient normalisation by learned weights (GradNorm)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead._validation import check_between
+from multihead.weighting._base import Weighting, count_of, sum_over, values
+
+_LEAST = 1e-3
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class GradNorm(Weighting):
+    """Learns weights that make the heads' gradients of like length, longer for a head that lags behind.
+
+    Formula: `total = sum_k w_k L_k`. With `G_k = w_k |g_k|`, `g_k` being the gradient of `L_k` where the heads meet (at the
+    representation, or at the encoder's parameters with `balance_at="parameters"` and a balancer), and `r_k = (L_k /
+    L_k(0)) / mean_j (L_j / L_j(0))`, the weights minimise `sum_k |G_k - mean_j(G_j) r_k^alpha|`, the target held still.
+    After each update they are scaled to sum to the number `K` of heads.
+
+    What it fixes: the lengths of gradients and the heads' speeds; conflicts stay.
+
+    State: one learned scalar per head, `weight_{head}`, at first 1, whose parts of their sum are the weights; and
+    `first_losses`, `[num_heads]` float32, the `L_k(0)`: those of the head's first update, 0 before.
+
+    Args:
+        alpha: How strongly a head that lags is pulled along, at least 0.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: `alpha` is out of its range.
+
+    Example:
+        >>> GradNorm()([4.0, 0.5]).numpy().tolist()
+        [1.0, 1.0]
+
+    Source: Chen et al., GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep Multitask Networks, ICML
+    2018, algorithm 1, with the representation in place of the last shared layer's weights. A weight is at least 0.001.
+    """
+
+    reads_losses = False
+    reads_norms = True
+
+    def __init__(self, alpha: float = 1.5, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.alpha = check_between("alpha", alpha, 0.0, float("inf"), with_high=False)
+
+    def _create_state(self, num_heads: int) -> None:
+        self.parts = self.add_learned("weight", num_heads, 1.0)
+        self.first_losses = add_state(self, "first_losses", (num_heads,))
+
+    def _parts(self) -> tf.Tensor:
+        """The parts, none too small; the gradient passes as if they were not bounded, so that one can come back."""
+        parts = values(self.parts)
+        return parts + tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
+
+    def _scale(self, parts: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        return count_of(active) / tf.maximum(sum_over(parts, active), _LEAST)
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        parts = tf.stop_gradient(self._parts())
+        return sum_over(self._scale(parts, active) * parts * losses, active)
+
+    def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
+        parts = self._parts()
+        scale = tf.stop_gradient(self._scale(parts, active))
+        lengths = tf.where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
+        weighted = scale * parts * lengths
+        first = self._first(losses)
+        ratios = tf.where(active, tf.math.divide_no_nan(losses, first), 0.0)
+        count = tf.maximum(count_of(active), 1.0)
+        speeds = tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios) / count)
+        targets = tf.reduce_sum(weighted) / count * tf.pow(tf.maximum(speeds, 0.0), self.alpha)
+        # In units of the parts, of which the weights are `scale` times as much: so their step is that of the weights.
+        return sum_over(tf.abs(weighted - tf.stop_gradient(targets)), active) / tf.square(scale)
+
+    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
+        tensor_variable(self.first_losses).assign(tf.where(active, self._first(losses), tensor_variable(self.first_losses)))
+
+    def _first(self, losses: tf.Tensor) -> tf.Tensor:
+        first = tf.convert_to_tensor(tensor_variable(self.first_losses))
+        return tf.where(first > 0, first, losses)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "alpha": self.alpha}

@@ -1,0 +1,52 @@
+"""Random loss weighting (RLW)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._draws import normal
+from multihead._keras import keras
+from multihead._validation import check_seed
+from multihead.weighting._base import Weighting, softmax_over, sum_over
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class RandomLossWeighting(Weighting):
+    """Draws new weights at every update: a baseline that any other method should beat.
+
+    Formula: `total = sum_k w_k L_k`, with `w = softmax(z)` over the heads that take part, and `z_k` drawn from the standard
+    normal distribution. The weights sum to 1, and are `1/K` on average.
+
+    What it fixes: nothing on purpose.
+
+    State: none. The draws are a function of `seed` and the count of updates, so that a resumed run repeats them.
+
+    Args:
+        seed: Of the draws, a whole number.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: `seed` is no whole number.
+
+    Example:
+        >>> round(float(sum(RandomLossWeighting()([4.0, 0.5]))), 6)
+        1.0
+
+    Source: Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022.
+    """
+
+    reads_losses = False
+    uses = ("update",)
+
+    def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.seed = check_seed(seed)
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor, *, update: Any) -> tf.Tensor:
+        draws = normal([losses.shape[0]], self.seed, update)
+        return sum_over(softmax_over(draws, active) * losses, active)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "seed": self.seed}

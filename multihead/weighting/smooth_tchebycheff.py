@@ -1,0 +1,57 @@
+"""Smooth Tchebycheff scalarization (STCH)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead._validation import check_positive
+from multihead.weighting._base import Weighting
+from multihead.weighting._by_name import check_numbers, vector
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class SmoothTchebycheff(Weighting):
+    """Minimises a smooth form of the largest loss above its target, so that every Pareto optimum can be reached.
+
+    Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`. The total lies between the
+    largest `L_k - z_k` and that plus `mu log K`; with `mu` to 0 only the worst head counts. A preference among the heads
+    is their `weight=`, since `L_k` is the weighted loss.
+
+    What it fixes: heads that are left behind. The scales of losses matter.
+
+    State: none.
+
+    Args:
+        mu: How smooth, in units of the losses; above 0.
+        targets: The ideal losses `z_k` by head name, in which heads may be left out: 0.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: An argument is out of its range, or names something that is no head.
+
+    Example:
+        >>> SmoothTchebycheff(mu=1.0)([1.0, 1.0]).numpy().tolist()
+        [0.5, 0.5]
+
+    Source: Lin et al., Smooth Tchebycheff Scalarization for Multi-Objective Optimization, ICML 2024, equation 8.
+    """
+
+    def __init__(self, mu: float = 1.0, targets: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.mu = check_positive("mu", mu)
+        self._targets = check_numbers("targets", targets)
+
+    def bind(self, head_names: Any) -> None:
+        super().bind(head_names)
+        vector("targets", self._targets, self.head_names)
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        above = (losses - vector("targets", self._targets, self.head_names)) / self.mu
+        return self.mu * tf.reduce_logsumexp(tf.where(active, above, above.dtype.min))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "mu": self.mu, "targets": dict(self._targets)}

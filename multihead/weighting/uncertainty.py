@@ -1,0 +1,43 @@
+"""Weighting by homoscedastic uncertainty."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from multihead._keras import keras
+from multihead.weighting._base import Weighting, sum_over, values
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Uncertainty(Weighting):
+    """Learns how noisy each head's labels are, and counts it the less the noisier it is.
+
+    Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. With `L_k` held still, the learned `s_k`
+    go to `log L_k`, where `w_k = 1 / (2 L_k)`.
+
+    What it fixes: the scales of losses. The total may be negative, and falls further while everything is well: look at
+    the heads' losses. The regularizer, `sum_k s_k / 2`, is logged apart.
+
+    State: one learned scalar per head, `log_variance_{head}`, the `s_k`, at first 0.
+
+    Args:
+        name: Name of the layer.
+
+    Example:
+        >>> Uncertainty()([4.0, 0.5]).numpy().tolist()
+        [0.5, 0.5]
+
+    Source: Kendall, Gal and Cipolla, Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018, equation 7, the
+    factor 1/2 for every kind of loss. Weight decay of the optimizer, if any, holds for the `s_k`, too.
+    """
+
+    reads_losses = False
+
+    def _create_state(self, num_heads: int) -> None:
+        self.log_variances = self.add_learned("log_variance", num_heads)
+
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        return sum_over(0.5 * tf.exp(-values(self.log_variances)) * losses, active) + self.regularizer(active)
+
+    def regularizer(self, active: tf.Tensor) -> tf.Tensor:
+        return sum_over(0.5 * values(self.log_variances), active)
