@@ -248,11 +248,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
     if absent:
         return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
-    try:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.open("ab").close()
-    except OSError as error:
-        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror}).")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     from rich.console import Console
@@ -263,6 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in options.balancers or () if name not in chosen]
     if unknown:
         return _fail(f"--balancers must be among {', '.join(chosen)}. Received: {', '.join(unknown)}.")
+    if options.output.is_dir():
+        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r}, a folder.")
+    try:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror}).")
     chosen = {name: chosen[name] for name in options.balancers or chosen}
     console, rows = Console(), []
     bar = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
