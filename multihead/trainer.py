@@ -415,7 +415,9 @@ class MultiHeadTrainer(keras.Model):
             present = [name for name in self.heads if f"{name}_loss" in logs]
             updates = tensor_variable(self.update_count)
             results = trackers.evaluation_logs(head_weights(self._plan.recipe, updates), present, updates)
-        return results if set(results) == set(logs) else logs
+        if set(results) != set(logs):
+            return logs
+        return {name: value.numpy() if hasattr(value, "numpy") else value for name, value in results.items()}
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
         """Keras 2's hook at the end of an epoch."""

@@ -190,6 +190,9 @@ class Balancer(keras.layers.Layer):
         halves = None if halves is None else tf.convert_to_tensor(halves)
         return self.call(matrix, update, losses, halves)
 
+    def get_build_config(self) -> None:
+        """None, so that Keras does not take a copy for built."""
+
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
 

@@ -223,6 +223,9 @@ class Weighting(keras.layers.Layer):
         self.build((losses.shape[0],))
         return self.call(losses, tf.cast(update, tf.int64))
 
+    def get_build_config(self) -> None:
+        """None, so that Keras does not take a copy for built."""
+
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
 
@@ -255,4 +258,6 @@ def softmax_over(logits: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
 
 def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     """`log(L_k + 1e-8)` of active heads, 0 for the others; not a number for a loss below 0."""
-    return tf.math.log(tf.where(active, losses + 1e-8, tf.ones_like(losses)))
+    # Times NaN, since the derivative of the logarithm is a number there, too: it would train the head upwards.
+    valid = losses * tf.where(losses < 0, float("nan"), 1.0)
+    return tf.math.log(tf.where(active, valid + 1e-8, tf.ones_like(losses)))

@@ -1,0 +1,162 @@
+"""Every weighting keeps the contract, is documented, found by name, and says what it cannot take."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import testing, weighting
+
+METHODS = [
+    value
+    for value in (getattr(weighting, name) for name in weighting.__all__)
+    if isinstance(value, type) and value is not weighting.Weighting
+]
+OPTIONS = {
+    weighting.FAMO: {"learning_rate": 0.1, "least_losses": {"head_0": -1.0}},
+    weighting.SmoothTchebycheff: {"mu": 0.3, "targets": {"head_0": 0.1}},
+    weighting.DWA: {"temperature": 1.0, "updates_per_epoch": 2},
+    weighting.GradNorm: {"alpha": 0.5},
+    weighting.RandomLossWeighting: {"seed": 5},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_contract(method):
+    order_matters = method is weighting.RandomLossWeighting  # the draws go by position
+    testing.check_weighting(method(), order_matters=order_matters)
+    if method in OPTIONS:
+        with_options = method(**OPTIONS[method])
+        testing.check_weighting(with_options, num_heads=(3,), order_matters=True, xla=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_docstrings_have_a_formula_a_golden_value_and_a_source(method):
+    text = inspect.getdoc(method)
+    for part in ("Formula: ", "What it fixes: ", "State: ", "Source: ", ">>> "):
+        assert part in text, part
+    assert len(inspect.getsource(inspect.getmodule(method)).splitlines()) <= 150
+
+
+def test_files_hold_one_method_each():
+    folder = pathlib.Path(weighting.__file__).parent
+    assert len([path for path in folder.glob("*.py") if not path.name.startswith("_")]) == len(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_names(method):
+    assert type(weighting.get(method.__name__.lower())) is method
+    made = method()
+    assert weighting.get(made) is made
+
+
+def test_unknown_names_and_things():
+    with pytest.raises(ValueError, match=r"`weighting` must be one of 'DWA', .* Received: 'Uncertanty'. Did you mean 'Unc"):
+        weighting.get("Uncertanty")
+    with pytest.raises(TypeError, match=r"`weighting` must be a weighting, its name, or None\. Received: 3 of type int"):
+        weighting.get(3)
+    assert weighting.get(None) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: weighting.DWA(temperature=0), r"`temperature` must be a finite number above 0\. Received: temperature=0"),
+        (lambda: weighting.DWA(updates_per_epoch=0.5), "`updates_per_epoch` must be a whole number of at least 1"),
+        (lambda: weighting.GradNorm(alpha=-1), "`alpha` must be a finite number at least 0"),
+        (lambda: weighting.FAMO(learning_rate=0), "`learning_rate` must be a finite number above 0"),
+        (lambda: weighting.FAMO(weight_decay=-1), "`weight_decay` must be a finite number at least 0"),
+        (lambda: weighting.FAMO(least_losses={"a": "b"}), "`least_losses` must hold finite numbers by head name"),
+        (lambda: weighting.SmoothTchebycheff(mu=-1), "`mu` must be a finite number above 0"),
+        (lambda: weighting.RandomLossWeighting(seed=0.5), "`seed` must be a whole number"),
+        (lambda: weighting.SmoothTchebycheff(targets={"a": 1}).bind(["b"]), "`targets` must name heads only: 'a' is no head"),
+        (lambda: weighting.LogLoss()([[1.0]]), r"`losses` must have the shape \[num_heads\]"),
+    ],
+)
+def test_options_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_weighting_belongs_to_its_heads():
+    made = weighting.Uncertainty()
+    made([1.0, 2.0])
+    with pytest.raises(ValueError, match="one loss for each of the heads '0', '1'. Received: 3"):
+        made([1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="`weighting` keeps a state for the heads '0', '1'. Received: the heads 'a', 'b'"):
+        made.bind(["a", "b"])
+    with pytest.raises(NotImplementedError, match=r"must implement `total\(losses, active\)`"):
+        weighting.Weighting()([1.0])
+
+
+class Squares(weighting.Weighting):
+    def total(self, losses, active):
+        return tf.reduce_sum(losses**2)
+
+
+def test_a_method_of_ones_own():
+    np.testing.assert_allclose(Squares()([1.0, 3.0]), [2.0, 6.0])
+    testing.check_weighting(Squares(), num_heads=(1, 3))
+
+
+class Faulty(Squares):
+    def __init__(self, fault, *, name=None):
+        super().__init__(name=name)
+        self.fault = fault
+        self.reads_losses = fault != "claim"
+
+    def _create_state(self, num_heads):
+        self.noted = weighting.add_state(self, "noted", ())
+        self.common = self.add_weight(name="common", shape=(), initializer="ones")
+
+    def total(self, losses, active):
+        if self.fault == "mean":
+            return tf.reduce_mean(losses**2)
+        if self.fault == "order":
+            return tf.reduce_sum(losses**2 * tf.range(1.0, len(losses) + 1.0))
+        if self.fault == "sign":
+            return -tf.reduce_sum(losses)
+        if self.fault == "shape":
+            return losses**2
+        if self.fault == "infinite":
+            return tf.reduce_sum(losses / 0.0)
+        if self.fault == "graph":
+            return tf.reduce_sum(losses * (1.0 if tf.executing_eagerly() else 2.0))
+        return tf.reduce_sum(losses**2)
+
+    def observe(self, losses, active):
+        self.noted.assign_add(1.0)
+
+    def reset(self):
+        if self.fault != "reset":
+            super().reset()
+
+    def get_config(self):
+        return {**super().get_config(), "fault": self.fault + "!" * self.fault.startswith("config")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("mean", "stay the same when a head without labels joins"),
+        ("order", "not depend on the heads' order"),
+        ("sign", "have finite weights of at least 0"),
+        ("shape", "give a finite scalar as `total`"),
+        ("infinite", "give a finite scalar as `total`"),
+        ("graph", "be the same in a graph as outside of one"),
+        ("claim", "not let its weights depend on the losses, or set `reads_losses = True`"),
+        ("reset", "have its state of the start after `Faulty.reset"),
+        ("config", "give all its arguments in `get_config`"),
+    ],
+)
+def test_checks_find_faults(fault, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.check_weighting(Faulty(fault), num_heads=(3,), xla=False)
+
+
+def test_checks_pass_what_is_right():
+    testing.check_weighting(Faulty("none"), num_heads=(3,), xla=False)

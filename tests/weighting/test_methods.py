@@ -1,0 +1,216 @@
+"""What each weighting promises, against NumPy in float64."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import special
+
+from multihead import weighting
+
+ALL = tf.constant([True, True, True])
+LOSSES = np.array([0.5, 2.0, 30.0])
+
+
+def built(method, heads=3):
+    method.bind([f"head_{k}" for k in range(heads)])
+    method.build((heads,))
+    return method
+
+
+def as_tensor(values):
+    return tf.constant(values, tf.float32)
+
+
+def learn(method, losses, norms=None, steps=1, rate=0.1):
+    """Plain gradient descent on what the method learns."""
+    for _ in range(steps):
+        gradients = method.gradients(as_tensor(losses), norms, ALL)
+        for variable, gradient in zip(method.trainable_variables, gradients):
+            variable.assign(tf.convert_to_tensor(variable) - rate * gradient)
+
+
+def learned(method):
+    return np.array([float(tf.convert_to_tensor(v)) for v in method.trainable_variables])
+
+
+def test_uncertainty_learns_the_losses():
+    method = built(weighting.Uncertainty())
+    learn(method, LOSSES, steps=3000)
+    np.testing.assert_allclose(np.exp(learned(method)), LOSSES, rtol=1e-3)
+    weights, total = method.weigh(as_tensor(LOSSES), ALL)
+    np.testing.assert_allclose(weights, 1 / (2 * LOSSES), rtol=1e-3)
+    np.testing.assert_allclose(total, np.sum(0.5 + 0.5 * np.log(LOSSES)), rtol=1e-3)
+    assert weighting.Uncertainty()([0.01, 0.01]).numpy().tolist() == [0.5, 0.5]
+
+
+def test_imtll_brings_losses_to_one_and_is_twice_uncertainty():
+    method, other = built(weighting.IMTLL()), built(weighting.Uncertainty())
+    learn(method, LOSSES, steps=3000, rate=0.01)
+    weights, total = method.weigh(as_tensor(LOSSES), ALL)
+    np.testing.assert_allclose(weights * LOSSES, 1, rtol=1e-3)
+    for variable, scale in zip(other.trainable_variables, learned(method)):
+        variable.assign(-scale)
+    np.testing.assert_allclose(total, 2 * other.weigh(as_tensor(LOSSES), ALL)[1], rtol=1e-6)
+    np.testing.assert_allclose(method.regularizer(ALL), -learned(method).sum(), rtol=1e-6)
+
+
+def test_logarithms_and_geometric_mean():
+    np.testing.assert_allclose(weighting.LogLoss()(LOSSES), 1 / LOSSES, rtol=1e-6)
+    mean = np.prod(LOSSES) ** (1 / 3)
+    weights, total = built(weighting.GeometricMean()).weigh(as_tensor(LOSSES), ALL)
+    np.testing.assert_allclose(total, mean, rtol=1e-6)
+    np.testing.assert_allclose(weights, mean / (3 * LOSSES), rtol=1e-6)
+    other = weighting.GeometricMean()(LOSSES * [1, 1000, 1]) * [1, 1000, 1]  # the gradient grows as the loss does
+    np.testing.assert_allclose(other, 10 * weights, rtol=1e-5)  # another size, the same direction
+    assert np.isfinite(weighting.LogLoss()([0.0, 1.0])).all()
+    assert np.isnan(weighting.LogLoss()([-1.0, 1.0])).any()
+
+
+def test_dwa_follows_the_formula():
+    method = built(weighting.DWA(temperature=2.0))
+    rng = np.random.default_rng(0)
+    epochs = rng.uniform(0.5, 2, size=(5, 4, 3))
+    means = epochs.mean(axis=1)
+    for epoch, losses in enumerate(epochs):
+        ratios = np.ones(3) if epoch < 2 else means[epoch - 1] / means[epoch - 2]
+        expected = 3 * special.softmax(ratios / 2)
+        for each in losses:
+            np.testing.assert_allclose(method.weigh(as_tensor(each), ALL)[0], expected, rtol=1e-5)
+            method.observe(as_tensor(each), ALL)
+        method.end_epoch()
+    counted = built(weighting.DWA(temperature=2.0, updates_per_epoch=4))
+    for losses in epochs.reshape(-1, 3):
+        counted.observe(as_tensor(losses), ALL)
+        counted.end_epoch()  # of Keras: says nothing here
+    np.testing.assert_allclose(counted.weigh(as_tensor(LOSSES), ALL)[0], method.weigh(as_tensor(LOSSES), ALL)[0], rtol=1e-5)
+
+
+def test_dwa_keeps_what_it_knows_of_an_absent_head():
+    method = built(weighting.DWA())
+    for losses in ([1.0, 1.0, 1.0], [0.5, 0.9, 1.0]):
+        method.observe(as_tensor(losses), ALL)
+        method.end_epoch()
+    method.observe(as_tensor([0.25, 0.0, 1.0]), tf.constant([True, False, True]))
+    method.end_epoch()
+    expected = 3 * special.softmax(np.array([0.5, 0.9, 1.0]) / 2)
+    np.testing.assert_allclose(method.weigh(as_tensor(LOSSES), ALL)[0], expected, rtol=1e-5)
+
+
+def test_random_weights():
+    method = weighting.RandomLossWeighting(seed=3)
+    draws = np.array([method(LOSSES, update=u) for u in range(2000)])
+    np.testing.assert_allclose(draws.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(draws.mean(axis=0), 1 / 3, atol=0.02)
+    again = np.array([weighting.RandomLossWeighting(seed=3)(LOSSES, update=u) for u in range(5)])
+    np.testing.assert_array_equal(again, draws[:5])
+    assert not np.allclose(weighting.RandomLossWeighting(seed=4)(LOSSES, update=0), draws[0])
+    logits = np.log(draws) - np.log(draws).mean(axis=1, keepdims=True)  # centred normal draws
+    np.testing.assert_allclose(logits.std(), np.sqrt(2 / 3), atol=0.03)
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 50.0])
+def test_smooth_tchebycheff_is_a_smooth_maximum(mu):
+    method = built(weighting.SmoothTchebycheff(mu, targets={"head_1": 1.5}))
+    weights, total = method.weigh(as_tensor(LOSSES), ALL)
+    above = LOSSES - [0, 1.5, 0]
+    np.testing.assert_allclose(weights, special.softmax(above / mu), atol=1e-6)
+    np.testing.assert_allclose(total, mu * special.logsumexp(above / mu), rtol=1e-5)
+    assert above.max() - 1e-4 <= total <= above.max() + mu * np.log(3) + 1e-4
+
+
+def gradnorm_by_hand(norms, losses, alpha, rate):
+    """Algorithm 1 of the paper with plain gradient descent: weights before each step."""
+    weights, first, history = np.ones(3), losses[0], []
+    for norm, loss in zip(norms, losses):
+        history.append(weights)
+        lengths = weights * norm
+        ratios = loss / first
+        targets = lengths.mean() * (ratios / ratios.mean()) ** alpha
+        weights = weights - rate * np.sign(lengths - targets) * norm
+        weights = 3 * weights / weights.sum()
+    return np.array(history)
+
+
+def test_gradnorm_is_the_papers_algorithm():
+    rng = np.random.default_rng(0)
+    norms, losses = rng.uniform(0.5, 3, size=(20, 3)), rng.uniform(0.5, 3, size=(20, 3))
+    method = built(weighting.GradNorm(alpha=1.5))
+    expected = gradnorm_by_hand(norms, losses, 1.5, 0.02)
+    for norm, loss, wanted in zip(norms, losses, expected):
+        weights = method.weigh(as_tensor(loss), ALL)[0]
+        np.testing.assert_allclose(weights, wanted, rtol=1e-4)
+        np.testing.assert_allclose(np.sum(weights), 3, rtol=1e-6)
+        gradients = method.gradients(as_tensor(loss), as_tensor(norm), ALL)
+        method.observe(as_tensor(loss), ALL)
+        for variable, gradient in zip(method.trainable_variables, gradients):
+            # A step of 0.02 of the weights, which are `scale` times the parts.
+            variable.assign(tf.convert_to_tensor(variable) - 0.02 * gradient)
+
+
+def test_gradnorm_leaves_equal_heads_alone_and_stays_positive():
+    method = built(weighting.GradNorm())
+    gradients = method.gradients(as_tensor([1.0, 2.0, 3.0]), as_tensor([1.0, 1.0, 1.0]), ALL)
+    np.testing.assert_allclose(gradients, 0, atol=1e-6)
+    learn(method, [1.0, 1.0, 1.0], as_tensor([1e-3, 1.0, 100.0]), steps=50)
+    weights = method.weigh(as_tensor(LOSSES), ALL)[0]
+    assert (weights.numpy() > 0).all()
+
+
+def famo_by_hand(pairs, rate=0.025, decay=1e-3):
+    """Algorithm 1 of the paper, with Adam written out: weights of the losses before each step."""
+    logits, first, second, history = np.zeros(3), np.zeros(3), np.zeros(3), []
+    for step, (before, after) in enumerate(pairs, start=1):
+        shares = special.softmax(logits)
+        history.append(shares / before / np.sum(shares / before))
+        delta = np.log(before) - np.log(after)
+        jacobian = np.diag(shares) - np.outer(shares, shares)
+        gradient = jacobian @ delta + decay * logits
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        logits = logits - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    return np.array(history)
+
+
+def test_famo_is_the_papers_algorithm():
+    rng = np.random.default_rng(0)
+    before = rng.uniform(0.5, 3, size=(30, 3))
+    after = before * rng.uniform(0.8, 1.05, size=(30, 3))
+    method = built(weighting.FAMO())
+    for old, new, wanted in zip(before, after, famo_by_hand(zip(before, after))):
+        weights = method.weigh(as_tensor(old), ALL)[0]
+        np.testing.assert_allclose(weights, wanted, rtol=1e-3)
+        np.testing.assert_allclose(np.sum(weights), 1, rtol=1e-5)
+        method.observe_after(as_tensor(old), as_tensor(new), ALL, tf.constant(True))
+
+
+def test_famo_takes_weight_from_a_head_that_fell_more_and_ignores_what_was_not_made():
+    method = built(weighting.FAMO())
+    logits = lambda: np.array(tf.convert_to_tensor(method.logits))  # noqa: E731
+    before, after = as_tensor([1.0, 1.0, 1.0]), as_tensor([0.5, 0.9, 1.0])
+    method.observe_after(before, after, ALL, tf.constant(False))
+    method.observe_after(before, as_tensor([np.nan, 1, 1]), ALL, tf.constant(True))
+    np.testing.assert_array_equal(logits(), 0)
+    method.observe_after(before, after, tf.constant([True, True, False]), tf.constant(True))
+    assert logits()[0] < 0 < logits()[1] and logits()[2] == 0
+
+
+def test_absent_heads_do_not_matter():
+    active = tf.constant([True, False, True])
+    two = LOSSES[[0, 2]]
+    for name in ("LogLoss", "GeometricMean", "SmoothTchebycheff", "FAMO", "Uncertainty", "IMTLL", "GradNorm", "DWA"):
+        weights = built(weighting.get(name)).weigh(as_tensor([LOSSES[0], 0, LOSSES[2]]), active)[0].numpy()
+        expected = built(weighting.get(name), 2).weigh(as_tensor(two), tf.constant([True, True]))[0]
+        np.testing.assert_allclose(weights[[0, 2]], expected, rtol=1e-5, err_msg=name)
+        assert weights[1] == 0
+
+
+def test_reset():
+    method = built(weighting.Uncertainty())
+    learn(method, LOSSES, steps=3)
+    assert np.any(learned(method))
+    method.reset()
+    np.testing.assert_array_equal(learned(method), 0)
+    assert isinstance(keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(method)), type(method))

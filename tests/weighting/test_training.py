@@ -1,0 +1,324 @@
+"""Weightings in the trainer: the update is that of a tape by hand over the total loss, however it was gathered."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, clipping, schedules, weighting
+from tests import reference, tiny
+from tests.conformance.test_one_update import assert_alike, batches_of_updates, dataset, padded
+
+HEADS = ("tag", "price", "size")
+GATHERED = {"whole": (1, 1), "slices": (1, 3), "batches": (3, 1)}
+
+
+def adam():
+    return keras.optimizers.Adam(0.01, epsilon=1e-5)
+
+
+def geometric_mean(losses, _):
+    return tf.pow(losses[0] * losses[1] * losses[2], 1 / 3)
+
+
+def logarithms(losses, _):
+    return tf.math.log(losses[0]) + tf.math.log(losses[1]) + tf.math.log(losses[2])
+
+
+def smooth_maximum(losses, _):
+    return tf.reduce_logsumexp(tf.stack(losses))
+
+
+def uncertainty(losses, learned):
+    return tf.add_n([0.5 * tf.exp(-s) * loss + 0.5 * s for s, loss in zip(learned, losses)])
+
+
+def scales(losses, learned):
+    return tf.add_n([tf.exp(s) * loss - s for s, loss in zip(learned, losses)])
+
+
+TOTALS = {
+    "GeometricMean": geometric_mean,
+    "LogLoss": logarithms,
+    "SmoothTchebycheff": smooth_maximum,
+    "Uncertainty": uncertainty,
+    "IMTLL": scales,
+}
+
+
+def by_hand(updates, total):
+    """The weights, and what is learned, after updates by one tape over the total; the update's batches are joined."""
+    encoder, heads = tiny.modules()
+    representation = encoder(tf.constant(updates[0][0][0]))
+    for head in heads.values():
+        head(representation)
+    learned = [tf.Variable(0.0) for _ in HEADS]
+    optimizer = adam()
+    for batches in updates:
+        batch = padded(batches)
+        variables = [v for module in (encoder, *heads.values()) for v in module.trainable_variables]
+        sources = [tiny.tensor_variable(variable) for variable in variables]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            representation = encoder(batch[0])
+            values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
+            losses = [
+                tiny.WEIGHTS[name] * tf.reduce_sum(tf.where(mask, each, 0.0)) / float(np.sum(mask))
+                for name, (each, mask) in values.items()
+            ]
+            whole = total(losses, learned)
+        gradients = tape.gradient(whole, [*sources, *learned], unconnected_gradients="zero")
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if total in (uncertainty, scales):
+            optimizer.apply_gradients(zip(gradients, [*variables, *learned]))
+        else:
+            optimizer.apply_gradients(zip(gradients, variables))
+    return tiny.values(variables), [float(variable) for variable in learned]
+
+
+def trained(updates, name, gathering, strategy=None, **options):
+    num_batches, slices = GATHERED[gathering]
+    batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
+    compiled = {"weighting": name, "micro_batches": slices, "accumulate_steps": num_batches, **options}
+    if strategy is None:
+        trainer = tiny.trainer(adam(), **compiled)
+    else:
+        with strategy.scope():
+            trainer = tiny.trainer(adam(), **compiled)
+    history = trainer.fit(dataset(batches), verbose=0, shuffle=False).history
+    return tiny.weights_of(trainer), trainer, history
+
+
+@pytest.mark.parametrize(
+    ("name", "gathering"),
+    [("GeometricMean", "whole"), ("LogLoss", "slices"), ("SmoothTchebycheff", "batches"), ("Uncertainty", "whole"),
+     ("IMTLL", "slices"), ("GeometricMean", "slices"), ("Uncertainty", "batches")],
+)  # fmt: skip
+def test_update_is_that_of_a_tape_over_the_total(name, gathering):
+    updates = batches_of_updates(True)
+    weights, learned = by_hand(updates, TOTALS[name])
+    actual, trainer, _ = trained(updates, name, gathering)
+    assert_alike(actual, weights)
+    if trainer.weighting.trainable_variables:
+        np.testing.assert_allclose(tiny.values(trainer.weighting.trainable_variables), learned, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["representation", "parameters"])
+def test_a_balancer_sees_weighted_gradients(level):
+    updates = batches_of_updates(True)[:1]
+    encoder, heads = tiny.modules()
+    batch = padded(updates[0])
+    representation = encoder(batch[0])
+    values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
+    # LogLoss counts each head by the inverse of its loss, which at the first update is known beforehand.
+    weights = {name: float(mask.sum() / tf.reduce_sum(tf.where(mask, v, 0.0))) for name, (v, mask) in values.items()}
+    combine = lambda gramian: reference.coefficients("UPGrad", gramian)  # noqa: E731
+    hand = reference.Reference(encoder, heads, adam(), weights, combine, level)
+    hand.update([batch])
+    for gathering in ("whole", "slices"):
+        actual, _, history = trained(updates, "LogLoss", gathering, balancer="UPGrad", balance_at=level)
+        assert_alike(actual, tiny.values(hand.variables))
+        for name in HEADS:
+            np.testing.assert_allclose(history[f"{name}_weight"], [weights[name]], rtol=1e-5)
+
+
+def starts(trainer):
+    """The values that a trainer's weighting began with."""
+    trainer.weighting.reset()
+    return tiny.values(trainer.weighting.variables)
+
+
+def test_gradnorm_and_famo_are_the_same_however_gathered():
+    updates = batches_of_updates(True)
+    for name in ("GradNorm", "FAMO"):
+        whole, first, _ = trained(updates, name, "whole")
+        for gathering in ("slices", "batches"):
+            other, second, _ = trained(updates, name, gathering)
+            assert_alike(other, whole)
+            mine, theirs = (tiny.values(trainer.weighting.variables) for trainer in (first, second))
+            for a, b in zip(mine, theirs):
+                np.testing.assert_allclose(a, b, atol=1e-5)
+        assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
+
+
+@pytest.mark.parametrize("name", ["Uncertainty", "GradNorm", "FAMO", "GeometricMean", "DWA"])
+def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
+    updates = batches_of_updates(True)[:3]
+    one, single, history = trained(updates, name, "whole")
+    two, double, histories = trained(updates, name, "whole", two_replicas)
+    assert_alike(two, one)
+    for variable, other in zip(double.weighting.variables, single.weighting.variables):
+        copies = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
+        np.testing.assert_array_equal(*[copy.numpy() for copy in copies])
+        np.testing.assert_allclose(tiny.values([variable])[0], tiny.values([other])[0], atol=1e-5)
+    for key in history:
+        np.testing.assert_allclose(history[key], histories[key], atol=1e-5, err_msg=key)
+
+
+def test_logs_tell_losses_weights_and_regularizer_apart():
+    data = dataset([tiny.data(12)])
+    plain_first = tiny.trainer(keras.optimizers.SGD(0.5)).fit(data, verbose=0).history
+    trainer = tiny.trainer(keras.optimizers.SGD(0.5), weighting="Uncertainty")
+    first = trainer.fit(data, verbose=0).history
+    for name in HEADS:
+        assert first[f"{name}_loss"] == pytest.approx(plain_first[f"{name}_loss"])
+        assert first[f"{name}_weight"] == pytest.approx([0.5 * tiny.WEIGHTS[name]])
+        assert f"{name}_weight" not in plain_first
+    assert first["regularizer"] == [0.0] and "regularizer" not in plain_first
+    second = trainer.fit(data, verbose=0).history
+    weighted = sum(second[f"{name}_weight"][0] * second[f"{name}_loss"][0] for name in HEADS)
+    assert second["regularizer"][0] != 0
+    assert second["loss"][0] == pytest.approx(weighted + second["regularizer"][0], rel=1e-5)
+    evaluated = trainer.evaluate(data, verbose=0, return_dict=True)
+    learned = np.array(tiny.values(trainer.weighting.trainable_variables))
+    losses = np.array([tiny.WEIGHTS[name] * evaluated[f"{name}_loss"] for name in HEADS])
+    assert evaluated["loss"] == pytest.approx(np.sum(np.exp(-learned) * losses + learned) / 2, rel=1e-5)
+
+
+def test_a_negative_total_is_no_harm():
+    trainer = tiny.trainer(keras.optimizers.Adam(0.05), heads=("size",), weights={"size": 1e-3}, weighting="IMTLL")
+    inputs, targets = tiny.data(12, missing=False)
+    data = dataset([(inputs, {"size": targets["size"]})]).repeat(100)
+    history = trainer.fit(data, epochs=2, steps_per_epoch=50, verbose=0)
+    assert history.history["loss"][-1] < 0 < history.history["size_loss"][-1]
+    assert history.history["skipped_updates"] == [0, 0]
+
+
+def test_what_an_idle_head_learns_stays():
+    schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 1})
+    trainer = tiny.trainer(adam(), weighting="Uncertainty", schedule=schedule)
+    data = dataset([tiny.data(12)])
+    trainer.fit(data.repeat(3), verbose=0)  # everything has moved once
+    before = tiny.values(trainer.weighting.trainable_variables)
+    slots = [variable for variable in trainer.optimizer.variables if "log_variance" in variable.name]
+    slots_before = tiny.values(slots)
+    trainer.fit(data, verbose=0)  # trains `tag` alone
+    moved = [a != b for a, b in zip(before, tiny.values(trainer.weighting.trainable_variables))]
+    assert moved == [True, False, False]
+    assert sum(bool(np.any(a != b)) for a, b in zip(slots_before, tiny.values(slots))) == 2  # both moments of one
+
+
+def test_a_skipped_update_leaves_the_weighting():
+    for name in ("FAMO", "GradNorm", "DWA", "Uncertainty"):
+        trainer = tiny.trainer(adam(), weighting=name)
+        inputs, targets = tiny.data(12, missing=False)
+        trainer.fit(dataset([(inputs, targets)]), verbose=0)
+        before = tiny.values(trainer.weighting.variables)
+        broken = {**targets, "size": np.full(12, 3e38, "float32")}  # its square overflows
+        with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+            trainer._plan.trackers.weighting = None  # the epoch's end is not what is tested
+            trainer.fit(dataset([(inputs, broken)]), verbose=0)
+        for a, b in zip(before, tiny.values(trainer.weighting.variables)):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_logarithm_of_a_negative_loss_skips_the_update():
+    trainer = tiny.trainer("sgd", heads=("size",), weighting="LogLoss")
+    trainer._plan.heads[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
+    inputs, targets = tiny.data(12)
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped, since a gradient was not finite: from head"):
+        trainer.fit(dataset([(inputs, {"size": targets["size"]})]), verbose=0)
+
+
+def test_learned_weights_are_not_clipped():
+    learned = []
+    for clip in (None, clipping.ByGlobalNorm(1e-3)):
+        trainer = tiny.trainer(keras.optimizers.SGD(1.0), weighting="Uncertainty", clip=clip)
+        trainer.fit(dataset([tiny.data(12)]), verbose=0)
+        learned.append(np.array(tiny.values(trainer.weighting.trainable_variables)))
+    np.testing.assert_allclose(*learned)
+
+
+def test_a_regularizer_of_a_head_is_not_weighted():
+    def make(strength, name):
+        keras.utils.set_random_seed(3)
+        trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+        kernel = keras.regularizers.L2(strength) if strength else None
+        trainer.add_head("a", keras.layers.Dense(1, kernel_regularizer=kernel, activity_regularizer=kernel), "mse")
+        trainer.add_head("b", keras.layers.Dense(1), "mse")
+        trainer.compile(keras.optimizers.SGD(0.1), weighting=name)
+        return trainer
+
+    inputs = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    targets = {"a": 10 * inputs[:, :1], "b": inputs[:, 1:2]}
+    differences = {}
+    for name in (None, "LogLoss"):
+        pairs = [make(strength, name).compute_gradients((inputs, targets)) for strength in (0.0, 0.1)]
+        # What the regularizer adds to every gradient.
+        differences[name] = [b.numpy() - a.numpy() for (a, _), (b, _) in zip(*pairs)]
+    for plain, weighted in zip(*differences.values()):
+        np.testing.assert_allclose(weighted, plain, atol=1e-6)
+    assert any(np.abs(each).max() > 1e-3 for each in differences[None])
+
+
+def test_famo_leaves_the_modules_state():
+    def make(name):
+        keras.utils.set_random_seed(3)
+        encoder = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+        trainer = MultiHeadTrainer(encoder)
+        trainer.add_head("a", keras.layers.Dense(1), "mse")
+        trainer.compile(keras.optimizers.SGD(0.0), weighting=name)
+        return trainer
+
+    inputs = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    moving = []
+    for name in (None, "FAMO"):
+        trainer = make(name)
+        trainer.fit(inputs, {"a": inputs[:, :1]}, batch_size=8, verbose=0)
+        moving.append(tiny.values(trainer.encoder.layers[1].non_trainable_variables))
+    for plain, famo in zip(*moving):
+        np.testing.assert_array_equal(plain, famo)
+        assert np.any(plain != 0)
+
+
+@pytest.mark.parametrize("name", ["Uncertainty", "FAMO", "GradNorm", "DWA"])
+def test_a_run_that_was_saved_goes_on(name, tmp_path):
+    data = dataset([tiny.data(12, seed=seed) for seed in range(3)])
+    whole = tiny.trainer(adam(), weighting=name)
+    whole.fit(data, epochs=4, verbose=0, shuffle=False)
+    first = tiny.trainer(adam(), weighting=name)
+    first.fit(data, epochs=2, verbose=0, shuffle=False)
+    first.save_weights(str(tmp_path / "half.weights.h5"))
+    second = tiny.trainer(adam(), weighting=name)
+    second.fit(data, epochs=1, verbose=0, shuffle=False)  # builds, and moves everything elsewhere
+    second.load_weights(str(tmp_path / "half.weights.h5"))
+    second.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert_alike(tiny.weights_of(second), tiny.weights_of(whole))
+    for a, b in zip(tiny.values(second.weighting.variables), tiny.values(whole.weighting.variables)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_whole_trainer_is_saved_with_its_weighting(tmp_path):
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("adam", weighting=weighting.DWA(temperature=3.0))
+    inputs = np.ones([8, 3], "float32")
+    trainer.fit(inputs, {"a": inputs[:, :1]}, verbose=0, epochs=2)
+    trainer.save(str(tmp_path / "trainer.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "trainer.keras"))
+    assert loaded.weighting.temperature == 3.0
+    for a, b in zip(tiny.values(loaded.weighting.variables), tiny.values(trainer.weighting.variables)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_that_are_functions_are_logged():
+    trainer = tiny.trainer("sgd", weights={**tiny.WEIGHTS, "price": lambda update: 0.5 + tf.cast(update, tf.float32)})
+    history = trainer.fit(dataset([tiny.data(12)] * 3), verbose=0).history
+    assert history["price_weight"] == [pytest.approx(1.5)]
+
+
+def test_compile_names_the_weightings():
+    with pytest.raises(ValueError, match="`weighting` must be one of 'DWA', 'FAMO'"):
+        tiny.trainer("sgd", weighting="nothing")
+
+
+def test_compute_gradients_gives_what_is_learned():
+    trainer = tiny.trainer("sgd", weighting="Uncertainty")
+    pairs = trainer.compute_gradients(tiny.data(12))
+    learned = pairs[-3:]
+    assert [variable is mine for (_, variable), mine in zip(learned, trainer.weighting.trainable_variables)] == [True] * 3
+    assert all(float(gradient) != 0 for gradient, _ in learned)
+    assert bool(trainer.apply_gradients(pairs))
+    assert all(float(tf.convert_to_tensor(v)) != 0 for v in trainer.weighting.trainable_variables)
