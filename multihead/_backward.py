@@ -133,6 +133,8 @@ class SliceGradients(NamedTuple):
             head, and then one more for the encoder's own added losses.
         gramian: `[num_heads, num_heads]` inner products at the cut; only the diagonal is filled where nothing else is
             needed; None where not even that is.
+        odd: The heads' lists of `encoder` again, over every other slice only, where halves are asked for.
+        odd_counts: `[num_heads]` counts of labelled elements in these slices.
     """
 
     loss_sums: tf.Tensor
@@ -141,6 +143,13 @@ class SliceGradients(NamedTuple):
     added_own: list[list[Gradient]]
     encoder: list[list[Gradient]]
     gramian: tf.Tensor | None
+    odd: Sequence[list[Gradient]] = ()
+    odd_counts: tf.Tensor | None = None
+
+    def with_odd(self, is_odd: tf.Tensor, counts: tf.Tensor) -> SliceGradients:
+        """The same with the heads' gradients and `[num_heads]` counts once more, where `is_odd` (0 or 1) is 1."""
+        odd = [[scaled(gradient, is_odd) for gradient in row] for row in self.encoder[:-1]]
+        return self._replace(odd=odd, odd_counts=counts * is_odd)
 
     def plus(self, other: SliceGradients) -> SliceGradients:
         """The sum of two slices' contributions."""
@@ -150,11 +159,17 @@ class SliceGradients(NamedTuple):
             _plus(self.own, other.own),
             _plus(self.added_own, other.added_own),
             _plus(self.encoder, other.encoder),
-            None if self.gramian is None or other.gramian is None else self.gramian + other.gramian,
+            _sum(self.gramian, other.gramian),
+            _plus(self.odd, other.odd),
+            _sum(self.odd_counts, other.odd_counts),
         )
 
 
-def _plus(first: list[list[Gradient]], second: list[list[Gradient]]) -> list[list[Gradient]]:
+def _sum(first: tf.Tensor | None, second: tf.Tensor | None) -> tf.Tensor | None:
+    return None if first is None or second is None else first + second
+
+
+def _plus(first: Sequence[list[Gradient]], second: Sequence[list[Gradient]]) -> list[list[Gradient]]:
     return [[added(a, b) for a, b in zip(mine, theirs)] for mine, theirs in zip(first, second)]
 
 

@@ -73,6 +73,7 @@ class Meeting:
         needs_gramian: Whether slices must bring the Gramian at the cut although the heads meet later.
         at_parameters: Whether the heads meet at the encoder's parameters.
         sees_gradients: Whether the balancer needs the gradients themselves.
+        by_halves: Whether the balancer needs the inner products of two halves' gradients.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Meeting:
         self.at_parameters = at_parameters
         self.sees_gradients = balancer is not None and balancer.needs == "gradients"
         self._kept = kept
+        self.by_halves = balancer is not None and "halves" in balancer.uses
         self._balanced: tuple[tf.Tensor, tf.Tensor] | None = None
         self.combine: Combine | None = None
         self.needs_gramian = measure != "none" if balancer is None else not at_parameters or measure == "gramian"
@@ -107,24 +109,30 @@ class Meeting:
         elif balancer is not None and num_slices == 1 and not at_parameters:
             self.combine = self._balance
 
-    def _arguments(self, loss_sums: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _arguments(self, loss_sums: tf.Tensor, halves: tf.Tensor | None = None) -> dict[str, Any]:
         """What the balancer declares that it uses."""
         known = {
             "update": lambda: self._update_count,
             "losses": lambda: tf.math.divide_no_nan(all_reduce_sum(loss_sums), self._counts),
+            "halves": lambda: halves,
         }
         return {name: known[name]() for name in self._balancer.uses}
 
-    def coefficients_of(self, gramian: tf.Tensor, loss_sums: tf.Tensor) -> tf.Tensor:
+    def shares(self, counts: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: what part of all labelled elements the counts of some slices on this replica are."""
+        return tf.math.divide_no_nan(all_reduce_sum(counts), self._counts)
+
+    def coefficients_of(self, gramian: tf.Tensor, loss_sums: tf.Tensor, halves: tf.Tensor | None = None) -> tf.Tensor:
         """`[num_heads]` coefficients from the reduced Gramian; 0 for idle heads.
 
         Args:
             gramian: `[num_heads, num_heads]`, over all slices and replicas.
             loss_sums: `[num_heads]` sums of this replica's losses, over all slices.
+            halves: `[num_heads, num_heads]` inner products of two halves' gradients, where the balancer uses them.
         """
         if self._balancer is None:
             return tf.cast(self._active, tf.float32)
-        arguments = self._arguments(loss_sums)
+        arguments = self._arguments(loss_sums, halves)
         if self._kept is None:
             coefficients = tf.cast(self._balancer.coefficients(gramian, **arguments), tf.float32)
         else:
@@ -176,7 +184,10 @@ class Meeting:
         own = [shapes[i] for indices in self._network.head_indices for i in indices if i >= self._network.num_encoder]
         lists = 1 if self.combine is not None else num_heads + 1
         every = [tf.TensorShape([num_heads]), tf.TensorShape([]), *own * 2, *encoder * lists]
-        return [tf.constant(shape.as_list(), tf.int32) for shape in [*every, tf.TensorShape([num_heads, num_heads])]]
+        every.append(tf.TensorShape([num_heads, num_heads]))
+        if self.by_halves:
+            every += [*encoder * num_heads, tf.TensorShape([num_heads])]
+        return [tf.constant(shape.as_list(), tf.int32) for shape in every]
 
     def _sum(self, at_cut: AtCut, loss_sums: tf.Tensor) -> tuple[list[tf.Tensor | None], tf.Tensor | None, tf.Tensor]:
         factors = self.late_factors(loss_sums)

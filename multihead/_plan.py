@@ -131,11 +131,6 @@ class Settings(NamedTuple):
 def _check_gathering(balancer: Any, balance_at: str, balance_every: int, num_slices: int) -> None:
     """Checks that a balancer which needs more than inner products can have it, however the update is gathered."""
     name = type(balancer).__name__
-    if "halves" in balancer.uses:
-        raise ValueError(
-            f"`balancer` must be one whose needs the trainer can meet; {name} needs the gradients of two independent "
-            f"halves of the examples. Received: balancer={name}. Call it by hand, or choose another balancer."
-        )
     if balancer.needs != "gradients":
         return
     if balance_every > 1:

@@ -143,10 +143,11 @@ def compute_update(
     active = scheduled & (counts > 0) & (weights > 0)
     weighing = Weighing(recipe.weighting, weights, counts, active, update_count)
 
+    # Two halves take two slices at least.
+    by_halves = recipe.balancer is not None and "halves" in recipe.balancer.uses
+    num_slices = 2 if by_halves and len(batches) * recipe.micro_batches == 1 else recipe.micro_batches
     slices = [
-        piece
-        for batch, labels in zip(batches, labelled)
-        for piece in cut_into_slices((batch.inputs, labels), recipe.micro_batches)
+        piece for batch, labels in zip(batches, labelled) for piece in cut_into_slices((batch.inputs, labels), num_slices)
     ]
     meeting = Meeting(
         network,
@@ -163,16 +164,18 @@ def compute_update(
     # Heads that may turn out idle are computed under a condition: by a schedule, or where weights can be all zero.
     optional = [conditional or any(head.name in batch.sample_weights for batch in batches) for head in heads]
 
-    def run(piece: tuple[Any, list[Labels | None]]) -> SliceGradients:
-        inputs, labels = piece
+    def run(piece: tuple[Any, list[Labels | None], tf.Tensor]) -> SliceGradients:
+        inputs, labels, is_odd = piece
         share = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), examples)
         scales = Scales(weighing.scales, share, loss_scale)
-        return slice_gradients(network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian)
+        result = slice_gradients(network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian)
+        return result.with_odd(is_odd, count(labels)) if by_halves else result
 
+    numbered = [(*piece, tf.constant(float(i % 2))) for i, piece in enumerate(slices)]
     if len(slices) == 1:
-        gathered = run(slices[0])
+        gathered = run(numbered[0])
     else:
-        gathered = one_after_the_other(run, slices, SliceGradients.plus, meeting.result_shapes())
+        gathered = one_after_the_other(run, numbered, SliceGradients.plus, meeting.result_shapes())
     update = combine_heads(network, gathered, active, meeting)
     weighed = weighing.finish(gathered.loss_sums, update.norms)
     if weighed is None:

@@ -80,7 +80,10 @@ class AbstractMeeting(Protocol):
     def measured(self, gathered: SliceGradients) -> tuple[tf.Tensor | None, tf.Tensor] | None:
         """The reduced Gramian (or None) and the coefficients if the heads were combined at the cut, else None."""
 
-    def coefficients_of(self, gramian: tf.Tensor, loss_sums: tf.Tensor) -> tf.Tensor:
+    def shares(self, counts: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: what part of all labelled elements the counts of some slices on this replica are."""
+
+    def coefficients_of(self, gramian: tf.Tensor, loss_sums: tf.Tensor, halves: tf.Tensor | None = None) -> tf.Tensor:
         """`[num_heads]` coefficients from the reduced Gramian; 0 for idle heads."""
 
     def combine_rows(
@@ -131,7 +134,12 @@ def combine_heads(
             combined = iter(restored)
             encoder = [rest_i if matrix is None else added(rest_i, next(combined)) for rest_i, matrix in zip(rest, stacked)]
         else:
-            coefficients = meeting.coefficients_of(inner_products, gathered.loss_sums)
+            halves = None
+            if gathered.odd_counts is not None:
+                odd = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in enumerate(gathered.odd)]
+                odd = [all_reduce_sum(row) for row in odd]
+                halves = _between_halves(rows, odd, meeting.shares(gathered.odd_counts), inner_products)
+            coefficients = meeting.coefficients_of(inner_products, gathered.loss_sums, halves)
             encoder = list(rest)
             for k, row in enumerate(rows):
                 encoder = [added(total, scaled(gradient, coefficients[k])) for total, gradient in zip(encoder, row)]
@@ -139,6 +147,33 @@ def combine_heads(
                 encoder = all_reduce_sum(encoder)
     norms = None if inner_products is None else tf.cast(tf.sqrt(tf.linalg.diag_part(inner_products)), tf.float32)
     return Update([*encoder, *own], active, norms, coefficients, at_cut)
+
+
+def _between_halves(
+    rows: Sequence[list[Gradient]], odd: Sequence[list[Gradient]], shares: tf.Tensor, gramian: tf.Tensor
+) -> tf.Tensor:
+    """The inner products of the heads' gradients on one half of the slices with those on the other.
+
+    Args:
+        rows: Each head's gradients over all slices.
+        odd: The same over every other slice.
+        shares: `[num_heads]`: which part of a head's labelled elements these hold.
+        gramian: `[num_heads, num_heads]` of `rows`: the entries of heads with labels in one half only.
+
+    Returns:
+        `[num_heads, num_heads]` float64, symmetric. Each half's gradient is that of the mean over the half.
+    """
+    num_heads, shares = len(rows), tf.cast(shares, tf.float64)
+    products = tf.zeros_like(gramian)
+    for column in zip(*rows, *odd):
+        matrix = as_rows(column)
+        if matrix is not None:
+            of_all, of_odd = tf.split(tf.cast(matrix.values, tf.float64), [num_heads, num_heads])
+            products += tf.matmul(of_all - of_odd, of_odd, transpose_b=True)
+    both = (shares > 0) & (shares < 1)
+    known = both & both[:, tf.newaxis]
+    products = tf.where(known, tf.math.divide_no_nan(products, (1.0 - shares)[:, tf.newaxis] * shares), gramian)
+    return 0.5 * (products + tf.transpose(products))
 
 
 def _own_gradients(network: Network, gathered: SliceGradients, factors: tf.Tensor | None) -> list[Gradient]:

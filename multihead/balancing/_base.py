@@ -75,6 +75,7 @@ class Balancer(keras.layers.Layer):
         self._check_num_heads(num_heads)
         self._create_state(num_heads, [None if shape[1] is None else int(shape[1]) for shape in shapes])
         self._built_heads = num_heads
+        self._built_for = _Shapes(input_shape)
         super().build((num_heads, None))
 
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
@@ -190,6 +191,17 @@ class Balancer(keras.layers.Layer):
         halves = None if halves is None else tf.convert_to_tensor(halves)
         return self.call(matrix, update, losses, halves)
 
+    def reset(self) -> None:
+        """Sets the state back to how it was created."""
+        if not self.built or not self.variables:
+            return
+        fresh = type(self).from_config(self.get_config())
+        if self.head_names is not None:
+            fresh.bind(self.head_names)
+        fresh.build(self._built_for.shapes)
+        for variable, first in zip(self.variables, fresh.variables):
+            variable.assign(tf.convert_to_tensor(first))
+
     def get_build_config(self) -> None:
         """None, so that Keras does not take a copy for built."""
 
@@ -199,6 +211,13 @@ class Balancer(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {"name": self.name}
+
+
+class _Shapes:
+    """What a balancer was built for; as an attribute of its own kind it is nothing for Keras to track."""
+
+    def __init__(self, shapes: Any) -> None:
+        self.shapes = shapes
 
 
 def as_matrix(matrix: Any) -> tf.Tensor:

@@ -45,10 +45,13 @@ class SDMGrad(PreferenceBalancer):
         [4.8462, 1.0, 1.0]
 
     Source: Xiao, Ban and Ji, Direction-oriented Multi-objective Learning, NeurIPS 2023, algorithm 1; numbers as in the
-    authors' experiments. By hand and without `halves`, the Gramian itself serves.
+    authors' experiments. By hand and without `halves`, the Gramian itself serves. The trainer takes every other slice of
+    the update for one half (a batch that is not cut is cut in two); at the representation, whose elements belong to
+    examples, halves have nothing in common, so that it works at the parameters only.
     """
 
     uses = ("halves",)
+    levels = ("parameters",)
 
     def __init__(
         self,

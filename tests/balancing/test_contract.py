@@ -250,3 +250,13 @@ def test_a_non_finite_gradient_is_reported_with_its_head(name):
     balancer.bind(["reply", "price", "tags"])
     with pytest.raises(ValueError, match="`matrix` must be finite: .* Received: non-finite gradients of head 'tags'"):
         balancer(rows)
+
+
+@pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper() and name != "Balancer"])
+def test_reset_undoes_every_update(method):
+    balancer = getattr(balancing, method)()
+    rows = zoo.matrix("random", 3)
+    first = balancer(rows, update=0, losses=[1.0, 2.0, 3.0]).numpy()
+    balancer(3 * rows[::-1].copy(), update=0, losses=[3.0, 1.0, 2.0])
+    balancer.reset()
+    np.testing.assert_array_equal(balancer(rows, update=0, losses=[1.0, 2.0, 3.0]), first)
