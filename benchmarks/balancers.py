@@ -67,12 +67,19 @@ def torchjd(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
     torch, aggregation = importlib.import_module("torch"), importlib.import_module("torchjd.aggregation")
     torch.set_num_threads(1)
     num_heads = len(inputs[0])
-    arguments = {"CAGrad": {"c": 0.4}, "FairGrad": {"alpha": 2.0}, "NashMTL": {"n_tasks": num_heads}}.get(name, {})
+    options: dict[str, dict[str, Any]] = {
+        "CAGrad": {"c": 0.4},
+        "FairGrad": {"alpha": 2.0},
+        "NashMTL": {"n_tasks": num_heads},
+    }
     by_gramian = hasattr(aggregation, f"{name}Weighting")
     method = getattr(aggregation, f"{name}Weighting", getattr(aggregation, name, None))
     if method is None:
         return None
-    made, tensors = method(**arguments), [torch.tensor(each) for each in (inputs if by_gramian else roots(inputs))]
+    made, tensors = (
+        method(**options.get(name, {})),
+        [torch.tensor(each) for each in (inputs if by_gramian else roots(inputs))],
+    )
 
     def run() -> object:
         with torch.no_grad():
@@ -95,15 +102,15 @@ def libmtl(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
     Its methods compute gradients, solve, and set gradients in one go; here the first and the last step do nothing.
     """
     if "LibMTL" not in sys.modules:  # its own __init__ imports models that need an old torchvision
-        package = types.ModuleType("LibMTL")
-        package.__path__ = list(importlib.util.find_spec("LibMTL").submodule_search_locations)
+        package, found = types.ModuleType("LibMTL"), importlib.util.find_spec("LibMTL")
+        package.__path__ = list((found.submodule_search_locations if found else None) or [])
         sys.modules["LibMTL"] = package
     torch, weighting = importlib.import_module("torch"), importlib.import_module("LibMTL.weighting")
     method = getattr(weighting, LIBMTL.get(name, name), None)
     if method is None:
         return None
     num_heads, current = len(inputs[0]), [torch.zeros(1)]
-    methods = {
+    methods: dict[str, Callable[..., Any]] = {
         "_compute_grad_dim": lambda self: None,
         "_compute_grad": lambda self, *_, **__: current[0].clone(),
         "_get_grads": lambda self, *_, **__: current[0].clone(),
