@@ -6,7 +6,8 @@ All get the same random Gramians of conflicting gradients. Ours run inside a com
 over the Gramians, divided by their number. The peers' run as they are, on the CPU with one thread; a method that wants
 gradients gets a square root of the Gramian, as many columns as heads. Figures are medians over rounds in which all take
 turns; a ratio is our time over the peer's, so that 0.1 is ten times as fast. Empty: the peer has no such method. "fails":
-the peer's raises on these inputs. The peers are optional: `pip install torch "torchjd[full]"`, `pip install --no-deps LibMTL`.
+the peer's raises on these inputs. The peers are optional: `pip install torch "torchjd[full]"` and
+`pip install --no-deps LibMTL`.
 """
 
 from __future__ import annotations
