@@ -1,0 +1,239 @@
+"""Can 64 mini-batches make the very update of one large batch, in the memory of one of them?
+
+The same 2048 examples train the same net by one large batch, by `fit` in slices or in accumulated batches, and by a
+stream of mini-batches that a loop by hand adds up with `GradientAccumulator`. Adam's slots move once in all of them and
+the weights are the same to rounding; memory, measured in a fresh process for each, is not. (What `fit` takes here is
+mostly its compiled graph of 64 parts, which does not grow with the examples.) At the end stands a classic mistake: the
+last mini-batch counted twice.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from examples._shared import Session, new_figure, run_program
+from multihead import MultiHeadTrainer
+from multihead.accumulation import GradientAccumulator
+
+Array = np.ndarray[Any, Any]
+LARGE = "one large batch"
+BY_HAND = "GradientAccumulator, by hand"
+SEPARATE = "as many updates"
+CASES = (LARGE, "fit, micro_batches", "fit, accumulate_steps", BY_HAND, SEPARATE)
+TIME, FEATURES, UNITS, KINDS = 400, 16, 64, 4
+
+
+class Size(NamedTuple):
+    """How many mini-batches, and the examples in each."""
+
+    parts: int
+    examples: int
+
+
+class Outcome(NamedTuple):
+    """What one case did.
+
+    Attributes:
+        megabytes: The process's peak memory above what it was before.
+        updates: How often Adam was applied.
+        start: All weights before.
+        weights: All weights after.
+        slots: Adam's averages after, of gradients and of their squares.
+    """
+
+    megabytes: float
+    updates: int
+    start: Array
+    weights: Array
+    slots: Array
+
+
+def stream(size: Size, seed: int) -> tf.data.Dataset:
+    """Mini-batches that are drawn when they are asked for: sequences, a kind and a level."""
+
+    def draw(part: tf.Tensor) -> Any:
+        part = tf.cast(part, tf.int32)
+        inputs = tf.random.stateless_normal([size.examples, TIME, FEATURES], [seed, part])
+        level = tf.reduce_mean(inputs[:, :, :2], axis=[1, 2])[:, tf.newaxis] * 5
+        kind = tf.cast(tf.argmax(tf.reduce_mean(inputs[:, :, :KINDS], axis=1), axis=1), tf.int32)
+        return inputs, {"kind": kind, "level": level}
+
+    return tf.data.Dataset.range(size.parts).map(draw)
+
+
+def joined(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """All mini-batches as one large batch."""
+    whole = tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches.as_numpy_iterator())
+    return tf.data.Dataset.from_tensors(whole)
+
+
+def make_trainer(seed: int, **options: Any) -> MultiHeadTrainer:
+    """A net whose activations take far more memory than its weights, the same for the same seed."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(UNITS, activation="relu") for _ in range(6)]
+    trainer = MultiHeadTrainer(keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D()]))
+    trainer.add_head("kind", keras.layers.Dense(KINDS, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("level", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(1e-3), telemetry="losses", **options)
+    return trainer
+
+
+def update_by_hand(trainer: MultiHeadTrainer, batches: tf.data.Dataset) -> None:
+    """One update of a stream: add up each mini-batch's gradients with its count, then apply their mean."""
+    variables = [variable for _, variable in trainer.compute_gradients(next(iter(batches)))]
+    compute = tf.function(lambda *batch: [gradient for gradient, _ in trainer.compute_gradients(batch)])
+    accumulator = GradientAccumulator(variables)
+    for batch in batches:
+        accumulator.add(compute(*batch), count=len(batch[0]))
+    trainer.apply_gradients(zip(accumulator.mean(), variables))
+
+
+def train(case: str, size: Size, seed: int) -> Outcome:
+    """Makes the case's update, or updates, in this process."""
+    options = {"fit, micro_batches": "micro_batches", "fit, accumulate_steps": "accumulate_steps"}
+    trainer = make_trainer(seed, **({options[case]: size.parts} if case in options else {}))
+    batches = stream(size, seed)
+    data = joined(batches) if case in (LARGE, "fit, micro_batches") else batches
+    first = next(iter(batches))
+    pairs = trainer.compute_gradients(tf.nest.map_structure(lambda tensor: tensor[:1], first))
+    start = flat([variable for _, variable in pairs])
+    before = peak_megabytes()
+    if case == BY_HAND:
+        update_by_hand(trainer, data)
+    else:
+        trainer.fit(data, shuffle=False, verbose=0)
+    megabytes = peak_megabytes() - before
+    slots = [variable for variable in trainer.optimizer.variables if len(variable.shape)]
+    return Outcome(megabytes, int(trainer.optimizer.iterations), start, flat([v for _, v in pairs]), flat(slots))
+
+
+def flat(variables: Sequence[Any]) -> Array:
+    """The values of variables in one vector."""
+    return np.concatenate([np.ravel(tf.convert_to_tensor(variable)) for variable in variables])
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would also count what the parent held when it started this process
+        (line,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 1024
+
+
+# ------------------------------------------------------------------------------------------ one process for each case
+
+
+def train_and_save(arguments: str) -> None:
+    """What a fresh process does: trains a case and writes its outcome."""
+    given = json.loads(arguments)
+    outcome = train(given["case"], Size(*given["size"]), given["seed"])
+    np.savez(given["path"], **outcome._asdict())
+
+
+def in_fresh_process(case: str, size: Size, seed: int) -> Outcome:
+    """The outcome of a case in a process that has done nothing else."""
+    code = "import sys; from examples import large_batch_on_small_memory as m; m.train_and_save(sys.argv[1])"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "outcome.npz")
+        arguments = json.dumps({"case": case, "size": size, "seed": seed, "path": str(path)})
+        root = Path(__file__).resolve().parents[1]
+        subprocess.run([sys.executable, "-c", code, arguments], check=True, cwd=root, stderr=subprocess.DEVNULL)
+        with np.load(path) as values:
+            return Outcome(float(values["megabytes"]), int(values["updates"]), *(values[k] for k in Outcome._fields[2:]))
+
+
+def distance(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
+    """How far weights and slots are from the large batch's, over how far these moved."""
+    moved = np.linalg.norm(reference.weights - reference.start)
+    weights = np.linalg.norm(outcome.weights - reference.weights) / moved
+    return float(weights), float(np.linalg.norm(outcome.slots - reference.slots) / np.linalg.norm(reference.slots))
+
+
+# -------------------------------------------------------------------------------------------------- a classic mistake
+
+
+def mean_with_the_mistake(gradients: Sequence[float]) -> float:
+    """An update that runs the op which adds, since it needs its result: the last mini-batch counts twice."""
+    total, count = tf.Variable(0.0), tf.Variable(0.0)
+
+    def add(gradient: float) -> tf.Tensor:
+        count.assign_add(1.0)
+        return total.assign_add(gradient)
+
+    for gradient in gradients:
+        add(gradient)
+    return float(add(gradients[-1]) / count)
+
+
+def mean_of_accumulator(gradients: Sequence[float]) -> list[float]:
+    """Only `add` adds: `mean` reads, however often it is asked."""
+    accumulator = GradientAccumulator([tf.Variable(0.0)])
+    for gradient in gradients:
+        accumulator.add([tf.constant(gradient)])
+    return [float(accumulator.mean()[0]) for _ in range(3)]
+
+
+# ------------------------------------------------------------------------------------------------------- results
+
+
+def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
+    """Memory and distances, one bar per case."""
+    figure, axes = new_figure(1, 2, (12, 3.6), sharey=True)
+    names = list(outcomes)
+    colors = ["tab:gray", *["tab:green"] * (len(names) - 2), "tab:red"]
+    memory = [outcome.megabytes for outcome in outcomes.values()]
+    far = [distance(outcome, outcomes[LARGE])[0] for outcome in outcomes.values()]
+    for axis, values, form in zip(axes, (memory, far), ("{:.0f} MB", "{:.1g}")):
+        bars = axis.barh(names, [max(value, 1e-9) for value in values], color=colors)
+        axis.bar_label(bars, [form.format(value) for value in values], padding=3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    axes[0].set(xlim=(0, 1.2 * max(memory)), title=f"peak memory above start, {size.parts} x {size.examples} examples")
+    axes[1].set(xscale="log", xlim=(1e-9, 1e2), title="distance from the large batch's weights (relative)")
+    return figure
+
+
+def run(session: Session) -> None:
+    """Measures every case and shows what came out."""
+    size = Size(4, 4) if session.quick else Size(64, 32)
+    outcomes = {}
+    with session.progress("one process for each case", len(CASES)) as advance:
+        for case in CASES:
+            outcomes[case] = in_fresh_process(case, size, session.seed)
+            advance()
+    rows = []
+    for case, outcome in outcomes.items():
+        weights, slots = distance(outcome, outcomes[LARGE])
+        rows.append([case, f"{outcome.megabytes:.0f}", str(outcome.updates), f"{weights:.1e}", f"{slots:.1e}"])
+    title = f"{size.parts} mini-batches of {size.examples}: peak memory, and relative distances from the large batch's"
+    session.table(title, ["", "memory, MB", "Adam's steps", "weights", "slots"], rows)
+    gradients = [1.0, 1.0, 2.0, 4.0]
+    session.say(
+        f"Of the gradients {gradients} the mean is {np.mean(gradients):g}. An update that runs the adding op again gives "
+        f"{mean_with_the_mistake(gradients):g}: the last one counts twice. The accumulator gives "
+        f"{', '.join(f'{mean:g}' for mean in mean_of_accumulator(gradients))} when asked three times."
+    )
+    session.save(draw(outcomes, size))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program and returns the exit status."""
+    return run_program("large_batch_on_small_memory", __doc__, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
