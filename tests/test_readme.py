@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from examples import two_gradients
+from multihead import balancing, weighting
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +28,20 @@ def test_python_blocks_of_other_pages_run(page: Path, tmp_path: Path, monkeypatc
     namespace: dict[str, Any] = {"__name__": page.stem}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+
+
+def test_tables_of_methods_are_those_of_the_docstrings() -> None:
+    specification = importlib.util.spec_from_file_location("methods_table", ROOT / "docs" / "methods_table.py")
+    maker = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(maker)
+    written = (ROOT / "README.md").read_text(encoding="utf-8").partition(maker.BEGIN)[2].partition(maker.END)[0]
+    assert written == maker.tables(), "run `python docs/methods_table.py`"
+    rows = [line for line in written.splitlines() if line.startswith("| `") and not line.endswith(("cost | paper |",))]
+    assert all(cell.strip() for line in rows for cell in line.strip("|").replace("\\|", "").split("|"))
+    named = {line.split("`")[1] for line in rows} - {"balancing.", "weighting."}
+    classes = [getattr(package, name) for package in (balancing, weighting) for name in package.__all__]
+    bases = (balancing.Balancer, weighting.Weighting)
+    assert named == {each.__name__ for each in classes if isinstance(each, type) and each not in bases}
 
 
 def run_quick_start(balancer: str) -> dict[str, Any]:
@@ -86,4 +102,6 @@ def test_extras_that_are_named_exist() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tables = text[text.index("<!-- methods: begin") : text.index("<!-- methods: end")]
+    assert len(text.replace(tables, "").split()) <= 900

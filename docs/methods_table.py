@@ -1,0 +1,113 @@
+"""Makes the tables of methods in the README from the methods' own docstrings and attributes.
+
+`python docs/methods_table.py` writes them anew; a test keeps them so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+BEGIN, END = "<!-- methods: begin -->\n", "<!-- methods: end -->\n"
+
+
+def methods(package: Any, base: type) -> list[type]:
+    """The methods that a package offers, by name."""
+    offered = [getattr(package, name) for name in sorted(package.__all__, key=str.lower)]
+    return [value for value in offered if isinstance(value, type) and issubclass(value, base) and value is not base]
+
+
+def said(method: type, start: str, stop: str, *, with_asides: bool = True) -> str:
+    """What a docstring says after some words, up to a pattern; empty if it does not say them."""
+    text = " ".join((inspect.getdoc(method) or "").split())
+    if not with_asides:
+        text = re.sub(r" \([^)]*\)", "", text)
+    found = re.search(re.escape(start) + r" (.*?)(?:" + stop + r")", text + " ")
+    return found.group(1) if found else ""
+
+
+def paper(method: type) -> str:
+    """Authors and year."""
+    source = said(method, "Source:", r"\. |\.$| $")
+    whole = " ".join((inspect.getdoc(method) or "").split()).partition("Source: ")[2]
+    if not whole:
+        return "ours"
+    if " et al." in whole[:60]:
+        authors = whole[: whole.index(" et al.") + 7]
+    elif " and " in source[:40]:
+        authors = source[: source.index(",", source.index(" and "))]
+    else:
+        authors = source.partition(",")[0]
+    years = re.findall(r"\b(?:19|20)\d\d\b(?!\.\d)", whole)
+    return f"{authors.removeprefix('the scale-invariant baseline of ')}, {years[0]}"
+
+
+def balancer_row(method: Any) -> list[str]:
+    """Name, what it fixes, what it needs, its extra cost, the size of its update, paper."""
+    needs = ["inner products" if method().needs == "gramian" else "gradients", *method().uses]
+    names = {"update": "the count of updates", "losses": "losses", "halves": "two halves of the examples"}
+    levels = method().levels
+    cost = "none" if "representation" in levels else "an encoder pass per head"
+    if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
+        cost += ", and a gradient kept per head"
+    return [
+        f"`{method.__name__}`",
+        said(method, "What it fixes:", r"[.;:] |, (?!the more)|,? and, ", with_asides=False),
+        ", ".join(names.get(need, need) for need in needs),
+        cost,
+        said(method, "Size of the update:", r"[.;] "),
+        paper(method),
+    ]
+
+
+def weighting_row(method: Any) -> list[str]:
+    """Name, what it fixes, whether it learns, its extra cost, paper."""
+    made = method()
+    made([1.0, 1.0])
+    kinds = {True: "learned", False: "kept over updates" if made.variables else "none"}
+    cost = "a second forward pass" if made.reads_losses_after else "none"
+    return [
+        f"`{method.__name__}`",
+        said(method, "What it fixes:", r"[.;:] "),
+        kinds[bool(made.trainable_variables)],
+        cost,
+        paper(method),
+    ]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def tables() -> str:
+    """Both tables as they stand in the README."""
+    from multihead import balancing, weighting
+
+    balancers = table(
+        ["`balancing.`", "fixes", "needs", "extra cost", "size of its update", "paper"],
+        [balancer_row(method) for method in methods(balancing, balancing.Balancer)],
+    )
+    weightings = table(
+        ["`weighting.`", "fixes", "state", "extra cost", "paper"],
+        [weighting_row(method) for method in methods(weighting, weighting.Weighting)],
+    )
+    return f"\n{balancers}\n{weightings}\n"
+
+
+def main() -> None:
+    """Writes the tables into the README."""
+    page = ROOT / "README.md"
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    page.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
