@@ -173,7 +173,7 @@ class Plan:
 
     @property
     def is_configured(self) -> bool:
-        """Whether `compile` was called since the last head was added."""
+        """Whether `compile` was called since a head was last added or dropped."""
         return self.settings is not None
 
     def add(self, head: Head) -> None:
@@ -181,6 +181,20 @@ class Plan:
         self.heads.append(head)
         self._forget()
         self.settings = None
+
+    def drop(self, name: str) -> None:
+        """Takes a head away; whatever was configured and built with it is dropped."""
+        self.heads = [head for head in self.heads if head.name != name]
+        self._predictions.pop(name, None)
+        if self.specs is not None:
+            inputs, *labels = self.specs
+            self.specs = (inputs, *({key: by_head[key] for key in by_head if key != name} for by_head in labels))
+        self._forget()
+        self.settings = None
+
+    def is_built_for(self, name: str) -> bool:
+        """Whether data were seen since the head was added, so that its variables exist."""
+        return name in self._predictions
 
     def configure(self, settings: Settings) -> None:
         """Takes checked settings; what depends on them is built anew."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import keras
 import tensorflow as tf
 
 from multihead import _data, schedules
+from multihead._exporting import export_head
 from multihead._keras import add_state, call_module, loss_scale, over_replicas, tensor_variable, unlock
 from multihead._meeting import KeptCoefficients
 from multihead._plan import Plan, Settings, check_optimizer
 from multihead._step import compute_update, count, head_weights, label
 from multihead._update import apply_once
-from multihead._validation import quoted
+from multihead._validation import check_choice, quoted
 from multihead._windows import Windows, batches_of, named_arguments
 from multihead.clipping import AbstractClipping
 from multihead.heads import Head, Weight
@@ -116,6 +118,24 @@ class MultiHeadTrainer(keras.Model):
         if isinstance(module, (keras.layers.Layer, tf.Module)):
             self._head_modules[name] = module
         self._plan.add(head)
+
+    def drop_head(self, name: str) -> None:
+        """Takes a head away. After it, `compile` must be called again, unless no head is left.
+
+        The encoder and the other heads keep every weight; the dropped module keeps its own.
+
+        Args:
+            name: A head's name; it is free again afterwards.
+
+        Raises:
+            ValueError: There is no head of that name.
+        """
+        check_choice("name", name, list(self.heads))
+        unlock(self)
+        self._plan.drop(name)
+        self._head_modules.pop(name, None)
+        self._head_modules = dict(self._head_modules)  # Keras follows what an attribute is set to, not what it loses
+        self.predict_function = None  # it answers for the dropped head, too
 
     def compile(
         self,
@@ -326,6 +346,49 @@ class MultiHeadTrainer(keras.Model):
 
     # ------------------------------------------------------------------------------------------- saving
 
+    def export(
+        self,
+        head: str,
+        path: str | os.PathLike[str],
+        *,
+        preprocess: Callable[[Any], Any] | None = None,
+        inputs: Any = None,
+        generate: Callable[[Any], Any] | None = None,
+        postprocess: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Writes the encoder and one head as a TensorFlow SavedModel that needs neither this library nor Keras to run.
+
+        It answers in inference mode, by the signature `serving_default`: `tf.saved_model.load(path)
+        .signatures["serving_default"](inputs=...)` gives a dict of tensors. Variables and lookup tables go with it; it
+        runs on a CPU wherever it was written. The trainer stays as it is.
+
+        Args:
+            head: The head's name.
+            path: A folder; an older export in it is replaced.
+            preprocess: From what the exported model takes to the encoder's inputs, in TensorFlow operations: a function or
+                a layer, say, one that turns texts into ids. None: the encoder's inputs are taken themselves.
+            inputs: The `tf.TensorSpec` of what the exported model takes, or a nest of them; a spec's name becomes the
+                argument's. None: the encoder's inputs, or with `preprocess` strings, `tf.TensorSpec([None], tf.string)`.
+                The argument is then named `inputs`, or by its key if they are a dict.
+            generate: From the representation to the head's output, to set how it is generated. None: as in `predict`,
+                `module.generate(representation)` with teacher forcing, else `module(representation)`.
+            postprocess: From the head's output to the exported model's: a tensor, which is named as the head, or a dict of
+                tensors by name. None: the head's output itself.
+
+        Raises:
+            ValueError: There is no such head, it was not built yet, the path is a file, or what `preprocess` or
+                `postprocess` gives cannot be used.
+            TypeError: An argument is of the wrong kind.
+        """
+        check_choice("head", head, list(self.heads))
+        if not self._plan.is_built_for(head):
+            raise ValueError(
+                f"`head` must have variables to export. Received: head={head!r}, and no data since it was added. "
+                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+            )
+        steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
+        export_head(path, self.encoder, self.heads[head], self._plan.specs[0], inputs=inputs, **steps)
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
         return {
@@ -370,7 +433,7 @@ class MultiHeadTrainer(keras.Model):
         if not self._plan.is_configured:
             raise ValueError(
                 f"`{method}` needs a compiled trainer. Received: a trainer that was not compiled since its last "
-                "`add_head`. Call `compile(optimizer, ...)` first."
+                "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
             )
 
     def _unpack(self, data: Any) -> _data.Batch:

@@ -31,7 +31,7 @@ LAYERS = [
     {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
     {"_by_identifier", "heads", "weighting", "balancing"},
     {"_backward", "_meeting", "_step", "_update", "_weighing", "telemetry"},
-    {"_plan", "trainer", "testing", "diagnosis"},
+    {"_exporting", "_plan", "trainer", "testing", "diagnosis"},
     {"__init__"},
 ]
 
