@@ -2,9 +2,8 @@
 
 The same 2048 examples train the same net by one large batch, by `fit` in slices or in accumulated batches, and by a
 stream of mini-batches that a loop by hand adds up with `GradientAccumulator`. Adam's slots move once in all of them and
-the weights are the same to rounding; memory, measured in a fresh process for each, is not. (What `fit` takes here is
-mostly its compiled graph of 64 parts, which does not grow with the examples.) At the end stands a classic mistake: the
-last mini-batch counted twice.
+the weights are the same to rounding; memory, measured in a fresh process for each, is not. (`fit` also holds a compiled
+graph of 64 parts.) At the end stands a classic mistake: the last mini-batch counted twice.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LARGE = "one large batch"
 BY_HAND = "GradientAccumulator, by hand"
 SEPARATE = "as many updates"
 CASES = (LARGE, "fit, micro_batches", "fit, accumulate_steps", BY_HAND, SEPARATE)
-TIME, FEATURES, UNITS, KINDS = 400, 16, 64, 4
+TIME, FEATURES, UNITS, KINDS = 400, 4, 64, 4
 
 
 class Size(NamedTuple):

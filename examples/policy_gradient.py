@@ -1,0 +1,216 @@
+"""How does one train on episodes that do not fit in one batch, with a policy and a value on one encoder?
+
+REINFORCE with a value head on CartPole, whose episodes last up to 500 steps. Sixteen of them make one update: their
+steps are cut into mini-batches, whose gradients are accumulated with their counts, which gives the update of all steps
+in one batch. Policy and value are two heads of a `MultiHeadTrainer`. Three seeds each play until a hundred successive
+episodes last 195 steps on average.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from examples._shared import Session, new_figure, run_program
+from multihead import MultiHeadTrainer
+from multihead.accumulation import GradientAccumulator
+
+Array = np.ndarray[Any, Any]
+ENVIRONMENTS, MINI_BATCH, DISCOUNT = 16, 256, 0.99
+WINDOW, SOLVED = 100, 195.0
+
+
+class Episodes(NamedTuple):
+    """Finished episodes, one per environment; their steps, by time and then by environment.
+
+    Attributes:
+        observations: `[steps, 4]`.
+        actions: `[steps]`, 0 or 1.
+        to_come: `[steps]` discounted rewards from a step on, times `1 - DISCOUNT`, so that they are at most 1.
+        lengths: `[ENVIRONMENTS]`, which are the returns, too: every step is worth 1.
+    """
+
+    observations: Array
+    actions: Array
+    to_come: Array
+    lengths: Array
+
+
+def policy_loss(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """`-A_t log p(action_t)` of each step; targets `[steps, 2]` are the actions and their advantages `A_t`."""
+    actions = tf.cast(targets[:, 0], tf.int32)
+    return targets[:, 1] * tf.nn.sparse_softmax_cross_entropy_with_logits(labels=actions, logits=logits)
+
+
+class Agent:
+    """A policy and a value on one encoder.
+
+    Args:
+        seed: Of the weights.
+        optimizer: A Keras optimizer.
+    """
+
+    def __init__(self, seed: int, optimizer: Any) -> None:
+        keras.utils.set_random_seed(seed)
+        self.trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Dense(64, activation="tanh")]))
+        self.trainer.add_head("policy", keras.layers.Dense(2), policy_loss)
+        self.trainer.add_head("value", keras.layers.Dense(1), "mse")
+        self.trainer.compile(optimizer)
+        steps, none = np.zeros([1, 4], "float32"), np.zeros([1, 2], "float32")
+        pairs = self.trainer.compute_gradients((steps, {"policy": none, "value": none[:, :1]}))
+        self.variables = [variable for _, variable in pairs]
+        self._accumulator = GradientAccumulator(self.variables)
+        of_steps = tf.TensorSpec([None, 4])
+        self.answers = tf.function(self._answers, input_signature=[of_steps])
+        self.gradients = tf.function(
+            self._gradients, input_signature=[of_steps, tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])]
+        )
+
+    def _answers(self, observations: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The probability of action 1 and the value, `[steps]` each."""
+        answers = self.trainer(observations)
+        return tf.nn.softmax(answers["policy"])[:, 1], answers["value"][:, 0]
+
+    def _gradients(self, observations: tf.Tensor, acted: tf.Tensor, values: tf.Tensor) -> list[Any]:
+        pairs = self.trainer.compute_gradients((observations, {"policy": acted, "value": values}))
+        return [gradient for gradient, _ in pairs]
+
+    def mini_batches(self, episodes: Episodes, size: int) -> Iterator[tuple[Array, Array, Array]]:
+        """Observations, actions with their advantages (of mean 0 and deviation 1 over all steps), and values to learn."""
+        advantages = episodes.to_come - self.answers(episodes.observations)[1].numpy()
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+        acted = np.stack([episodes.actions, advantages], axis=1).astype("float32")
+        for start in range(0, len(acted), size):
+            part = slice(start, start + size)
+            yield episodes.observations[part], acted[part], episodes.to_come[part, np.newaxis]
+
+    def learn(self, episodes: Episodes, size: int = MINI_BATCH) -> None:
+        """One update of all steps, in the memory of `size` of them."""
+        self._accumulator.reset()
+        for batch in self.mini_batches(episodes, size):
+            self._accumulator.add(self.gradients(*batch), count=len(batch[0]))
+        self.trainer.apply_gradients(zip(self._accumulator.mean(), self.variables))
+
+
+def play(agent: Agent, environments: Any, generator: np.random.Generator) -> Episodes:
+    """One episode in each environment, side by side; one call of the policy answers for all."""
+    observation, _ = environments.reset(seed=int(generator.integers(2**31 - 1)))
+    playing = np.ones(ENVIRONMENTS, bool)
+    observations, actions, played = [], [], []
+    while playing.any():
+        probability, _ = agent.answers(observation)
+        action = (generator.random(ENVIRONMENTS) < probability.numpy()).astype("int64")
+        observations.append(observation.copy())
+        actions.append(action)
+        played.append(playing.copy())
+        observation, _, terminated, truncated, _ = environments.step(action)
+        playing &= ~(terminated | truncated)  # a finished environment begins anew: what it does then is left out
+    mask = np.stack(played)
+    to_come = np.zeros(mask.shape, "float32")
+    following = np.zeros(ENVIRONMENTS)
+    for step in range(len(mask) - 1, -1, -1):
+        following = mask[step] * (1 - DISCOUNT + DISCOUNT * following)
+        to_come[step] = following
+    return Episodes(np.stack(observations)[mask], np.stack(actions)[mask], to_come[mask], mask.sum(axis=0))
+
+
+class Run(NamedTuple):
+    """One seed's learning: every episode's length, whether it was solved, updates, the longest update, seconds."""
+
+    lengths: list[int]
+    solved: bool
+    updates: int
+    most_steps: int
+    seconds: float
+
+
+def train(seed: int, updates: int, advance: Callable[[], None] = lambda: None) -> Run:
+    """Plays and learns until it is solved, or for so many updates."""
+    import gymnasium
+
+    started = time.perf_counter()
+    agent = Agent(seed, keras.optimizers.Adam(0.01))
+    generator = np.random.default_rng(seed)
+    environments = gymnasium.make_vec("CartPole-v1", num_envs=ENVIRONMENTS)
+    lengths: list[int] = []
+    most = done = 0
+    while done < updates and (len(lengths) < WINDOW or np.mean(lengths[-WINDOW:]) < SOLVED):
+        episodes = play(agent, environments, generator)
+        agent.learn(episodes)
+        lengths += episodes.lengths.tolist()
+        most = max(most, len(episodes.actions))
+        done += 1
+        advance()
+    environments.close()
+    solved = len(lengths) >= WINDOW and bool(np.mean(lengths[-WINDOW:]) >= SOLVED)
+    return Run(lengths, solved, done, most, time.perf_counter() - started)
+
+
+# ------------------------------------------------------------------------------------------------------- results
+
+
+def averages(lengths: list[int]) -> Array:
+    """The mean of the last hundred lengths (or of as many as there are) after each episode."""
+    sums = np.cumsum([0, *lengths])
+    ends = np.arange(1, len(lengths) + 1)
+    starts = np.maximum(ends - WINDOW, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def draw(runs: dict[int, Run]) -> Any:
+    """Every episode's length, and the averages of a hundred."""
+    figure, axis = new_figure(1, 1, (9, 4.4))
+    for color, (seed, run) in zip(("tab:blue", "tab:orange", "tab:green"), runs.items()):
+        episodes = np.arange(1, len(run.lengths) + 1)
+        axis.plot(episodes, run.lengths, ".", color=color, ms=3, alpha=0.3)
+        axis.plot(episodes, averages(run.lengths), color=color, lw=2.5, label=f"seed {seed}, mean of the last {WINDOW}")
+    axis.axhline(SOLVED, color="black", lw=1, ls="--")
+    axis.text(0, SOLVED + 6, f"{SOLVED:g}", va="bottom")
+    axis.set(
+        xlabel="episode",
+        ylabel="steps that the pole stays up",
+        ylim=(0, 515),
+        title="CartPole-v1, one update per 16 episodes",
+    )
+    axis.legend(loc="upper left")
+    return figure
+
+
+def run(session: Session) -> None:
+    """Trains three seeds and shows how they learnt."""
+    updates = 3 if session.quick else 200
+    runs = {}
+    for seed in range(session.seed, session.seed + 3):
+        with session.progress(f"seed {seed}, updates", updates) as advance:
+            runs[seed] = train(seed, updates, advance)
+    rows = [
+        [
+            f"seed {seed}",
+            str(len(run.lengths)),
+            str(run.updates),
+            str(run.most_steps),
+            str(-(-run.most_steps // MINI_BATCH)),
+            f"{averages(run.lengths)[-1]:.1f}",
+            "yes" if run.solved else "no",
+            f"{run.seconds:.0f}",
+        ]
+        for seed, run in runs.items()
+    ]
+    columns = ["", "episodes", "updates", "most steps", "mini-batches", f"mean of {WINDOW}", "solved", "seconds"]
+    session.table("CartPole-v1: most steps of an update, and its mini-batches; mean of the last 100 returns", columns, rows)
+    session.save(draw(runs))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program and returns the exit status."""
+    return run_program("policy_gradient", __doc__, run, arguments, needs=("matplotlib", "rich", "gymnasium"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
