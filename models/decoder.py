@@ -158,6 +158,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         beam_width: int = 1,
         length_penalty: float = 0.0,
         maximum_length: int | None = None,
+        engine: str | None = None,
     ) -> tf.Tensor:
         """The best sequence: greedy, or by beam search.
 
@@ -166,18 +167,22 @@ class Seq2SeqDecoder(keras.layers.Layer):
             beam_width: Number of hypotheses that are followed; 1 is greedy.
             length_penalty: See `decode`.
             maximum_length: Number of ids; the constructor's by default.
+            engine: `"native"` or `"addons"`; the constructor's by default. A model that is to run without TensorFlow
+                Addons needs the native one.
 
         Returns:
             ids, int32 `[batch, maximum_length]`: the end id is kept, then comes padding, 0.
 
         Raises:
             ValueError: If an argument is out of its range.
+            ImportError: If `engine="addons"` and TensorFlow Addons is not installed.
         """
         search = Search(self._length(maximum_length), beam_width, length_penalty=length_penalty)
+        decoding = self._engine(engine)
         memory, state = self._begin_decoding(representation)
         if beam_width == 1:
-            return self._engine().decode_rows(self, memory, state, search)[0]
-        return self._engine().decode_beams(self, memory, state, search).ids[:, 0]
+            return decoding.decode_rows(self, memory, state, search)[0]
+        return decoding.decode_beams(self, memory, state, search).ids[:, 0]
 
     def decode(
         self,
@@ -340,11 +345,14 @@ class Seq2SeqDecoder(keras.layers.Layer):
             "dtype": self.dtype_policy.name,
         }
 
-    def _engine(self) -> Any:
-        """The module that decodes."""
-        if self.compute_dtype != "float32" or self.engine == "native":
+    def _engine(self, engine: str | None = None) -> Any:
+        """The module that decodes: the one asked for, else the constructor's."""
+        engine = check_choice(engine, "engine", ENGINES) or self.engine
+        if engine == "addons":
+            _addons.check_installed()
+        if self.compute_dtype != "float32" or engine == "native":
             return _native
-        return _addons if self.engine == "addons" or _addons.is_installed() else _native
+        return _addons if engine == "addons" or _addons.is_installed() else _native
 
     def _length(self, maximum_length: int | None) -> int:
         return self.maximum_length if maximum_length is None else maximum_length
