@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import gc
 import inspect
 import os
 from collections import deque
@@ -31,17 +31,9 @@ def export_head(
     generate: Step,
     postprocess: Step,
 ) -> None:
-    """Writes the encoder and one head as a SavedModel; see `MultiHeadTrainer.export`.
+    """Writes a built encoder and head as a SavedModel; `encoder_specs` are those of the encoder's inputs.
 
-    Args:
-        path: The folder.
-        encoder: The built encoder.
-        head: The head, its module built.
-        encoder_specs: The specs of what the encoder takes.
-        preprocess: From what the exported model takes to what the encoder takes, or None.
-        inputs: The specs of what the exported model takes, or None.
-        generate: From the representation to the head's output, or None for the head's own way.
-        postprocess: From the head's output to what the exported model gives, or None.
+    See `MultiHeadTrainer.export` for the other arguments and for what is raised.
     """
     if os.path.isfile(path):
         raise ValueError(
@@ -51,8 +43,16 @@ def export_head(
     for argument, step in steps.items():
         if step is not None and not callable(step):
             raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
-    specs = _input_specs(inputs, encoder_specs, preprocess)
-    named = _named(specs)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten([] if inputs is None else inputs)):
+        raise TypeError(
+            f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
+            "Pass, say, tf.TensorSpec([None], tf.string)."
+        )
+    specs = encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
+    specs = specs if inputs is None else inputs
+    named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
+    if len(named) < len(tf.nest.flatten(specs)):
+        raise ValueError(f"`inputs` must have a name each. Received: {quoted(named)}. Name each `tf.TensorSpec` otherwise.")
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         given = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
@@ -71,45 +71,22 @@ def export_head(
     tf.saved_model.save(exported, os.fspath(path), signatures=traced)
 
 
-def _input_specs(inputs: Any, encoder_specs: Any, preprocess: Step) -> Any:
-    """The specs of what the exported model takes."""
-    if inputs is None:
-        return encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
-    if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(inputs)):
-        raise TypeError(
-            f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
-            "Pass, say, tf.TensorSpec([None], tf.string)."
-        )
-    return inputs
-
-
-def _named(specs: Any) -> dict[str, tf.TensorSpec]:
-    """Flat specs by the names of the signature's arguments: their own, or keys and positions; `inputs` if there is one."""
-    paths = tf.nest.flatten(_paths(specs, ""))
-    flat = tf.nest.flatten(specs)
-    names = [spec.name or path or "inputs" for spec, path in zip(flat, paths)]
-    if len(set(names)) < len(names):
-        raise ValueError(f"`inputs` must have different names. Received: {quoted(names)}. Name each `tf.TensorSpec`.")
-    return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in zip(names, flat)}
-
-
-def _paths(specs: Any, prefix: str) -> Any:
-    """The same nest with each spec's path in its place: a dict's keys, and `inputs_0` and so on in a sequence."""
-    if isinstance(specs, Mapping):
-        return {key: _paths(value, f"{prefix}_{key}" if prefix else str(key)) for key, value in specs.items()}
-    if isinstance(specs, (tuple, list)):
-        return [_paths(value, f"{prefix or 'inputs'}_{place}") for place, value in enumerate(specs)]
-    return prefix
+def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of a nest by their keys and positions (`inputs` if there are none), in the order of `tf.nest.flatten`."""
+    if isinstance(nest, Mapping):
+        parts = [(f"{path}_{key}" if path else str(key), nest[key]) for key in sorted(nest)]
+    elif isinstance(nest, (tuple, list)):
+        parts = [(f"{path or 'inputs'}_{place}", value) for place, value in enumerate(nest)]
+    else:
+        return {path or "inputs": nest}
+    return {name: leaf for inner, value in parts for name, leaf in _by_path(value, inner).items()}
 
 
 def _checked(given: Any, specs: Any) -> Any:
     """What `preprocess` gave, if it is what the encoder was built for, up to the sizes."""
-    try:
-        tf.nest.assert_same_structure(given, specs, check_types=False)
-        pairs = list(zip(tf.nest.flatten(given), tf.nest.flatten(specs)))
-    except (TypeError, ValueError):
-        pairs = [(None, None)]
-    if not all(isinstance(value, tf.Tensor) and value.shape.rank in (None, spec.shape.rank) for value, spec in pairs):
+    ranks = {path: spec.shape.rank for path, spec in _by_path(specs).items()}
+    tensors = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
+    if tensors.keys() != ranks.keys() or any(value.shape.rank not in (None, ranks[k]) for k, value in tensors.items()):
         raise ValueError(
             f"`preprocess` must give what the encoder takes: {specs}. Received: {given}. "
             "Change its result; a ragged tensor becomes a plain one by `to_tensor()`."
@@ -159,28 +136,14 @@ def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
         if isinstance(part, tf.saved_model.experimental.TrackableResource) and id(part.resource_handle) in needed:
             needed.remove(id(part.resource_handle))
             tables.append(part)
-        waiting.extend(_held_by(part))
+        if inspect.isfunction(part):
+            used = inspect.getclosurevars(part)  # its module's other names are no part of it
+            waiting.extend([*used.nonlocals.values(), *used.globals.values(), part.__defaults__])
+        elif not inspect.ismodule(part) and not isinstance(part, type):
+            waiting.extend(gc.get_referents(part))
     if needed:
         raise ValueError(
             f"`preprocess` and `postprocess` must use only lookup tables that can be found in them. Received: {len(needed)} "
             "that cannot. Make each a function that refers to its tables, or a Keras layer with them as attributes."
         )
     return tables
-
-
-def _held_by(part: Any) -> list[Any]:
-    """What an object refers to: a function's free variables and defaults, an object's attributes, a container's values."""
-    if isinstance(part, Mapping):
-        return list(part.values())
-    if isinstance(part, (list, tuple, set)):
-        return list(part)
-    if isinstance(part, functools.partial):
-        return [part.func, *part.args, *part.keywords.values()]
-    if inspect.ismethod(part):
-        return [part.__self__, part.__func__]
-    if inspect.isfunction(part):
-        used = inspect.getclosurevars(part)
-        return [*used.nonlocals.values(), *used.globals.values(), *(part.__defaults__ or ())]
-    if inspect.ismodule(part) or isinstance(part, type):
-        return []
-    return list(getattr(part, "__dict__", {}).values())
