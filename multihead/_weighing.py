@@ -40,6 +40,7 @@ class Weighing:
     Attributes:
         scales: `[num_heads]`: what each element's loss is multiplied by: the part of the weight that is known before the
             losses are, over the count; 0 for an idle head.
+        early: `[num_heads]`: that part of the weight; 0 for an idle head.
         is_late: Whether there is a further part that depends on the losses; see `late_factors`.
     """
 
@@ -53,10 +54,10 @@ class Weighing:
         self._used = {name: {"update": update_count}[name] for name in getattr(method, "uses", ())}
         self._cached: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
         self.is_late = method is not None and method.reads_losses
-        self._early = tf.where(active, constants, 0.0)
+        self.early = tf.where(active, constants, 0.0)
         if method is not None and not self.is_late:
-            self._early *= method.weigh(tf.zeros_like(constants), active, **self._used)[0]
-        self.scales = tf.math.divide_no_nan(self._early, counts)
+            self.early *= method.weigh(tf.zeros_like(constants), active, **self._used)[0]
+        self.scales = tf.math.divide_no_nan(self.early, counts)
 
     def _weighed(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Losses, the method's weights and its total; computed once, and reduced over the replicas once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from multihead._meeting import KeptCoefficients
 from multihead._plan import Plan, Settings, check_optimizer
 from multihead._step import compute_update, count, head_weights, label
 from multihead._update import apply_once
-from multihead._validation import check_choice, quoted
+from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead._windows import Windows, batches_of, named_arguments
 from multihead.clipping import AbstractClipping
+from multihead.diagnosis import Diagnosis, measure
 from multihead.heads import Head, Weight
 from multihead.telemetry import with_report
 
@@ -343,6 +345,40 @@ class MultiHeadTrainer(keras.Model):
             )
         everything = tf.ones([len(self._plan.heads)], tf.bool)
         return self._apply([given.get(key) for key in known], everything, [])
+
+    def diagnose(self, dataset: Any, batches: int = 32) -> Diagnosis:
+        """Measures, without training, what each head does to the encoder, and says what to do.
+
+        Norms, shares and cosines of the heads' gradients are taken at the representation and at the parameters, in training
+        mode, batch by batch, before balancing; all variables and metrics are left as they were.
+
+        Args:
+            dataset: A `tf.data.Dataset`, or any iterable, of batches as for `fit`.
+            batches: How many of them to measure, from the first on.
+
+        Returns:
+            The figures and findings; `print` it.
+
+        Raises:
+            ValueError: There is no batch, or `batches` is below 1.
+        """
+        self._assert_ready("diagnose")
+        limit = check_positive_whole("batches", batches)
+        prepared = [
+            self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
+            for batch in itertools.islice(iter(dataset), limit)
+        ]
+        if not prepared:
+            raise ValueError("`dataset` must hold at least one batch. Received: none. Pass the batches that `fit` takes.")
+        modules = [self.encoder, *(head.module for head in self._plan.heads)]
+        state = [tensor_variable(v) for module in modules for v in getattr(module, "non_trainable_variables", [])]
+        state += [tensor_variable(v) for metric in self.metrics for v in metric.variables]
+        before = [tf.identity(variable.read_value()) for variable in state]
+        try:
+            return measure(self._plan.recipe, self._plan.settings.clip, prepared, tensor_variable(self.update_count))
+        finally:
+            for variable, value in zip(state, before):
+                variable.assign(value)
 
     # ------------------------------------------------------------------------------------------- saving
 

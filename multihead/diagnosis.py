@@ -1,0 +1,225 @@
+"""What the heads do to the encoder, measured without training, and what to do about it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._backward import Scales, slice_gradients
+from multihead._data import Batch
+from multihead._gradients import added, as_rows, deduplicate, norm, scaled
+from multihead._keras import AUTOGRAPH
+from multihead._step import Recipe, count, head_weights, label
+from multihead._update import inner_products_of
+from multihead._weighing import Weighing
+
+__all__ = ["Diagnosis"]
+
+LEVELS = ("representation", "parameters")
+_MUCH_LONGER, _OFTEN, _OPPOSED, _SELDOM_LABELLED, _MUCH_CLIPPED = 10.0, 0.5, -0.1, 0.1, 0.5
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Figures over some batches, and what they mean; `print` it.
+
+    With `g_k` the gradient of head `k`'s weighted loss, at the `"representation"` or by the encoder's `"parameters"`:
+
+    Attributes:
+        heads: The heads' names, in the order of all rows below.
+        batches: How many batches were measured.
+        losses: `[heads]` mean losses, unweighted; NaN for a head without labels.
+        weights: `[heads]` mean weights of the losses.
+        labelled: `[heads]`: in which part of the batches a head has labels.
+        norms: By level, `[heads]`: the root of the mean of `|g_k|^2`, over batches that train the head.
+        shares: By level, `[heads]`: `|g_k| / sum_j |g_j|`, from `norms`.
+        cosines: By level, `[heads, heads]`: the mean cosine of `g_i` and `g_j`; NaN where they never met.
+        conflicts: By level, `[heads, heads]`: in which part of the batches that cosine is negative.
+        update_norm: The mean global norm of all gradients, of the encoder and of the heads, before clipping.
+        clipped: What clipping leaves of that norm, as a part; 1 without clipping.
+        finite: `[heads]`: whether all losses and gradients were finite.
+        findings: Sentences: what is found, the likely cause, and what to do.
+    """
+
+    heads: tuple[str, ...]
+    batches: int
+    losses: np.ndarray
+    weights: np.ndarray
+    labelled: np.ndarray
+    norms: dict[str, np.ndarray]
+    shares: dict[str, np.ndarray]
+    cosines: dict[str, np.ndarray]
+    conflicts: dict[str, np.ndarray]
+    update_norm: float
+    clipped: float
+    finite: np.ndarray
+    findings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max(4, *map(len, self.heads))
+        columns = ["loss", "weight", "labelled", "norm (repr.)", "share", "norm (param.)", "share"]
+        lines = [" ".join([f"{'head':{width}}", *(f"{column:>13}" for column in columns)])]
+        for k, head in enumerate(self.heads):
+            figures = [self.losses[k], self.weights[k], self.labelled[k]]
+            figures += [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
+            lines.append(" ".join([f"{head:{width}}", *(f"{figure:13.4g}" for figure in figures)]))
+        for i, j in itertools.combinations(range(len(self.heads)), 2):
+            cosines = ", ".join(
+                f"{self.cosines[level][i, j]:.2f} at the {level} (negative in {self.conflicts[level][i, j]:.0%})"
+                for level in LEVELS
+            )
+            lines.append(f"cosine of {self.heads[i]} and {self.heads[j]}: {cosines}")
+        return "\n".join([*lines, *(f"- {finding}" for finding in self.findings)])
+
+
+def measure(recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: tf.Tensor) -> Diagnosis:
+    """Measures batches; metrics and the modules' state change as in training: the caller puts them back.
+
+    Args:
+        recipe: How updates are made.
+        clip: The clipping, or None.
+        batches: At least one batch.
+        update_count: The count of updates made so far.
+    """
+    network = recipe.network
+
+    def figures(batch: Batch) -> dict[str, tf.Tensor]:
+        labels = label(recipe, batch)
+        counts = count(labels)
+        constants = head_weights(recipe, update_count)
+        active = (counts > 0) & (constants > 0)
+        weighing = Weighing(recipe.weighting, constants, counts, active, update_count)
+        scales = Scales(weighing.scales, tf.constant(1.0), None)
+        optional = [False] * len(network.heads)
+        found = slice_gradients(network, batch.inputs, labels, scales, active, optional, None, True)
+        factors = weighing.late_factors(found.loss_sums)
+        factors = tf.ones_like(counts) if factors is None else factors
+        wide = tf.cast(factors, tf.float64)
+        *rows, rest = found.encoder
+        rows = [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
+        stacked = [as_rows([row[i] for row in rows]) for i in range(network.num_encoder)]
+        at_parameters = inner_products_of([each for each in stacked if each is not None], len(rows))
+        total = list(rest)
+        for row in rows:
+            total = [added(a, b) for a, b in zip(total, row)]
+        for k, (own, of_added) in enumerate(zip(found.own, found.added_own)):
+            total += [added(scaled(a, factors[k]), b) for a, b in zip(own, of_added)]
+        return {
+            "losses": found.loss_sums,
+            "counts": counts,
+            "weights": weighing.early * factors,
+            "representation": found.gramian * wide * wide[:, tf.newaxis],
+            "parameters": at_parameters,
+            "before": _global_norm(total),
+            "after": _global_norm(total if clip is None else clip(total)),
+        }
+
+    traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
+    found = [{name: value.numpy() for name, value in traced(batch).items()} for batch in batches]
+    return _conclude(recipe, clip, {name: np.array([each[name] for each in found]) for name in found[0]})
+
+
+def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    return norm(tf.stack([norm(deduplicate(gradient)) for gradient in gradients if gradient is not None]))
+
+
+def _conclude(recipe: Recipe, clip: Any, found: dict[str, np.ndarray]) -> Diagnosis:
+    heads = tuple(head.name for head in recipe.network.heads)
+    trained = (found["counts"] > 0) & (found["weights"] != 0)
+    finite = np.isfinite(found["losses"]).all(axis=0)
+    norms, shares, cosines, conflicts = {}, {}, {}, {}
+    with np.errstate(all="ignore"):
+        for level in LEVELS:
+            squares = np.diagonal(found[level], axis1=1, axis2=2)
+            finite &= np.isfinite(squares).all(axis=0)
+            norms[level] = np.sqrt(np.where(trained, squares, 0).sum(axis=0) / trained.sum(axis=0))
+            shares[level] = norms[level] / np.nansum(norms[level])
+            lengths = np.sqrt(squares)
+            cosine = found[level] / (lengths[:, :, None] * lengths[:, None, :])
+            met = np.isfinite(cosine)
+            cosines[level] = np.where(met, cosine, 0).sum(axis=0) / met.sum(axis=0)
+            conflicts[level] = (met & (cosine < 0)).sum(axis=0) / met.sum(axis=0)
+        losses = found["losses"].sum(axis=0) / found["counts"].sum(axis=0)
+        weights = np.where(trained, found["weights"], 0).sum(axis=0) / trained.sum(axis=0)
+        ratios = found["after"] / found["before"]
+        clipped = float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan")
+    measured = Diagnosis(
+        heads, len(trained), losses, weights, (found["counts"] > 0).mean(axis=0), norms, shares, cosines, conflicts,
+        float(found["before"].mean()), clipped, finite, (),
+    )  # fmt: skip
+    return Diagnosis(**{**vars(measured), "findings": tuple(_findings(measured, recipe, clip))})
+
+
+def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
+    """What the figures mean."""
+    heads, said = found.heads, []
+    for k, head in enumerate(heads):
+        if not found.finite[k]:
+            said.append(
+                f"{head!r} has losses or gradients that are not finite, so such updates are skipped. Look for labels and "
+                "inputs that its loss cannot take."
+            )
+        elif found.labelled[k] < _SELDOM_LABELLED:
+            said.append(
+                f"{head!r} has labels in {found.labelled[k]:.0%} of the batches, so it is seldom trained. Mix data sets "
+                "(`multihead.mix_datasets`) or draw batches with more of its labels; no balancer makes labels."
+            )
+    norms = found.norms["representation"]
+    usable = np.flatnonzero(np.isfinite(norms) & (norms > 0) & found.finite)
+    if len(usable) > 1:
+        longest, shortest = usable[np.argmax(norms[usable])], usable[np.argmin(norms[usable])]
+        if norms[longest] > _MUCH_LONGER * norms[shortest]:
+            said.append(_of_lengths(found, longest, shortest, recipe, clip))
+    for i, j in itertools.combinations(range(len(heads)), 2):
+        at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
+        if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
+            level = (
+                "" if at_representation > _OFTEN else ", with `balance_at='parameters'`, since the representation hides it"
+            )
+            said.append(
+                f"{heads[i]!r} and {heads[j]!r} oppose each other in {at_parameters:.0%} of the batches (mean cosine "
+                f"{found.cosines['parameters'][i, j]:.2f} at the parameters): what one gains the other loses. Try "
+                f"`balancer=balancing.UPGrad()`{level}."
+            )
+    if clip is not None and found.clipped < _MUCH_CLIPPED:
+        said.append(
+            f"Clipping leaves {found.clipped:.2g} of the gradient's norm of {found.update_norm:.3g} in the mean. All heads "
+            "are shortened alike, the short ones to nothing: bring the heads to like lengths first, or raise the limit."
+        )
+    if not said:
+        said.append("The heads' gradients are of like lengths and agree: the plain sum is enough, whatever the balancer.")
+    if recipe.balancer is not None:
+        said.append(f"All figures are from before {type(recipe.balancer).__name__}, the balancer that is set.")
+    return said
+
+
+def _of_lengths(found: Diagnosis, longest: int, shortest: int, recipe: Recipe, clip: Any) -> str:
+    """What to say of two heads whose gradients differ much in length."""
+    long, short = found.heads[longest], found.heads[shortest]
+    norms = found.norms["representation"]
+    ratio = norms[longest] / norms[shortest]
+    weighted = np.abs(found.losses * found.weights)
+    by_losses = weighted[longest] / weighted[shortest] if weighted[shortest] > 0 else np.inf
+    cause = (
+        f"its weighted loss is {by_losses:.3g} times as large; either it is summed over the batch, or in other units"
+        if by_losses > ratio**0.5
+        else "not by the size of its loss, but by how its module hangs on the representation"
+    )
+    clipped = (
+        f" Clipping by what both have in common then leaves {short!r} next to nothing."
+        if clip is not None and found.clipped < _MUCH_CLIPPED
+        else ""
+    )
+    constant = recipe.weighting is None and not callable(recipe.network.heads[longest].weight)
+    instead = found.weights[longest] / ratio
+    or_weight = f", or `weight={instead:.2g}` for {long!r} in place of {found.weights[longest]:.3g}" if constant else ""
+    return (
+        f"The gradient of {long!r} where the heads meet is {ratio:.3g} times as long as that of {short!r}, which gets "
+        f"{found.shares['representation'][shortest]:.2g} of the encoder's update. Cause: {cause}.{clipped} Try "
+        f"`balancer=balancing.EqualNorms()` or `balancing.NormBudget({{{long!r}: 0.5}})`{or_weight}."
+    )
