@@ -14,8 +14,8 @@ PROGRAM = "examples.seq2seq_price"
 DEFAULT_OUTPUT = "runs/seq2seq_price"
 DESCRIPTION = """\
 Trains one encoder with two heads: a decoder that writes a sequence, and a classifier that tells a price range. Without
---train it draws its own data, orders at a furniture workshop; with --load and --predict it answers with a trained
-model."""
+--train it draws its own data, orders at a furniture workshop; with --load it answers with a trained model (--predict)
+or writes its heads for use elsewhere (--export)."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,7 +110,10 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("results")
     output.add_argument("--beam", type=_whole(1), default=1, metavar="N", help="width of the beam search; 1 is greedy")
     output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for everything that is written")
-    output.add_argument("--load", metavar="DIR", help="folder of a finished run; needs --predict")
+    output.add_argument(
+        "--export", metavar="DIR", help="folder for the trained heads as SavedModels, texts in and answers out"
+    )
+    output.add_argument("--load", metavar="DIR", help="folder of a finished run; needs --predict or --export")
     output.add_argument("--predict", metavar="TEXT", nargs="+", help="texts to answer; needs --load")
     return parser
 
@@ -119,8 +122,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Options that fit together; leaves with one line on standard error and status 2 otherwise."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if (options.load is None) != (options.predict is None):
-        parser.error("--load and --predict go together. Name the folder of a finished run and the texts to answer.")
+    asked = options.predict is not None or options.export is not None
+    if (options.load is None and options.predict is not None) or (options.load is not None and not asked):
+        parser.error(
+            "--load and --predict go together. Name the folder of a finished run and the texts to answer, or the folder "
+            "to --export it to."
+        )
     if options.train is None:
         unused = [name for name in ("dev", "test", "bands") if getattr(options, name) is not None]
         unused += ["swap-column"] * bool(options.swap_column)
@@ -151,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     console = run.Console()
     try:
-        run.train(options, console) if options.predict is None else run.predict(options, console)
+        run.train(options, console) if options.load is None else run.use(options, console)
     except run.InputError as error:
         return _fail(str(error))
     except KeyboardInterrupt:

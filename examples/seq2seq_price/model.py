@@ -151,6 +151,38 @@ class PriceModel:
             answered["price"] = self.classifier(representation, training=False)
         return answered
 
+    def export(self, folder: Path, *, beam_width: int = 1) -> None:
+        """Writes each head as a TensorFlow SavedModel, into a folder of its name, that runs without this repository.
+
+        Texts go in by the name `inputs`, strings `[batch]`; `reply` comes out of the decoder, `label` and `probability` of
+        the price range out of the classifier.
+
+        Args:
+            folder: Where to; it is made if need be.
+            beam_width: How many hypotheses the decoder follows.
+        """
+        if self.decoder is not None:
+            self.trainer.export(
+                "reply",
+                folder / "reply",
+                preprocess=self._ids,
+                generate=lambda representation: self.decoder.generate(
+                    representation, beam_width=beam_width, engine="native"
+                ),
+                postprocess=self.read_target.read,
+            )
+        if self.classifier is not None:
+            self.trainer.export("price", folder / "price", preprocess=self._ids, postprocess=self._likeliest)
+
+    def _ids(self, texts: tf.Tensor) -> tf.Tensor:
+        """Padded source ids, int32 `[batch, time]`, of texts `[batch]`."""
+        return tf.cast(self.vectorizers.source(texts).to_tensor(), tf.int32)
+
+    def _likeliest(self, probabilities: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The likeliest price range's name and probability."""
+        best = tf.argmax(probabilities, axis=1)
+        return {"label": tf.gather(self.ranges.names, best), "probability": tf.reduce_max(probabilities, axis=1)}
+
     def save(self, folder: Path, columns: dict[str, str]) -> None:
         """Writes weights, vocabularies and settings.
 

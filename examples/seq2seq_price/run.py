@@ -203,14 +203,9 @@ def train(options: Namespace, console: Console) -> None:
         InputError: The data, an option or the folder cannot be used.
     """
     _check_balancer(options.balancer)
-    folder = Path(options.output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"`--output` must be a folder that can be written. Received: {options.output!r}: {error.strerror}. "
-            "Choose another."
-        ) from error
+    folder = _made("--output", options.output)
+    if options.export is not None:
+        _made("--export", options.export)
     keras.utils.set_random_seed(options.seed)
     data = load_data(options)
     model = build_model(options, data)
@@ -219,6 +214,7 @@ def train(options: Namespace, console: Console) -> None:
     console.print(f"{sizes} rows; {len(data.ranges.names)} price ranges; {words} tokens", highlight=False)
     training, history = train_model(options, model, data, console)
     model.save(folder, data.columns)
+    _export(options, model, console)
     write_history(folder / "history.csv", history)
     draw_curves(folder / "curves.png", history, list(model.trainer.heads))
     batches, _ = training_batches(
@@ -236,13 +232,18 @@ def train(options: Namespace, console: Console) -> None:
     console.print(f"trained for {training['seconds']:.0f} s; written to {folder}", highlight=False, soft_wrap=True)
 
 
-def predict(options: Namespace, console: Console) -> None:
-    """Answers the texts after `--predict` with the model in `--load`.
+def use(options: Namespace, console: Console) -> None:
+    """Answers the texts after `--predict`, and writes the heads to `--export`, with the model in `--load`.
 
     Raises:
-        InputError: The folder holds no model.
+        InputError: The folder holds no model, or that of `--export` cannot be written.
     """
     model, columns = load_model(Path(options.load))
+    if options.export is not None:
+        _made("--export", options.export)
+        _export(options, model, console)
+    if options.predict is None:
+        return
     answers = model.answer(options.predict, beam_width=options.beam)
     for asked, reply, row in zip(options.predict, answers.replies, answers.probabilities):
         best = int(row.argmax())
@@ -252,6 +253,25 @@ def predict(options: Namespace, console: Console) -> None:
             (columns["label"], f"{model.ranges.names[best]} (probability {row[best]:.2f})"),
         ):
             console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _made(option: str, path: str) -> Path:
+    """The folder that an option names, made if need be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"`{option}` must be a folder that can be written. Received: {path!r}: {error.strerror}. Choose another."
+        ) from error
+    return Path(path)
+
+
+def _export(options: Namespace, model: PriceModel, console: Console) -> None:
+    if options.export is None:
+        return
+    with console.status("exporting"):
+        model.export(Path(options.export), beam_width=options.beam)
+    console.print(f"heads exported to {options.export}", highlight=False, soft_wrap=True)
 
 
 def _as_data(
@@ -281,7 +301,7 @@ def _check_balancer(name: str | None) -> None:
 
 def _plain(options: Namespace) -> dict[str, Any]:
     """The options of a training run as JSON can hold them."""
-    return {name: value for name, value in vars(options).items() if name not in ("load", "predict")}
+    return {name: value for name, value in vars(options).items() if name not in ("load", "predict", "export")}
 
 
 def _table(splits: dict[str, dict[str, float]]) -> Table:

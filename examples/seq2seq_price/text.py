@@ -99,8 +99,11 @@ class TargetReader:
 
     def __call__(self, ids: tf.Tensor) -> list[str]:
         """Texts of ids `[batch, time]`, each read up to its end id."""
+        return [text.decode() for text in self.read(ids).numpy()]
+
+    def read(self, ids: tf.Tensor) -> tf.Tensor:
+        """The same as a string tensor `[batch]`."""
         ended = tf.cumsum(tf.cast(tf.equal(ids, END_ID), tf.int32), axis=1) > 0
         tokens = tf.gather(self._tokens, tf.where(ended, PADDING_ID, ids))
         texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
-        texts = tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
-        return [text.decode() for text in texts.numpy()]
+        return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
