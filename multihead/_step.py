@@ -186,7 +186,7 @@ def compute_update(
 
     def after(made: tf.Tensor) -> None:
         sums = forward_again(recipe, slices, active, made)
-        weighing.observe_after(weighed.losses, sums, made)
+        weighing.observe_after(gathered.loss_sums, sums, made)
 
     return Computed(
         update,

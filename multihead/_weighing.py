@@ -17,14 +17,12 @@ class Weighed(NamedTuple):
         weights: `[num_heads]`: the derivatives of the total by the heads' losses; 0 for idle heads.
         regularizer: The part of the total that no loss is in, or None.
         learned: The gradients of the variables that the weighting learns.
-        losses: `[num_heads]` mean losses over all replicas, times the heads' own weights.
     """
 
     total: tf.Tensor
     weights: tf.Tensor
     regularizer: tf.Tensor | None
     learned: list[tf.Tensor]
-    losses: tf.Tensor
 
 
 class Weighing:
@@ -90,10 +88,16 @@ class Weighing:
         learned = self._method.gradients(losses, norms, self._active, **self._used)
         regularizer = self._method.regularizer(self._active)
         self._method.observe(losses, self._active)
-        return Weighed(total, self._constants * weights, regularizer, learned, losses)
+        return Weighed(total, self._constants * weights, regularizer, learned)
 
-    def observe_after(self, before: tf.Tensor, loss_sums: tf.Tensor, made: tf.Tensor) -> None:
-        """Tells the weighting what the losses on the same examples are after the update."""
-        means = tf.math.divide_no_nan(all_reduce_sum(loss_sums), self._counts)
+    def observe_after(self, loss_sums: tf.Tensor, loss_sums_after: tf.Tensor, made: tf.Tensor) -> None:
+        """Tells the weighting what the losses on the same examples are after the update.
+
+        Args:
+            loss_sums: As for `late_factors`.
+            loss_sums_after: The same after the update.
+            made: Whether it was made.
+        """
+        means = tf.math.divide_no_nan(all_reduce_sum(loss_sums_after), self._counts)
         after = tf.where(self._active, self._constants * means, 0.0)
-        self._method.observe_after(before, after, self._active, made)
+        self._method.observe_after(self._weighed(loss_sums)[0], after, self._active, made)

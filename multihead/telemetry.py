@@ -129,7 +129,7 @@ class Trackers:
         for k, metric in enumerate(self.weights):
             weighed = made & update.active[k]
             metric.update_state(tf.where(weighed, computed.weights[k], 0.0), tf.where(weighed, 1.0, 0.0))
-        if self.regularizer is not None:
+        if self.regularizer is not None and computed.weighed is not None:
             self.regularizer.update_state(tf.where(made, computed.weighed.regularizer, 0.0), tf.where(made, 1.0, 0.0))
         self.skipped.update_state(tf.where(made, 0.0, 1.0 / num_replicas))
         for k, metric in enumerate(self.trained):

@@ -66,6 +66,13 @@ def build_parser() -> argparse.ArgumentParser:
     model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="share dropped in training")
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=_whole(1), default=18, metavar="N", help="passes over the training rows")
+    training.add_argument(
+        "--patience",
+        type=_whole(1),
+        metavar="N",
+        help="stop after N epochs without a lower loss on the development rows; never without (the weights of the best "
+        "epoch are kept in any case)",
+    )
     training.add_argument("--batch-size", type=_whole(1), default=128, metavar="N", help="rows in a batch")
     training.add_argument(
         "--learning-rate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,30 @@ def reply_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, f
         both = sum((left & right).total() for left, right in counted)
         figures["reply_slot_f1"] = 2 * both / (number_wanted + sum(right.total() for _, right in counted))
     return figures
+
+
+def overlap_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, float]:
+    """BLEU and chrF of the corpus by sacrebleu, from 0 to 100; empty where sacrebleu is not installed."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        return {}
+    from sacrebleu.metrics import BLEU, CHRF
+
+    # Forced: it takes replies that end with a blank and a full stop for texts cut into tokens.
+    bleu, chrf = (metric.corpus_score(list(received), [list(wanted)]) for metric in (BLEU(force=True), CHRF()))
+    return {"reply_bleu": float(bleu.score), "reply_chrf": float(chrf.score)}
+
+
+def confusion(labels: np.ndarray, predicted: np.ndarray, number: int) -> np.ndarray:
+    """How often rows of each class were taken for each class, int64 `[number, number]`, labels in rows.
+
+    Args:
+        labels: Class numbers `[rows]`, `NO_LABEL` where there is none.
+        predicted: Class numbers `[rows]`.
+        number: How many classes there are.
+    """
+    labelled = labels != NO_LABEL
+    pairs = labels[labelled].astype(np.int64) * number + predicted[labelled]
+    return np.bincount(pairs, minlength=number * number).reshape(number, number)
 
 
 def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:

@@ -49,6 +49,20 @@ class Answers(NamedTuple):
     probabilities: np.ndarray | None
 
 
+class AttentionMap(NamedTuple):
+    """Where the decoder looked while it wrote one reply.
+
+    Attributes:
+        source: The tokens that it read.
+        reply: The tokens that it wrote.
+        weights: How much each read token counted for each written one, float32 `[reply, source]`; rows sum to 1.
+    """
+
+    source: list[str]
+    reply: list[str]
+    weights: np.ndarray
+
+
 class PriceModel:
     """The trainer with what turns texts into its ids and its answers into texts.
 
@@ -142,6 +156,24 @@ class PriceModel:
                 probabilities[rows] = answered["price"].numpy()
         return Answers(replies if self.decoder else None, probabilities if self.classifier else None)
 
+    def attention_maps(self, texts: Sequence[str]) -> list[AttentionMap]:
+        """Maps of the greedy replies to texts; none from a model without attention.
+
+        Args:
+            texts: At least one.
+        """
+        if self.decoder is None or self.decoder.attention is None:
+            return []
+        ids = tf.cast(self.vectorizers.source(list(texts)).to_tensor(), tf.int32)
+        decoded = self.decoder.decode(self.trainer.encoder(ids, training=False), return_attention=True)
+        maps = []
+        for place, asked in enumerate(texts):
+            source = [token.decode() for token in tf.strings.split(text.standardize_source(asked)).numpy()]
+            reply = self.read_target.tokens(decoded.ids[place, 0])
+            weights = decoded.attention[place, 0, : len(reply), : len(source)]
+            maps.append(AttentionMap(source, reply, weights.numpy()))
+        return maps
+
     def _heads(self, ids: tf.Tensor, beam_width: int) -> dict[str, tf.Tensor]:
         representation = self.trainer.encoder(ids, training=False)
         answered = {}
@@ -192,6 +224,7 @@ class PriceModel:
         """
         settings = {
             "architecture": asdict(self.architecture),
+            "heads": list(self.trainer.heads),
             "columns": columns,
             "price_ranges": self.ranges.to_json(),
             "batches": self.trainer.get_build_config(),
@@ -224,6 +257,7 @@ def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
             settings["source_vocabulary"],
             settings["target_vocabulary"],
             PriceRanges.from_json(settings["price_ranges"]),
+            heads=settings["heads"],
         )
         columns = settings["columns"]
         model.trainer.build_from_config(settings["batches"])

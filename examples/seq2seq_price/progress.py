@@ -1,11 +1,13 @@
-"""A progress bar with per-head figures."""
+"""Callbacks: a progress bar with per-head figures, and the best epoch's weights."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import keras
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -61,6 +63,37 @@ class ProgressBar(keras.callbacks.Callback):
     def close(self) -> None:
         """Takes the bar off the screen."""
         self._progress.stop()
+
+
+class BestWeights(keras.callbacks.Callback):
+    """Keeps the weights of the epoch with the lowest validation loss, and stops when it no longer falls.
+
+    Keras's `EarlyStopping` keeps and restores the count of updates too; this one takes the trained variables alone.
+
+    Args:
+        patience: After how many epochs without a lower loss to stop; None goes on to the last.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        super().__init__()
+        self.patience = patience
+        self.best_epoch = 0
+        """The best epoch, counted from 1; 0 before the first one ends."""
+        self._loss = math.inf
+        self._values: list[np.ndarray] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        loss = logs["val_loss"] if math.isfinite(logs["val_loss"]) else math.inf
+        if loss < self._loss or not self._values:
+            self._loss, self.best_epoch = loss, epoch + 1
+            self._values = [variable.numpy() for variable in self.model.trainable_variables]
+        elif self.patience is not None and epoch + 1 - self.best_epoch >= self.patience:
+            self.model.stop_training = True
+
+    def restore(self) -> None:
+        """Puts the best epoch's weights back; none before the first epoch has ended."""
+        for variable, value in zip(self.model.trainable_variables, self._values):
+            variable.assign(value)
 
 
 def _figures(logs: Any) -> str:

@@ -1,9 +1,12 @@
-"""What a run leaves in its folder: figures, history, curves and samples."""
+"""What a run leaves in its folder: history, curves, confusion of prices, attention and samples."""
 
 from __future__ import annotations
 
 import csv
+import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import matplotlib
@@ -13,10 +16,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402 - after the choice of what draws
 
 from examples.seq2seq_price.batches import Examples  # noqa: E402
-from examples.seq2seq_price.model import Answers  # noqa: E402
+from examples.seq2seq_price.model import Answers, AttentionMap  # noqa: E402
 from examples.seq2seq_price.ranges import NO_LABEL  # noqa: E402
 
 History = Mapping[str, Sequence[float]]
+COUNTED_CLASSES = 20
+"""With more classes, a picture's cells have no room for their counts."""
+SAMPLE_WIDTH = 78
+"""Letters in each of the two columns of samples."""
 
 
 def write_history(path: Path, history: History) -> None:
@@ -43,8 +50,52 @@ def draw_curves(path: Path, history: History, heads: Sequence[str]) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()
     all_axes[2].set_ylim(0, 1)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    _save(figure, path)
+
+
+def draw_confusion(path: Path, counts: np.ndarray, names: Sequence[str]) -> None:
+    """Which price ranges are taken for which: counts, and as colour the share of the row.
+
+    Args:
+        path: The file.
+        counts: What `metrics.confusion` gave.
+        names: Names of the classes.
+    """
+    number = len(names)
+    side = 1.5 + max(0.55 * number if number <= COUNTED_CLASSES else 0.2 * number, 2.5)
+    figure, axes = pyplot.subplots(figsize=(side + 1.2, side), layout="constrained")
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if number <= COUNTED_CLASSES:
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=8)
+    axes.set_xticks(range(number), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8, parse_math=False)
+    axes.set_yticks(range(number), names, fontsize=8, parse_math=False)
+    right, total = int(np.trace(counts)), int(counts.sum())
+    axes.set(xlabel="predicted", ylabel="labelled", title=f"price ranges: {right} of {total} rows right")
+    figure.colorbar(image, ax=axes, label="share of the row", shrink=0.8)
+    _save(figure, path)
+
+
+def draw_attention(path: Path, maps: Sequence[AttentionMap]) -> None:
+    """Where the decoder looks while it writes: one panel per text, its tokens across and the reply's down."""
+    widths, heights = ([len(tokens) for tokens in side] for side in ([m.source for m in maps], [m.reply for m in maps]))
+    cell, labels = 0.21, 1.15  # inches
+    figure = pyplot.figure(
+        figsize=(max(widths) * cell + 2.0, sum(heights) * cell + labels * len(maps)), layout="constrained"
+    )
+    panels = figure.subplots(len(maps), 1, height_ratios=[height * cell + labels for height in heights], squeeze=False)
+    for axes, attended in zip(panels[:, 0], maps):
+        axes.imshow(attended.weights, cmap="Greys", vmin=0, vmax=1, aspect="equal")
+        axes.set_anchor("W")
+        across = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(attended.source)), attended.source, fontsize=8, parse_math=False, **across)
+        axes.set_yticks(range(len(attended.reply)), attended.reply, fontsize=8, parse_math=False)
+        axes.tick_params(length=2)
+    panels[0, 0].set_title("weights of attention, from white (0) to black (1)", loc="left", fontsize=10)
+    _save(figure, path)
 
 
 def write_samples(
@@ -54,28 +105,46 @@ def write_samples(
     names: Sequence[str],
     number: int = 10,
 ) -> None:
-    """Texts with what was wanted and what came: rows with a mistake and rows without one, from all over the split.
+    """Rows without a mistake and rows with one, side by side: the text, what was wanted and what came.
 
     Args:
         path: The file.
-        examples: The rows.
-        answers: The answers to them of a model with both heads.
-        names: Names of the classes.
+        examples: The rows; the samples are taken from all over them.
+        answers: The answers to them of a model that writes replies.
+        names: Names of the classes; without a price head they are not looked at.
         number: How many rows of each kind at most.
     """
-    replies, ranges = answers.replies, answers.probabilities.argmax(axis=1)
-    right, wrong = [], []
+    ranges = None if answers.probabilities is None else answers.probabilities.argmax(axis=1)
+    right: list[list[str]] = []
+    wrong: list[list[str]] = []
     for row, (text, target, label) in enumerate(zip(*examples)):
-        correct = " ".join(target.split()) == replies[row] and label in (ranges[row], NO_LABEL)
-        wanted = "no label" if label == NO_LABEL else names[label]
-        lines = (
-            f"text   {' '.join(text.split())}",
-            f"wanted {target} | {wanted}",
-            f"got    {replies[row]} | {names[ranges[row]]}",
-        )
-        (right if correct else wrong).append("\n".join(lines))
-    parts = []
-    for kind, samples in (("with a mistake", wrong), ("without one", right)):
+        reply = answers.replies[row]
+        correct = " ".join(target.split()) == " ".join(reply.split())
+        wanted, got = target, reply
+        if ranges is not None:
+            correct = correct and label in (ranges[row], NO_LABEL)
+            wanted += f" | {'no label' if label == NO_LABEL else names[label]}"
+            got += f" | {names[ranges[row]]}"
+        sample = (f"text   {' '.join(text.split())}", f"wanted {wanted}", f"got    {got}")
+        (right if correct else wrong).append([line for part in sample for line in _wrapped(part)])
+    columns = []
+    for kind, samples in (("without a mistake", right), ("with a mistake", wrong)):
         places = np.linspace(0, len(samples) - 1, min(number, len(samples))).astype(int)
-        parts += [f"{len(samples)} of {len(replies)} rows {kind}, for example:", *(samples[place] for place in places)]
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        title = f"{len(samples)} of {len(answers.replies)} rows {kind}{', for example:' if samples else ''}"
+        columns.append([[title], *(samples[place] for place in places)])
+    lines = []
+    for pair in zip_longest(*columns, fillvalue=[]):
+        lines += [f"{left:{SAMPLE_WIDTH}}  {other}".rstrip() for left, other in zip_longest(*pair, fillvalue="")]
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, SAMPLE_WIDTH, subsequent_indent=" " * 7)
+
+
+def _save(figure: pyplot.Figure, path: Path) -> None:
+    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)

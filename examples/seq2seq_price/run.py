@@ -19,11 +19,11 @@ from rich.table import Table
 
 from examples.seq2seq_price import text, workshop
 from examples.seq2seq_price.batches import Examples, evaluation_batches, padding_share, training_batches
-from examples.seq2seq_price.metrics import price_figures, reply_figures
+from examples.seq2seq_price.metrics import confusion, overlap_figures, price_figures, reply_figures
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
-from examples.seq2seq_price.progress import ProgressBar
+from examples.seq2seq_price.progress import BestWeights, ProgressBar
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
-from examples.seq2seq_price.report import draw_curves, write_history, write_samples
+from examples.seq2seq_price.report import draw_attention, draw_confusion, draw_curves, write_history, write_samples
 from examples.seq2seq_price.tables import InputError, read_table
 from multihead import balancing, clipping, schedules
 
@@ -120,7 +120,7 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] = ("repl
 
 
 def train_model(options: Namespace, model: PriceModel, data: Data, console: Console) -> tuple[dict[str, Any], dict]:
-    """Trains a model.
+    """Trains a model and leaves it with the weights of its best epoch, by the loss on the development rows.
 
     Returns:
         Figures of the training, and Keras's history by epoch.
@@ -143,7 +143,7 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
     except ValueError as error:
         raise InputError(str(error)) from error
     batches, validation = model.with_own_targets(batches), _batches_for(model, dev, options.batch_size)
-    bar, history = ProgressBar(console, steps), keras.callbacks.History()
+    bar, best, history = ProgressBar(console, steps), BestWeights(options.patience), keras.callbacks.History()
     started = time.perf_counter()
     try:
         with warnings.catch_warnings():  # Keras 3 takes the end of data of unknown size for an accident
@@ -152,7 +152,7 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
                 batches,
                 validation_data=validation,
                 epochs=options.epochs,
-                callbacks=[bar, history],
+                callbacks=[bar, best, history],
                 shuffle=False,
                 verbose=0,
             )
@@ -162,9 +162,11 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
         console.print("interrupted: what was trained so far is evaluated and written")
     finally:
         bar.close()
+        best.restore()
     seconds, epochs = time.perf_counter() - started, len(history.epoch)
     figures = {
         "epochs": epochs,
+        "best_epoch": best.best_epoch,
         "seconds": seconds,
         "examples_per_second": epochs * len(train.texts) / seconds,
         "updates": int(model.trainer.update_count),
@@ -185,6 +187,7 @@ def evaluate(
         figures |= price_figures(examples.labels, answers.probabilities.argmax(axis=1))
     if answers.replies is not None:
         figures |= reply_figures(examples.targets, answers.replies)
+        figures |= overlap_figures(examples.targets, answers.replies)
         figures["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
     figures |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
     figures |= {
@@ -226,10 +229,15 @@ def train(options: Namespace, console: Console) -> None:
         with console.status(f"evaluating {len(examples.texts)} {split} rows"):
             figures, answers = evaluate(model, examples, batch_size=options.batch_size, beam_width=options.beam)
         metrics["splits"][split] = figures
-    write_samples(folder / "samples.txt", examples, answers, data.ranges.names)  # of the last split
+    _report(folder, model, examples, answers)  # on the last split
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(_table(metrics["splits"]))
-    console.print(f"trained for {training['seconds']:.0f} s; written to {folder}", highlight=False, soft_wrap=True)
+    console.print(
+        f"trained for {training['seconds']:.0f} s, best at epoch {training['best_epoch']} of {training['epochs']}; "
+        f"{training['padding_share']:.1%} of the ids were padding; written to {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def use(options: Namespace, console: Console) -> None:
@@ -272,6 +280,21 @@ def _export(options: Namespace, model: PriceModel, console: Console) -> None:
     with console.status("exporting"):
         model.export(Path(options.export), beam_width=options.beam)
     console.print(f"heads exported to {options.export}", highlight=False, soft_wrap=True)
+
+
+def _report(folder: Path, model: PriceModel, examples: Examples, answers: Answers) -> None:
+    """Writes samples of answers and the pictures of what the model has: confusion of prices, attention."""
+    write_samples(folder / "samples.txt", examples, answers, model.ranges.names)
+    if answers.probabilities is not None:
+        names = model.ranges.names
+        counts = confusion(examples.labels, answers.probabilities.argmax(axis=1), len(names))
+        draw_confusion(folder / "confusion.png", counts, names)
+    by_length = sorted((text for text in examples.texts if text.strip()), key=lambda text: len(text.split()))
+    if by_length:
+        quarters = dict.fromkeys(by_length[len(by_length) * quarter // 4] for quarter in (1, 2, 3))
+        maps = model.attention_maps(list(quarters))
+        if maps:
+            draw_attention(folder / "attention.png", maps)
 
 
 def _as_data(

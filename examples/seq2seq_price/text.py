@@ -107,3 +107,14 @@ class TargetReader:
         tokens = tf.gather(self._tokens, tf.where(ended, PADDING_ID, ids))
         texts = tf.strings.regex_replace(tf.strings.reduce_join(tokens, axis=1, separator=" "), " +$", "")
         return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
+
+    def tokens(self, ids: tf.Tensor) -> list[str]:
+        """The tokens of ids `[time]` of one text up to and with its end, without the marks where they join."""
+        tokens: list[str] = []
+        for number, token in zip(ids.numpy(), tf.gather(self._tokens, ids).numpy()):
+            if number == PADDING_ID:
+                break
+            tokens.append(token.decode().replace(JOINER, ""))
+            if number == END_ID:
+                break
+        return tokens

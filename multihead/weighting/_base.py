@@ -36,7 +36,8 @@ class Weighting(keras.layers.Layer):
         reads_norms: Whether `objective` needs the norms of the heads' gradients.
         reads_losses_after: Whether `observe_after` needs the losses on the same examples after the update: one more
             forward pass.
-        uses: Further keyword arguments of `total` and `objective`: `"update"` (int64 scalar, the updates made so far).
+        uses: Further keyword arguments of `total` (and of `objective`, where something is learned): `"update"`, the count
+            of updates so far, an int64 scalar.
         head_names: The heads' names, once `bind` has been called, else None.
 
     Args:
@@ -103,13 +104,12 @@ class Weighting(keras.layers.Layer):
         found = [self._owners.heads.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
         return [everyone if k is None else [k] for k in found]
 
-    def total(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tf.Tensor:
+    def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         """The total loss.
 
         Args:
             losses: `[num_heads]` float32, 0 for a head that is not active.
             active: `[num_heads]` booleans.
-            **used: The arguments named in `uses`.
 
         Returns:
             A scalar, differentiable by `losses` and by the variables that are learned.
@@ -127,7 +127,7 @@ class Weighting(keras.layers.Layer):
         """
         return None
 
-    def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Any) -> tf.Tensor:
+    def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
         """What the learned variables minimise: by default the total loss.
 
         Args:
@@ -135,9 +135,8 @@ class Weighting(keras.layers.Layer):
             norms: `[num_heads]` norms of the gradients of the losses where the heads meet, before weighting; None unless
                 `reads_norms`.
             active: As for `total`.
-            **used: As for `total`.
         """
-        return self.total(losses, active, **used)
+        return self.total(losses, active)
 
     def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
         """Takes note of an update's losses, after its weights were used. By default nothing is noted."""

@@ -44,7 +44,7 @@ class RandomLossWeighting(Weighting):
         super().__init__(name=name)
         self.seed = check_seed(seed)
 
-    def total(self, losses: tf.Tensor, active: tf.Tensor, *, update: Any) -> tf.Tensor:
+    def total(self, losses: tf.Tensor, active: tf.Tensor, *, update: Any = 0) -> tf.Tensor:
         draws = normal([losses.shape[0]], self.seed, update)
         return sum_over(softmax_over(draws, active) * losses, active)
 

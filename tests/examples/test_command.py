@@ -32,6 +32,7 @@ def test_a_run_leaves_its_figures(workshop_run):
             assert 0 <= figures[name] <= 1
         assert figures["loss"] == pytest.approx(figures["reply_loss"] + figures["price_loss"], rel=1e-5)
         assert figures["seconds"] > 0 and figures["examples_per_second"] > 0
+        assert 0 <= figures["reply_bleu"] <= 100 and 0 <= figures["reply_chrf"] <= 100
         assert "reply_slot_f1" not in figures
     assert metrics["training"]["epochs"] == 2
     assert metrics["training"]["examples_per_second"] == pytest.approx(240 / metrics["training"]["seconds"])
@@ -39,7 +40,7 @@ def test_a_run_leaves_its_figures(workshop_run):
     assert metrics["options"]["units"] == 8
 
 
-def test_a_run_leaves_its_history_curves_and_samples(workshop_run):
+def test_a_run_leaves_its_history_pictures_and_samples(workshop_run):
     with (workshop_run / "history.csv").open(newline="") as file:
         history = list(csv.DictReader(file))
     assert [row["epoch"] for row in history] == ["1", "2"]
@@ -47,9 +48,35 @@ def test_a_run_leaves_its_history_curves_and_samples(workshop_run):
         for figure in (f"{head}_loss", f"val_{head}_loss", f"{head}_norm", f"{head}_share"):
             assert all(np.isfinite(float(row[figure])) for row in history)
     assert all(float(row["reply_share"]) + float(row["price_share"]) == pytest.approx(1, abs=1e-4) for row in history)
-    assert (workshop_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("curves", "confusion", "attention"):
+        assert (workshop_run / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     samples = (workshop_run / "samples.txt").read_text(encoding="utf-8")
-    assert samples.count("\nwanted ") == samples.count("\ngot    ") == samples.count("text   ") > 0
+    assert samples.count("wanted ") == samples.count("got    ") == samples.count("text   ") == 10
+
+
+def test_the_best_epoch_is_kept_and_patience_ends(tmp_path, capsys):
+    # Steps so large that the loss soon grows.
+    options = [*SMALL, "--epochs", "30", "--patience", "2", "--learning-rate", "0.3", "--orders", "60"]
+    assert command.main([*options, "--output", str(tmp_path)]) == 0
+    metrics = json.loads((tmp_path / "metrics.json").read_text(encoding="utf-8"))
+    with (tmp_path / "history.csv").open(newline="") as file:
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    assert metrics["training"]["best_epoch"] == np.argmin(losses) + 1
+    assert metrics["training"]["epochs"] == len(losses) == np.argmin(losses) + 3 < 30
+    assert metrics["splits"]["dev"]["loss"] == pytest.approx(min(losses), rel=1e-4)
+    told = capsys.readouterr().out
+    assert f"best at epoch {np.argmin(losses) + 1} of {len(losses)}; " in told
+    assert f"{metrics['training']['padding_share']:.1%} of the ids were padding" in told
+
+
+def test_attention_belongs_to_the_reply(workshop_run):
+    model, _ = run.load_model(workshop_run)
+    texts = ["Two oak chairs, no, pine!", "a desk"]
+    for asked, reply, attended in zip(texts, model.answer(texts).replies, model.attention_maps(texts)):
+        assert attended.source == {"a desk": ["a", "desk"]}.get(asked, "two oak chairs , no , pine !".split())
+        assert "".join(attended.reply).removesuffix("<end>") == reply.replace(" ", "")
+        assert attended.weights.shape == (len(attended.reply), len(attended.source))
+        np.testing.assert_allclose(attended.weights.sum(axis=1), 1, rtol=1e-5)
 
 
 def test_a_trained_model_answers_as_it_did(workshop_run, capsys):
@@ -100,6 +127,7 @@ def test_files_with_missing_prices_and_every_option(tmp_path):
     assert metrics["splits"]["dev"]["labelled_rows"] == 9
     assert metrics["splits"]["dev"]["reply_exact"] == metrics["splits"]["test"]["reply_exact"]
     assert 0 <= metrics["splits"]["dev"]["reply_slot_f1"] <= 1
+    assert (tmp_path / "out" / "attention.png").exists()
     model, _ = run.load_model(tmp_path / "out")
     assert model.ranges.names == ("under 9", "9 to 12.6667", "12.6667 and more", "(missing)")
 
