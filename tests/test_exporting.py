@@ -1,0 +1,441 @@
+"""Heads leave as programs of their own, are dropped, and come late: what is trained stays as it is."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from tests import alone, tiny
+
+WORDS = ["red", "green", "blue", "wide"]
+NAMES = ["low", "middle", "high"]
+TEXTS = ["red wide", "", "blue blue שלום", "🙂"]
+
+
+class Speller(keras.layers.Layer):
+    """A head that reads its targets and, without them, gives the class and the number that it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, representation, targets):
+        return self.dense(representation) + 0.0 * tf.cast(targets, tf.float32)[:, tf.newaxis]
+
+    def generate(self, representation, number=7):
+        return {
+            "letter": tf.argmax(self.dense(representation), axis=1),
+            "number": tf.fill(tf.shape(representation)[:1], number),
+        }
+
+
+def words_trainer():
+    """An encoder with dropout on counts of words, with two heads, trained a little."""
+    encoder = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dropout(0.5)])
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("price", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    trainer.add_head("letter", Speller(), loss, teacher_forcing=True)
+    trainer.compile(keras.optimizers.Adam(0.1))
+    counts = np.random.default_rng(0).poisson(1.0, (24, len(WORDS) + 1)).astype("float32")
+    labels = counts.argmax(axis=1) % 3
+    trainer.fit(counts, {"price": labels, "letter": labels}, epochs=2, verbose=0)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One such trainer for all tests that only export."""
+    return words_trainer()
+
+
+def counts_of(texts):
+    """How often each word stands in each text, unknown words first; by plain Python."""
+    rows = [[word if word in WORDS else None for word in text.split()] for text in texts]
+    return np.array([[row.count(word) for word in (None, *WORDS)] for row in rows], "float32")
+
+
+def affine(layer, inputs):
+    kernel, bias = layer.get_weights()
+    return inputs @ kernel + bias
+
+
+def expected(trainer, counts):
+    """The probabilities of `price` and the logits of `letter`, by NumPy, without dropout."""
+    hidden = np.tanh(affine(trainer.encoder.layers[0], counts))
+    exponentials = np.exp(affine(trainer.heads["price"].module, hidden))
+    return exponentials / exponentials.sum(axis=1, keepdims=True), affine(trainer.heads["letter"].module.dense, hidden)
+
+
+def name_table():
+    keys, values = tf.range(3, dtype=tf.int64), tf.constant(NAMES)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), "none")
+
+
+def labels_from(table, probabilities):
+    best = tf.argmax(probabilities, axis=1)
+    return {"label": table.lookup(best), "probability": tf.reduce_max(probabilities, axis=1)}
+
+
+def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
+    trainer = shared
+    module = trainer.heads["letter"].module
+    counter = keras.layers.TextVectorization(vocabulary=WORDS, output_mode="count", pad_to_max_tokens=False)
+    learned = keras.layers.TextVectorization(output_mode="count", standardize=None)  # its table is filled later
+    learned.adapt(tf.constant([" ".join(word for word, n in zip(WORDS, (5, 4, 3, 2)) for _ in range(n))]))
+    assert learned.get_vocabulary() == ["[UNK]", *WORDS]
+    holder = SimpleNamespace(inner=[{"counter": counter}])
+    exported = {
+        "plain": {"head": "price"},
+        "layer": {"head": "price", "preprocess": learned},
+        "function": {
+            "head": "price",
+            "preprocess": lambda texts: tf.cast(holder.inner[0]["counter"](texts), tf.float32),
+            "inputs": tf.TensorSpec([None], tf.string, name="texts"),
+            "postprocess": functools.partial(labels_from, name_table()),
+        },
+        "generated": {"head": "letter"},
+        "told": {"head": "letter", "generate": lambda hidden: module.generate(hidden, number=9)},
+        "finished": {"head": "letter", "postprocess": lambda output: output["letter"] + 1},
+    }
+    for name, options in exported.items():
+        trainer.export(path=tmp_path / name, **options)
+    counts = counts_of(TEXTS)
+    inputs = {"layer": {"inputs": TEXTS}, "function": {"texts": TEXTS}}
+    asked = [(tmp_path / name, inputs.get(name, {"inputs": counts.tolist()})) for name in exported]
+    got = dict(zip(exported, alone.answers(asked, tmp_path)))
+
+    probabilities, logits = expected(trainer, counts)
+    for name in ("plain", "layer"):
+        assert list(got[name]) == ["price"]
+        np.testing.assert_allclose(got[name]["price"], probabilities, rtol=1e-5)
+    assert got["function"]["label"] == [NAMES[best] for best in probabilities.argmax(axis=1)]
+    np.testing.assert_allclose(got["function"]["probability"], probabilities.max(axis=1), rtol=1e-5)
+    letters = logits.argmax(axis=1).tolist()
+    assert got["generated"] == {"letter": letters, "number": [7] * 4}
+    assert got["told"] == {"letter": letters, "number": [9] * 4}
+    assert got["finished"] == {"letter": [letter + 1 for letter in letters]}
+
+
+class Sum(keras.layers.Layer):
+    """An encoder of a nest of inputs."""
+
+    def call(self, inputs):
+        return inputs["a"] + inputs["b"][0] * inputs["b"][1]
+
+
+def test_inputs_are_named_by_their_keys(tmp_path):
+    trainer = MultiHeadTrainer(Sum())
+    trainer.add_head("y", keras.layers.Dense(2), "mse")
+    ones = np.ones([3, 2], "float32")
+    trainer.compile("sgd")
+    trainer.compute_gradients(({"a": ones, "b": (2 * ones, 3 * ones)}, ones))
+    trainer.export("y", tmp_path / "y")
+    signature = tf.saved_model.load(str(tmp_path / "y")).signatures["serving_default"]
+    assert sorted(signature.structured_input_signature[1]) == ["a", "b_0", "b_1"]
+    given = {"a": ones[:1], "b_0": ones[:1], "b_1": 2 * ones[:1]}
+    result = signature(**{name: tf.constant(value) for name, value in given.items()})["y"]
+    np.testing.assert_allclose(result, affine(trainer.heads["y"].module, 3 * ones[:1]), rtol=1e-6)
+    same_name = {
+        "a": tf.TensorSpec([None, 2], name="x"),
+        "b": (tf.TensorSpec([None, 2], name="x"), tf.TensorSpec([None, 2])),
+    }
+    with pytest.raises(ValueError, match=r"`inputs` must have a name each\. Received: 'x', 'b_1'\."):
+        trainer.export("y", tmp_path / "z", inputs=same_name)
+
+
+def test_exporting_changes_nothing(tmp_path):
+    def train(export):
+        keras.utils.set_random_seed(0)
+        trainer = words_trainer()
+        if export:
+            before = tiny.values(trainer.variables)
+            trainer.export("price", tmp_path / "price")
+            assert all(np.array_equal(a, b) for a, b in zip(before, tiny.values(trainer.variables), strict=True))
+        counts, labels = counts_of(TEXTS), np.array([0, 1, 2, 0])
+        trainer.fit(counts, {"price": labels, "letter": labels}, verbose=0)
+        return tiny.values(trainer.variables)
+
+    for with_export, without in zip(train(True), train(False), strict=True):
+        np.testing.assert_array_equal(with_export, without)
+
+
+def test_heads_trained_on_two_replicas(two_replicas, tmp_path):
+    with two_replicas.scope():
+        trainer = tiny.trainer(heads=("price",))
+    inputs, targets = tiny.data(8)
+    trainer.fit(inputs, {"price": targets["price"]}, verbose=0)
+    trainer.export("price", tmp_path / "price")
+    exported = tf.saved_model.load(str(tmp_path / "price")).signatures["serving_default"]
+    np.testing.assert_allclose(
+        exported(tf.constant(inputs))["price"], trainer.predict(inputs, verbose=0)["price"], rtol=1e-6
+    )
+
+
+def test_no_kernel_for_graphics_cards_alone(tmp_path, monkeypatch):
+    recurrent = pytest.importorskip("keras.src.backend.tensorflow.rnn", reason="Keras 2 chooses the kernel at run time")
+    trainer = MultiHeadTrainer(keras.layers.GRU(3))
+    trainer.add_head("y", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd")
+    trainer.compute_gradients((np.ones([2, 3, 1], "float32"), np.ones([2, 1], "float32")))
+    monkeypatch.setattr(recurrent, "_is_gpu_available", lambda: True)
+
+    def operations(graph):
+        return {node.op for function in graph.as_graph_def().library.function for node in function.node_def}
+
+    traced = tf.function(trainer.encoder).get_concrete_function(tf.TensorSpec([None, 3, 1]))
+    assert "CudnnRNNV3" in {node.op for node in traced.graph.as_graph_def().node}
+    trainer.export("y", tmp_path / "y")
+    exported = tf.saved_model.load(str(tmp_path / "y")).signatures["serving_default"]
+    assert "MatMul" in operations(exported.graph) and "CudnnRNNV3" not in operations(exported.graph)
+    assert trainer.encoder.use_cudnn == "auto"
+
+
+WRONG = {
+    "head": (
+        {"head": "prize"},
+        ValueError,
+        r"`head` must be one of 'price', 'letter'\. Received: head='prize'\. Did you mean",
+    ),
+    "preprocess": ({"preprocess": "lower"}, TypeError, r"`preprocess` must be callable\. Received: preprocess='lower'\."),
+    "postprocess": ({"postprocess": 1}, TypeError, r"`postprocess` must be callable\. Received: postprocess=1\."),
+    "generate": ({"generate": 1}, TypeError, r"`generate` must be callable\. Received: generate=1\."),
+    "inputs": (
+        {"inputs": "texts"},
+        TypeError,
+        r"`inputs` must be a tf\.TensorSpec or a nest of them\. Received: inputs='texts'",
+    ),
+    "rank": (
+        {"preprocess": tf.strings.to_number},
+        ValueError,
+        r"`preprocess` must give what the encoder takes: TensorSpec\(shape=\(None, 5\).*Received: Tensor",
+    ),
+    "ragged": (
+        {"preprocess": tf.strings.split},
+        ValueError,
+        r"`preprocess` must give.*Received: tf\.Ragged.*`to_tensor\(\)`",
+    ),
+    "nest": (
+        {"postprocess": lambda probabilities: [probabilities]},
+        ValueError,
+        r"`postprocess` must give a tensor or a dict of tensors by name\. Received: \[",
+    ),
+    "empty": ({"postprocess": lambda probabilities: {}}, ValueError, r"`postprocess` must give .*Received: \{\}"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_exported(case, shared, tmp_path):
+    options, kind, message = WRONG[case]
+    with pytest.raises(kind, match=message):
+        shared.export(**{"head": "price", "path": tmp_path / "x", **options})
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_table_that_cannot_be_found(shared, tmp_path):
+    table = name_table()
+    handle = table.resource_handle  # the function holds no more of the table than this
+
+    def postprocess(probabilities):
+        return tf.raw_ops.LookupTableFindV2(
+            table_handle=handle, keys=tf.argmax(probabilities, axis=1), default_value=tf.constant("none")
+        )
+
+    assert postprocess(tf.eye(3)).numpy().tolist() == [name.encode() for name in NAMES]
+    with pytest.raises(ValueError, match=r"`preprocess` and `postprocess` must use only lookup tables .* Received: 1 that"):
+        shared.export("price", tmp_path / "x", postprocess=postprocess)
+    del table
+
+
+def test_a_path_that_is_a_file(shared, tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ValueError, match=r"`path` must be a folder, or new\. Received: path='.*x', which is a file\."):
+        shared.export("price", tmp_path / "x")
+
+
+def test_a_head_without_variables_yet(tmp_path):
+    trainer = tiny.trainer(heads=("price",))
+    message = r"`head` must have variables to export\. Received: head='{}', and no data since it was added\. Call"
+    with pytest.raises(ValueError, match=message.format("price")):
+        trainer.export("price", tmp_path / "x")
+    inputs, targets = tiny.data(4)
+    trainer.compute_gradients((inputs, {"price": targets["price"]}))
+    trainer.add_head("late", tiny.On("mean", 2), "mse")
+    with pytest.raises(ValueError, match=message.format("late")):
+        trainer.export("late", tmp_path / "x")
+    trainer.export("price", tmp_path / "x")
+    assert (tmp_path / "x" / "saved_model.pb").is_file()
+
+
+# ---------------------------------------------------------------------------------------------------------- dropping
+
+
+def only(batch, *heads):
+    inputs, targets = batch
+    return inputs, {head: targets[head] for head in heads}
+
+
+def test_without_a_dropped_head_updates_are_those_of_the_others():
+    batch = tiny.data(12)
+    trainer, twin = tiny.trainer("adam"), tiny.trainer(heads=("tag", "size"))
+    trainer.fit(*batch, epochs=2, verbose=0)
+    trainer.predict(batch[0], verbose=0)
+    module = trainer.heads["price"].module
+    before, dropped = tiny.values(trainer.encoder.variables), tiny.values(module.variables)
+    trainer.drop_head("price")
+    assert list(trainer.heads) == list(trainer.predict(batch[0], verbose=0)) == ["tag", "size"]
+    with pytest.raises(ValueError, match=r"`fit` needs a compiled trainer\..*`add_head` or `drop_head`\. Call `compile"):
+        trainer.fit(*only(batch, "tag", "size"))
+    np.testing.assert_array_equal(before[0], tiny.values(trainer.encoder.variables)[0])
+
+    trainer.compile(keras.optimizers.SGD(0.1))
+    twin.compile(keras.optimizers.SGD(0.1))
+    twin.compute_gradients(only(batch, "tag", "size"))
+    for mine, its in (
+        (twin.encoder, trainer.encoder),
+        *((twin.heads[k].module, trainer.heads[k].module) for k in twin.heads),
+    ):
+        mine.set_weights(its.get_weights())
+    for one in (trainer, twin):
+        one.fit(*only(batch, "tag", "size"), batch_size=12, verbose=0)
+    for mine, its in zip(tiny.weights_of(twin), tiny.weights_of(trainer), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6)
+    assert all(np.array_equal(a, b) for a, b in zip(dropped, tiny.values(module.variables), strict=True))
+    with pytest.raises(ValueError, match=r"'price' is no head.*the heads are 'tag', 'size'"):
+        trainer.evaluate(*batch, verbose=0)
+
+
+def test_a_dropped_head_is_out_of_weights_and_files(tmp_path):
+    batch = tiny.data(8)
+    trainer = tiny.trainer("adam")
+    trainer.fit(*batch, verbose=0)
+    module = trainer.heads["price"].module
+    trainer.drop_head("price")
+    trainer.compile("adam")
+    trainer.fit(*only(batch, "tag", "size"), verbose=0)
+    held = {id(tiny.tensor_variable(variable)) for variable in trainer.variables}
+    assert not held & {id(tiny.tensor_variable(variable)) for variable in module.variables}
+    assert all(id(tiny.tensor_variable(variable)) in held for variable in trainer.heads["tag"].module.variables)
+    assert "price" not in trainer.get_build_config()["specs"]["tuple"][1]["dict"]
+    trainer.save_weights(str(tmp_path / "x.weights.h5"))
+    twin = tiny.trainer("adam", heads=("tag", "size"))
+    twin.fit(*only(batch, "tag", "size"), verbose=0)
+    twin.load_weights(str(tmp_path / "x.weights.h5"))
+    for mine, its in zip(tiny.weights_of(twin), tiny.weights_of(trainer), strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_the_last_head_may_go_and_its_name_come_back():
+    batch = tiny.data(8)
+    trainer = tiny.trainer(heads=("price",))
+    trainer.fit(*only(batch, "price"), verbose=0)
+    trainer.drop_head("price")
+    assert trainer.heads == {}
+    with pytest.raises(ValueError, match=r"`compile` needs at least one head"):
+        trainer.compile("sgd")
+    trainer.add_head("price", tiny.On("mean", 1), "mse")
+    trainer.compile("sgd")
+    history = trainer.fit(batch[0], batch[1]["size"], verbose=0).history
+    assert np.isfinite(history["price_loss"][0])
+    with pytest.raises(ValueError, match=r"`name` must be one of 'price'\. Received: name='prise'\. Did you mean 'price'\?"):
+        trainer.drop_head("prise")
+
+
+# -------------------------------------------------------------------------------------------------------- coming late
+
+LATE = [
+    {},
+    {"balancer": "UPGrad", "balance_at": "parameters"},
+    {"balancer": "UPGrad", "micro_batches": 2, "accumulate_steps": 2},
+]
+
+
+def trained_then_added(optimizer, freeze=lambda encoder: None, **compiled):
+    """A trained trainer of two heads that got a third; what it had before; and data for all."""
+    inputs, targets = tiny.data(12)
+    trainer = tiny.trainer("adam", heads=("tag", "price"))
+    for _ in range(2):
+        trainer.apply_gradients(trainer.compute_gradients(only((inputs, targets), "tag", "price")))
+    before = tiny.weights_of(trainer)
+    freeze(trainer.encoder)
+    trainer.add_head("size", tiny.On("mean", 1), "mse")
+    trainer.compile(optimizer, **compiled)
+    return trainer, before, (inputs, targets)
+
+
+def test_a_late_head_leaves_every_trained_weight():
+    trainer, before, batch = trained_then_added("adam")
+    trainer.compute_gradients(batch)
+    after = tiny.weights_of(trainer)
+    assert len(after) == len(before) + 2
+    for old, new in zip(before, after):
+        np.testing.assert_array_equal(old, new)
+    trainer.fit(*batch, verbose=0)
+    assert not any(np.array_equal(old, new) for old, new in zip(before, tiny.weights_of(trainer)))
+
+
+def all_weights(trainer):
+    """The weights of the encoder and of the heads in order, frozen or not."""
+    return tiny.values(v for part in (trainer.encoder, *(h.module for h in trainer.heads.values())) for v in part.variables)
+
+
+def freeze_all(encoder):
+    encoder.trainable = False
+
+
+@pytest.mark.parametrize("compiled", LATE, ids=str)
+def test_on_a_frozen_encoder_a_late_head_learns_by_its_own_gradient(compiled):
+    """It moves as by a tape over its loss alone; the encoder, and heads without labels, stay bit for bit."""
+    trainer, before, (inputs, targets) = trained_then_added(keras.optimizers.SGD(0.1), freeze_all, **compiled)
+    targets |= {"tag": np.zeros_like(targets["tag"]), "price": np.full_like(targets["price"], -1)}
+    trained = [variable for _, variable in trainer.compute_gradients((inputs, targets))]
+    module = trainer.heads["size"].module
+    variables = [tiny.tensor_variable(variable) for variable in module.trainable_variables]
+    labelled = ~np.isnan(targets["size"])
+    with tf.GradientTape() as tape:
+        errors = module(trainer.encoder(inputs))[:, 0] - tf.constant(np.nan_to_num(targets["size"]))
+        loss = tf.reduce_sum(tf.boolean_mask(errors**2, labelled)) / labelled.sum()
+    wanted = [variable - 0.1 * gradient for variable, gradient in zip(variables, tape.gradient(loss, variables))]
+    batch_size = len(inputs) // compiled.get("accumulate_steps", 1)
+    trainer.fit(inputs, targets, batch_size=batch_size, shuffle=False, verbose=0)
+    for got, expected_value in zip(variables, wanted):
+        np.testing.assert_allclose(got, expected_value, rtol=1e-5, atol=1e-7)
+    for old, new in zip(before, all_weights(trainer)):
+        np.testing.assert_array_equal(old, new)
+    assert len(trained) == 6 and int(trainer.update_count) == 3
+
+
+def test_on_a_frozen_encoder_the_optimizer_keeps_nothing_for_it():
+    trainer, before, (inputs, targets) = trained_then_added(keras.optimizers.Adam(0.05), freeze_all)
+    pairs = trainer.compute_gradients((inputs, targets))
+    losses_before = trainer.evaluate(inputs, targets, return_dict=True, verbose=0)
+    for _ in range(30):
+        trainer.apply_gradients(trainer.compute_gradients((inputs, targets)))
+    losses_after = trainer.evaluate(inputs, targets, return_dict=True, verbose=0)
+    assert all(losses_after[f"{head}_loss"] < losses_before[f"{head}_loss"] for head in trainer.heads)
+    frozen = {id(tiny.tensor_variable(variable)) for variable in trainer.encoder.variables}
+    assert not frozen & {id(tiny.tensor_variable(variable)) for _, variable in pairs}
+    moments = [variable for variable in trainer.optimizer.variables if len(variable.shape) > 0]
+    assert len(moments) == 2 * len(pairs) == 12
+    for old, new in zip(before, tiny.values(trainer.encoder.variables)):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_one_frozen_layer_stays_and_the_rest_learns():
+    def freeze(encoder):
+        encoder.embed.trainable = False
+
+    trainer, before, batch = trained_then_added("adam", freeze, balancer="UPGrad")
+    trainer.fit(*batch, verbose=0)
+    embedding, kernel, bias = tiny.values(trainer.encoder.variables)
+    np.testing.assert_array_equal(embedding, before[0])
+    assert not np.array_equal(kernel, before[1]) and not np.array_equal(bias, before[2])
+    late = trainer.heads["size"].module
+    trained = [variable for _, variable in trainer.compute_gradients(batch)]
+    assert len(trained) == 2 + 6 and any(variable is late.trainable_variables[0] for variable in trained)
