@@ -274,6 +274,7 @@ def run(session: Session) -> None:
         rows.append([name, *figures, str(updates - sum(trace.made)), f"{trace.accuracy[-1]:.2f}"])
     title = f"Training, {updates} updates: largest norm before and after clipping, and what came of it"
     session.table(title, ["clipping", "before", "after", "median cosine", "skipped", "accuracy"], rows)
+    session.say("One seed and one machine: what counts is that the clipped ways go on, not which learns soonest.")
     session.save(draw(looks, traces, lengths, left, length))
 
 

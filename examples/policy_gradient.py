@@ -202,8 +202,9 @@ def run(session: Session) -> None:
         ]
         for seed, run in runs.items()
     ]
-    columns = ["", "episodes", "updates", "most steps", "mini-batches", f"mean of {WINDOW}", "solved", "seconds"]
-    session.table("CartPole-v1: most steps of an update, and its mini-batches; mean of the last 100 returns", columns, rows)
+    columns = ["", "episodes", "updates", "steps", "batches", "mean", "solved", "seconds"]
+    title = f"CartPole-v1: steps and mini-batches of the largest update, mean of the last {WINDOW} returns"
+    session.table(title, columns, rows)
     session.save(draw(runs))
 
 
