@@ -28,10 +28,16 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The options, all with help and defaults."""
     parser = _Parser(f"python -m {PROGRAM}", description=DESCRIPTION, formatter_class=_HelpFormatter, allow_abbrev=False)
-    data = parser.add_argument_group("data (CSV or TSV, gzip or plain; own data without)")
-    data.add_argument("--train", metavar="FILE", help="file to train on")
-    data.add_argument("--dev", metavar="FILE", help="file to validate on; needed with --train")
-    data.add_argument("--test", metavar="FILE", help="further file to evaluate on")
+    data = parser.add_argument_group("data (gzip or plain; own data without)")
+    data.add_argument(
+        "--train",
+        metavar="FILE",
+        nargs="+",
+        help="CSV or TSV file to train on; or two text files, of which a line of the first is to be written as that line "
+        "of the second: they are lower-cased, and there is no price",
+    )
+    data.add_argument("--dev", metavar="FILE", nargs="+", help="the same to validate on; needed with --train")
+    data.add_argument("--test", metavar="FILE", nargs="+", help="the same to evaluate on besides")
     data.add_argument("--source", metavar="COLUMN", default="text", help="column with the texts to read")
     data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the sequences to write")
     data.add_argument("--label", metavar="COLUMN", default="price_range", help="column with the price ranges")
@@ -142,6 +148,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{unused[0]} needs --train. Name the file to train on, or leave it out.")
     elif options.dev is None:
         parser.error("--train needs --dev. Name the file to validate on.")
+    else:
+        _check_files(parser, options)
     return options
 
 
@@ -171,6 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted before the first epoch was finished; nothing was written.")
     return 0
+
+
+def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Leaves if there are tables as well as files of lines, or options for tables alone with files of lines."""
+    number = len(options.train)
+    for name in ("train", "dev", "test"):
+        files = getattr(options, name)
+        if files is not None and (len(files) > 2 or len(files) != number):
+            parser.error(
+                f"--{name} must be one table, or two files of lines if --train is. Received: {len(files)} "
+                f"{'file' if len(files) == 1 else 'files'}. Name as many as after --train."
+            )
+    for name, value in (("bands", options.bands), ("swap-column", options.swap_column or None)):
+        if number == 2 and value is not None:
+            parser.error(f"--{name} needs a table with columns. Received: two files of lines. Leave it out.")
 
 
 def _fail(message: str) -> int:

@@ -24,7 +24,7 @@ from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load
 from examples.seq2seq_price.progress import BestWeights, ProgressBar
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
 from examples.seq2seq_price.report import draw_attention, draw_confusion, draw_curves, write_history, write_samples
-from examples.seq2seq_price.tables import InputError, read_table
+from examples.seq2seq_price.tables import InputError, read_lines, read_table
 from multihead import balancing, clipping, schedules
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
@@ -45,12 +45,19 @@ class Data:
         ranges: The price ranges, the workshop's own or fitted on the training rows.
         splits: Rows by the name of their split, `train` first.
         swaps: For each column to be swapped, its value in every training row.
+        least_in_targets: How often a target's token must occur to be known.
     """
 
     columns: dict[str, str]
     ranges: PriceRanges
     splits: dict[str, Examples]
     swaps: list[list[str]]
+    least_in_targets: int = 1
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that there are targets for."""
+        return ("reply", "price") if self.ranges.names else ("reply",)
 
 
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
@@ -71,20 +78,26 @@ def load_data(options: Namespace) -> Data:
     """
     if options.train is None:
         return workshop_data(options.orders, options.orders // 10, options.seed)
+    paths = {split: getattr(options, split) for split in ("train", "dev", "test") if getattr(options, split) is not None}
+    if len(options.train) == 2:
+        return _parallel_data(paths)
     columns = {"source": options.source, "target": options.target, "label": options.label}
-    paths = {"train": options.train, "dev": options.dev, "test": options.test}
     tables = {
         split: read_table(path, [*columns.values(), *(options.swap_column if split == "train" else ())])
-        for split, path in paths.items()
-        if path is not None
+        for split, (path,) in paths.items()
     }
     labels = _column(tables["train"], options.label)
     ranges = PriceRanges.fit(options.label, labels, bands=options.bands, missing_is_class=options.missing == "class")
     return _as_data(tables, columns, ranges, options.swap_column)
 
 
-def build_model(options: Namespace, data: Data, *, heads: Sequence[str] = ("reply", "price")) -> PriceModel:
+def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
     """An untrained model with vocabularies from the training rows.
+
+    Args:
+        options: The command line's.
+        data: What to train on.
+        heads: The heads to train; all that there are targets for by default.
 
     Raises:
         InputError: A training text or target is longer than `--max-tokens`.
@@ -113,9 +126,9 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] = ("repl
     return PriceModel(
         architecture,
         text.build_vocabulary(train.texts, text.standardize_source, least=2),
-        text.build_vocabulary(train.targets, text.standardize_target),
+        text.build_vocabulary(train.targets, text.standardize_target, least=data.least_in_targets),
         data.ranges,
-        heads=heads,
+        heads=data.heads if heads is None else heads,
     )
 
 
@@ -214,7 +227,8 @@ def train(options: Namespace, console: Console) -> None:
     model = build_model(options, data)
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
     words = " and ".join(str(len(vocabulary)) for vocabulary in model.vocabularies)
-    console.print(f"{sizes} rows; {len(data.ranges.names)} price ranges; {words} tokens", highlight=False)
+    prices = f"{len(data.ranges.names)} price ranges" if "price" in data.heads else "no prices"
+    console.print(f"{sizes} rows; {prices}; {words} tokens", highlight=False)
     training, history = train_model(options, model, data, console)
     model.save(folder, data.columns)
     _export(options, model, console)
@@ -253,13 +267,12 @@ def use(options: Namespace, console: Console) -> None:
     if options.predict is None:
         return
     answers = model.answer(options.predict, beam_width=options.beam)
-    for asked, reply, row in zip(options.predict, answers.replies, answers.probabilities):
-        best = int(row.argmax())
-        for name, answer in (
-            (columns["source"], asked),
-            (columns["target"], reply),
-            (columns["label"], f"{model.ranges.names[best]} (probability {row[best]:.2f})"),
-        ):
+    for place, asked in enumerate(options.predict):
+        lines = [(columns["source"], asked), (columns["target"], answers.replies[place])]
+        if answers.probabilities is not None:
+            row = answers.probabilities[place]
+            lines.append((columns["label"], f"{model.ranges.names[row.argmax()]} (probability {row.max():.2f})"))
+        for name, answer in lines:
             console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -305,6 +318,17 @@ def _as_data(
         texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
         splits[split] = Examples(texts, targets, ranges.numbers(columns["label"], labels))
     return Data(columns, ranges, splits, [_column(tables["train"], name) for name in swap_columns])
+
+
+def _parallel_data(paths: dict[str, Sequence[str]]) -> Data:
+    """Pairs of files of lines, without prices. A target word that occurs once is unknown: it can hardly be learned."""
+    splits = {}
+    for split, (source, target) in paths.items():
+        texts, targets = read_lines(source, target)
+        splits[split] = Examples(texts, targets, np.full([len(texts)], NO_LABEL, np.int32))
+    columns = {"source": "source", "target": "target", "label": "price"}
+    no_ranges = PriceRanges((), None, missing_is_class=False)
+    return Data(columns, no_ranges, splits, swaps=[], least_in_targets=2)
 
 
 def _batches_for(model: PriceModel, examples: Examples, batch_size: int) -> tf.data.Dataset:

@@ -1,11 +1,12 @@
-"""Reading CSV and TSV files."""
+"""Reading CSV and TSV files, and parallel files of lines."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -34,9 +35,44 @@ def read_table(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]
         InputError: The file is missing, not readable, empty, without rows, or lacks a column.
     """
     wanted = list(dict.fromkeys(columns))
+    with _opened(path) as file:
+        return _read_rows(file, Path(path), wanted)
+
+
+def read_lines(source: str | Path, target: str | Path) -> tuple[list[str], list[str]]:
+    """Reads two parallel files, gzip or plain, UTF-8, one text a line, and lower-cases them.
+
+    Args:
+        source: The file of texts to read.
+        target: The file of texts to write, as many lines.
+
+    Returns:
+        The texts of both, with single blanks between words.
+
+    Raises:
+        InputError: A file is missing, not readable or empty, or the numbers of lines differ.
+    """
+    sides = []
+    for path in (source, target):
+        with _opened(path) as file:
+            lines = file.read().removesuffix("\n").split("\n")
+        if not any(line.strip() for line in lines):
+            raise InputError(f"`{path}` must hold lines of text. Received: none. Check the file.")
+        sides.append([" ".join(line.lower().split()) for line in lines])
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(
+            f"`{source}` and `{target}` must hold as many lines as each other. Received: {len(sides[0])} and "
+            f"{len(sides[1])}. Give the files in which line belongs to line."
+        )
+    return sides[0], sides[1]
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[IO[str]]:
+    """The open file; whatever is wrong with its bytes becomes an `InputError`."""
     try:
         with _open_text(Path(path)) as file:
-            return _read_rows(file, Path(path), wanted)
+            yield file
     except UnicodeDecodeError as error:
         raise InputError(
             f"`{path}` must be UTF-8 text. Received: a file with the byte {error.object[error.start]:#04x} where no "

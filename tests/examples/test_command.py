@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from examples.seq2seq_price import command, run
 
@@ -156,6 +157,13 @@ def test_missing_prices_are_no_labels(tmp_path):
         (["--dev", "x"], "--dev needs --train."),
         (["--swap-column", "x"], "--swap-column needs --train."),
         (["--train", "x"], "--train needs --dev."),
+        (
+            ["--train", "x", "y", "--dev", "x"],
+            "--dev must be one table, or two files of lines if --train is. Received: 1 file.",
+        ),
+        (["--train", "x", "y", "z", "--dev", "x"], "--train must be one table, or two files of lines"),
+        (["--train", "x", "y", "--dev", "x", "y", "--bands", "2"], "--bands needs a table with columns."),
+        (["--train", "x", "y", "--dev", "x", "y", "--swap-column", "n"], "--swap-column needs a table with columns."),
         (["--ep", "3"], "unrecognized arguments: --ep"),
     ],
 )
@@ -203,6 +211,42 @@ def test_files_that_cannot_be_used(prices, columns, message, capsys, tmp_path):
     assert command.main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def write_lines(folder, split, number):
+    """Sentences and what becomes of them: every word's letters turned round, the verb last."""
+    sides = ([], [])
+    for row in range(number):
+        words = [f"{'Anna Otto Ida'.split()[row % 3]}", f"{'sees hears'.split()[row % 2]}", f"thing{row % 5}"]
+        sides[0].append(f"{' '.join(words)}.")
+        sides[1].append(f"{' '.join(word[::-1] for word in (words[0], words[2], words[1]))}.")
+    paths = [folder / f"{split}.{side}" for side in ("en", "ne")]
+    for path, lines in zip(paths, sides):
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [str(path) for path in paths], sides
+
+
+def test_parallel_files_of_lines(tmp_path, capsys):
+    train, _ = write_lines(tmp_path, "train", 60)
+    dev, (texts, targets) = write_lines(tmp_path, "dev", 13)
+    options = [
+        "--train", *train, "--dev", *dev, "--epochs", "25", "--units", "16", "--embedding", "16", "--batch-size", "16",
+        "--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0", "--output", str(tmp_path / "out"),
+    ]  # fmt: skip
+    assert command.main(options) == 0
+    assert "60 train, 13 dev rows; no prices; " in capsys.readouterr().out
+    figures = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
+    assert not [name for name in figures if name.startswith("price")]
+    assert figures["labelled_rows"] == 0
+    model, _ = run.load_model(tmp_path / "out")
+    answers = model.answer(texts)
+    assert answers.probabilities is None
+    lowered = [target.lower() for target in targets]
+    assert figures["reply_exact"] == np.mean([left == right for left, right in zip(answers.replies, lowered)]) > 0.9
+    assert figures["reply_bleu"] == pytest.approx(sacrebleu.corpus_bleu(answers.replies, [lowered], force=True).score)
+    assert (tmp_path / "out" / "attention.png").exists() and not (tmp_path / "out" / "confusion.png").exists()
+    assert command.main(["--load", str(tmp_path / "out"), "--predict", "Anna sees thing2."]) == 0
+    assert capsys.readouterr().out == "source: Anna sees thing2.\ntarget: anna 2gniht sees.\n"
 
 
 def test_an_output_that_is_no_folder(capsys, tmp_path):
