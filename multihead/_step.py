@@ -164,14 +164,15 @@ def compute_update(
     # Heads that may turn out idle are computed under a condition: by a schedule, or where weights can be all zero.
     optional = [conditional or any(head.name in batch.sample_weights for batch in batches) for head in heads]
 
-    def run(piece: tuple[Any, list[Labels | None], tf.Tensor]) -> SliceGradients:
-        inputs, labels, is_odd = piece
+    def run(piece: tuple[Any, ...]) -> SliceGradients:
+        inputs, labels, *is_odd = piece
         share = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), examples)
         scales = Scales(weighing.scales, share, loss_scale)
         result = slice_gradients(network, inputs, labels, scales, active, optional, meeting.combine, meeting.needs_gramian)
-        return result.with_odd(is_odd, count(labels)) if by_halves else result
+        return result.with_odd(is_odd[0], count(labels)) if by_halves else result
 
-    numbered = [(*piece, tf.constant(float(i % 2))) for i, piece in enumerate(slices)]
+    # Only where it is asked for: a constant among the arguments makes a copy of the whole function for each slice.
+    numbered = [(*piece, tf.constant(float(i % 2))) for i, piece in enumerate(slices)] if by_halves else slices
     if len(slices) == 1:
         gathered = run(numbered[0])
     else:
