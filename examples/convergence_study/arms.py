@@ -1,0 +1,136 @@
+"""The arms of the study: how the two heads' losses and gradients are brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+
+from multihead import balancing, clipping, schedules
+
+BOTH = ("reply", "price")
+RATES = {"adam": 4e-3, "adadelta": 1.0, "sgd": 1.0}
+"""Learning rates; the same for all arms with an optimizer."""
+CLIP = 1.0
+"""The limit on the global norm of an update's gradients."""
+GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Weights of the price's loss to choose from, by runs on a seed of their own."""
+WRITTEN_BY_HAND = "two_optimizers"
+TUNED = "tuned_weight"
+DEVIATION = 0.35
+"""The standard deviation of the weights that the first attempt started from."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: What `--arms` and all results call it.
+        about: What it does, in a few words.
+        group: Which column of the picture it stands in.
+        heads: The heads that it trains.
+        optimizer: A key of `RATES`; empty for that of the whole study.
+        price_weight: What the mean price loss is multiplied by.
+        unreduced: Whether the price loss is summed over the batch: it is then as many times larger as a batch has rows.
+        balancer: Makes a balancer; None for the plain sum.
+        schedule: Makes a schedule; None for all heads at every update.
+        by_part: Whether encoder and heads are clipped each by itself rather than all together.
+    """
+
+    name: str
+    about: str
+    group: str
+    heads: tuple[str, ...] = BOTH
+    optimizer: str = ""
+    price_weight: float = 1.0
+    unreduced: bool = False
+    balancer: Callable[[], Any] | None = None
+    schedule: Callable[[], Any] | None = None
+    by_part: bool = False
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether its loop is written by hand, without the library."""
+        return self.name == WRITTEN_BY_HAND
+
+
+class ByPart(clipping.AbstractClipping):
+    """Limits the global norm of the encoder's gradients and that of each head's own, each by itself.
+
+    Args:
+        limit: The largest norm of each.
+        sizes: How many variables the encoder has and each head, in the trainer's order.
+    """
+
+    def __init__(self, limit: float, sizes: Sequence[int]) -> None:
+        super().__init__(limit)
+        self._sizes = list(sizes)
+        self._together = clipping.ByGlobalNorm(limit)
+
+    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+        clipped: list[Any] = []
+        for size in self._sizes:
+            clipped += self._together(gradients[len(clipped) : len(clipped) + size])
+        return clipped
+
+    def get_config(self) -> dict[str, Any]:
+        return {"limit": self.limit, "sizes": list(self._sizes)}
+
+
+def make_optimizer(name: str) -> Any:
+    """A new optimizer by its key in `RATES`."""
+    makers = {"adam": keras.optimizers.Adam, "adadelta": keras.optimizers.Adadelta, "sgd": keras.optimizers.SGD}
+    return makers[name](RATES[name])
+
+
+def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
+    """Each head alone, with an optimizer."""
+    ending = "" if optimizer == main else f"_{optimizer}"
+    return (
+        Arm(f"decoder_alone{ending}", "the decoder alone", "references", ("reply",), optimizer),
+        Arm(f"price_alone{ending}", "the price alone", "references", ("price",), optimizer),
+    )
+
+
+def all_arms(main: str) -> dict[str, Arm]:
+    """Every arm but the references, by name, with its optimizer filled in.
+
+    Args:
+        main: The study's optimizer, a key of `RATES`.
+    """
+    together = "one total loss"
+    arms = [
+        Arm(WRITTEN_BY_HAND, "two optimizers, price loss summed over the batch", "ways", optimizer="adadelta"),
+        Arm("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
+        Arm("sum", f"{together}, plain sum", "ways"),
+        Arm(TUNED, f"{together}, weight chosen by trial", "ways"),
+        Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
+        Arm("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
+        Arm("norm_budget", "NormBudget, at most half for the price", "balancers", balancer=_budget),
+        Arm("upgrad", "UPGrad", "balancers", balancer=balancing.UPGrad),
+        Arm("nash_mtl", "NashMTL", "balancers", balancer=balancing.NashMTL),
+        Arm("imtlg", "IMTLG", "balancers", balancer=balancing.IMTLG),
+        Arm("meta_balance", "MetaBalance, for the decoder", "balancers", balancer=_for_the_decoder),
+        *(Arm(f"weight_{w}", f"{together}, price weight {w}", "weights and clips", price_weight=w) for w in (4, 16, 64)),
+        Arm("clip_by_part", f"{together}, encoder and heads clipped apart", "weights and clips", by_part=True),
+    ]
+    for optimizer in RATES:
+        arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
+        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped apart, {optimizer}")
+        arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
+    return {arm.name: arm if arm.optimizer else replace(arm, optimizer=main) for arm in arms}
+
+
+def _turns() -> Any:
+    return schedules.Alternate({"price": 1, "reply": 9})
+
+
+def _budget() -> Any:
+    return balancing.NormBudget({"price": 0.5})
+
+
+def _for_the_decoder() -> Any:
+    return balancing.MetaBalance("reply")

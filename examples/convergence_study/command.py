@@ -1,0 +1,178 @@
+"""The command line of the study."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+PROGRAM = "examples.convergence_study"
+ARMS = (
+    "two_optimizers", "turns", "sum", "tuned_weight", "while_conflicting", "equal_norms", "norm_budget", "upgrad",
+    "nash_mtl", "imtlg", "meta_balance", "weight_4", "weight_16", "weight_64", "clip_by_part",
+    "unreduced_adam", "repaired_adam", "unreduced_adadelta", "repaired_adadelta", "unreduced_sgd", "repaired_sgd",
+)  # fmt: skip
+"""All arms but the references, which are always run."""
+QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
+DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 600, "orders": 6000, "measurements": 20}
+QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{PROGRAM}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options, all with help."""
+    from examples.convergence_study import __doc__ as description
+
+    parser = _Parser(f"python -m {PROGRAM}", description=description, allow_abbrev=False)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="few arms, one seed, few updates: how it goes, in two minutes")
+    add(
+        "--arms",
+        nargs="+",
+        choices=ARMS,
+        metavar="ARM",
+        help=f"what to compare, beside each head alone; of {', '.join(ARMS)} (default: all; quick: {', '.join(QUICK_ARMS)})",
+    )
+    for name, what in (
+        ("seeds", "how many seeds, of weights and of the batches' order"),
+        ("updates", "updates of a run"),
+        ("measurements", "how often a run is measured, at most once per update"),
+    ):
+        add(f"--{name}", type=_whole, metavar="N", help=f"{what} (default: {DEFAULTS[name]}; quick: {QUICK[name]})")
+    add(
+        "--optimizer",
+        choices=("adam", "adadelta", "sgd"),
+        default="adam",
+        help="of all arms that do not name their own (default: adam)",
+    )
+    add("--batch-size", type=_whole, default=64, metavar="N", help="rows in a batch (default: 64)")
+    add("--units", type=_whole, default=64, metavar="N", help="size of the hidden state (default: 64)")
+    add("--embedding", type=_whole, default=32, metavar="N", help="size of a token's vector (default: 32)")
+    add("--output", type=Path, default=Path("runs", "convergence_study"), metavar="DIR", help="folder of all results")
+    data = parser.add_argument_group("data (own orders without --train)")
+    orders = f"own orders to train on; a tenth more are held out (default: {DEFAULTS['orders']}; quick: {QUICK['orders']})"
+    data.add_argument("--orders", type=_whole, metavar="N", help=orders)
+    data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, gzip or plain")
+    data.add_argument("--dev", metavar="FILE", nargs=1, help="the same to measure on; needed with --train")
+    for name, default, what in (
+        ("source", "text", "texts to read"),
+        ("target", "meaning", "sequences to write"),
+        ("label", "price_range", "price ranges"),
+    ):
+        help_text = f"column with the {what} (default: {default})"
+        data.add_argument(f"--{name}", metavar="COLUMN", default=default, help=help_text)
+    data.add_argument("--bands", type=_whole, metavar="N", help="cut a label column of numbers into N bands")
+    data.add_argument(
+        "--missing",
+        choices=("ignore", "class"),
+        default="ignore",
+        help="what an empty label is: no label, or a class of its own (default: ignore)",
+    )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options that fit together; leaves with one line on standard error and status 2 otherwise."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if (options.train is None) != (options.dev is None):
+        parser.error("--train and --dev go together. Name both files, or none.")
+    if options.train is None and options.bands is not None:
+        parser.error("--bands needs --train. Name the file to train on, or leave it out.")
+    for name, value in (QUICK if options.quick else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    # What the loader of the other example reads beside.
+    options.test, options.swap_column, options.seed = None, [], 0
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the study.
+
+    Args:
+        arguments: Those of the command line by default.
+
+    Returns:
+        0, or 2 after an error that was told in one line.
+    """
+    options = parse(arguments)
+    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
+    if absent:
+        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from examples.seq2seq_price.tables import InputError
+
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _fail(f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+    try:
+        _run(options)
+    except InputError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was written.")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from examples.convergence_study import report, study
+    from examples.seq2seq_price.run import load_data
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    made = study.Study(options, load_data(options))
+    results: dict[str, study.Result] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=made.total)
+        for arm in made.arms:
+            bar.update(task, description=arm.name)
+            results[arm.name] = made.run(arm, lambda: bar.advance(task))
+    study.summarize(results, options.optimizer)
+    diagnosis = made.diagnose(options.optimizer)
+    said = study.conclude(results, options.optimizer)
+    console.print(report.make_table(results))
+    say("What `diagnose` says of a price loss that is summed over the batch, before training:")
+    say(str(diagnosis))
+    for sentence in said:
+        say(f"* {sentence}")
+    more: dict[str, Any] = {"conclusions": said, "diagnosis": str(diagnosis), "findings": list(diagnosis.findings)}
+    report.write_figures(options.output / "figures.json", _plain(options), results, more)
+    for axis in ("examples", "seconds"):
+        report.draw(options.output / f"by_{axis}.png", results, axis)
+    say(f"written to {options.output}")
+
+
+def _plain(options: argparse.Namespace) -> dict[str, Any]:
+    """The options as JSON can hold them."""
+    kept = {name: value for name, value in vars(options).items() if name not in ("test", "swap_column", "seed")}
+    return {**kept, "output": str(options.output)}
+
+
+def _fail(message: str) -> int:
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text!r}.")
+    return int(text)

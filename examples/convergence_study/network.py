@@ -1,0 +1,208 @@
+"""The network of the study: one hidden state `[batch, units]`, and two heads that read nothing else.
+
+The encoder of `models` gives its hidden state under two names, one for each head. Here both read one tensor, so that their
+gradients meet where the study measures and balances them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from examples.seq2seq_price import text
+from examples.seq2seq_price.batches import Vectorizers, evaluation_batches
+from examples.seq2seq_price.metrics import price_figures, reply_figures
+from examples.seq2seq_price.ranges import NO_LABEL
+from examples.seq2seq_price.run import Data
+from models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
+
+EVALUATION_ROWS = 512
+"""Rows in a batch where nothing is trained; the first such batch is where gradients are measured."""
+Weights = list[list[np.ndarray]]
+
+
+class FinalState(keras.layers.Layer):
+    """The encoder up to its final hidden state."""
+
+    def __init__(self, encoder: Seq2SeqEncoder) -> None:
+        super().__init__(name="encoder")
+        self.encoder = encoder
+
+    def call(self, ids: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        return self.encoder(ids, training=training)["final"]
+
+
+class Reply(keras.layers.Layer):
+    """The decoder on a hidden state."""
+
+    def __init__(self, decoder: Seq2SeqDecoder) -> None:
+        super().__init__(name="reply")
+        self.decoder = decoder
+
+    def call(self, hidden: tf.Tensor, targets: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        return self.decoder(_representation(hidden), targets, training=training)
+
+    def generate(self, hidden: tf.Tensor) -> tf.Tensor:
+        return self.decoder.generate(_representation(hidden))
+
+
+class Price(keras.layers.Layer):
+    """The classifier on a hidden state."""
+
+    def __init__(self, classifier: PriceClassifier) -> None:
+        super().__init__(name="price")
+        self.classifier = classifier
+
+    def call(self, hidden: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        return self.classifier({"final": hidden}, training=training)
+
+
+def _representation(hidden: tf.Tensor) -> dict[str, Any]:
+    """What a decoder without attention reads of an encoder."""
+    step = hidden[:, tf.newaxis]
+    return {"outputs": step, "state": (hidden,), "final": hidden, "mask": tf.ones(tf.shape(step)[:2], tf.bool)}
+
+
+class Network:
+    """The three modules, their weights for each seed, and their figures on the development rows.
+
+    Args:
+        data: What the study trains and evaluates on.
+        units: Size of the hidden state and of the price's hidden layer.
+        embedding: Size of a token's vector.
+    """
+
+    def __init__(self, data: Data, *, units: int, embedding: int) -> None:
+        train = data.splits["train"]
+        vocabularies = (
+            text.build_vocabulary(train.texts, text.standardize_source, least=2),
+            text.build_vocabulary(train.targets, text.standardize_target, least=data.least_in_targets),
+        )
+        self.vectorizers = Vectorizers(
+            text.vectorizer(vocabularies[0], text.standardize_source),
+            text.vectorizer(vocabularies[1], text.standardize_target),
+        )
+        self._read = text.TargetReader(vocabularies[1])
+        self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
+        self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
+        self._longest = 2 * text.longest(train.targets, text.standardize_target) + 1
+        self.modules = self._build()
+        self.encoder, self.reply, self.price = self.modules
+        dev = data.splits["dev"]
+        self._dev = list(evaluation_batches(dev, self.vectorizers, EVALUATION_ROWS))
+        self._wanted = dev.targets
+        sources = tf.cast(self.vectorizers.source(dev.texts), tf.int32)
+        rows = range(0, len(dev.texts), EVALUATION_ROWS)
+        self._sources = [sources[row : row + EVALUATION_ROWS].to_tensor() for row in rows]
+        ids = tf.TensorSpec([None, None], tf.int32)
+        signature = [ids, ids, tf.TensorSpec([None], tf.int32)]
+        self._sums = tf.function(self._add_up, input_signature=signature)
+        self._meet = tf.function(self._gradients, input_signature=signature)
+        self._generate = tf.function(lambda ids: self.reply.generate(self.encoder(ids)), input_signature=[ids])
+
+    def _build(self) -> tuple[FinalState, Reply, Price]:
+        source, target = self._sizes
+        decoder = Seq2SeqDecoder(
+            target,
+            self._embedding,
+            self._units,
+            cell="gru",
+            attention=None,
+            start_id=text.START_ID,
+            end_id=text.END_ID,
+            maximum_length=self._longest,
+        )
+        encoder = FinalState(Seq2SeqEncoder(source, self._embedding, self._units, cell="gru"))
+        reply, price = Reply(decoder), Price(PriceClassifier(self._ranges, hidden_units=self._units))
+        ids = tf.ones([1, 1], tf.int32)
+        hidden = encoder(ids)
+        reply(hidden, ids)
+        price(hidden)
+        return encoder, reply, price
+
+    def draw(self, seed: int, deviation: float | None = None) -> Weights:
+        """Weights to start from: the layers' own, or normal ones of a standard deviation; the same for the same seed."""
+        if deviation is None:
+            keras.utils.set_random_seed(seed)
+            return [module.get_weights() for module in self._build()]
+        generator = np.random.default_rng(seed)
+        shapes = [[value.shape for value in module.get_weights()] for module in self.modules]
+        return [[generator.normal(0.0, deviation, shape).astype("float32") for shape in each] for each in shapes]
+
+    def set(self, weights: Weights) -> None:
+        """Puts weights into the modules."""
+        for module, values in zip(self.modules, weights):
+            module.set_weights(values)
+
+    def losses(
+        self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor, training: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The hidden state, the summed loss of the reply and its tokens, the summed loss of the price and its labels."""
+        hidden = self.encoder(ids, training=training)
+        return (hidden, *self.head_losses(hidden, reply, price, training=training))
+
+    def head_losses(
+        self, hidden: tf.Tensor, reply: tf.Tensor, price: tf.Tensor, training: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The sums and counts of both losses on a hidden state."""
+        logits = self.reply(hidden, reply, training=training)
+        tokens = tf.cast(reply != text.PADDING_ID, tf.float32)
+        of_reply = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(tokens > 0, reply, 0), logits)
+        labelled = tf.cast(price != NO_LABEL, tf.float32)
+        chosen = tf.gather(self.price(hidden, training=training), tf.maximum(price, 0), axis=1, batch_dims=1)
+        of_price = -tf.math.log(tf.maximum(chosen, 1e-7))
+        return (
+            tf.reduce_sum(of_reply * tokens),
+            tf.reduce_sum(tokens),
+            tf.reduce_sum(of_price * labelled),
+            tf.reduce_sum(labelled),
+        )
+
+    def evaluate(self, *, exact: bool) -> dict[str, float]:
+        """Figures on the development rows, both heads', whether they were trained or not.
+
+        `reply_loss` and `price_loss` are means over tokens and labels, `price_accuracy` is over labelled rows. Where the
+        heads meet, `reply_norm` and `price_norm` are those of the mean losses' gradients by the hidden state, unweighted,
+        over one batch, and `cosine` is that of both.
+
+        Args:
+            exact: Whether to write replies, too, for `reply_exact`, the share of those that are right to the letter.
+        """
+        sums = np.zeros(4)
+        labels, predicted = [], []
+        for ids, targets in self._dev:
+            found, classes = self._sums(ids, targets["reply"], targets["price"])
+            sums += found.numpy()
+            labels.append(targets["price"].numpy())
+            predicted.append(classes.numpy())
+        ids, targets = self._dev[0]
+        norms, cosine = self._meet(ids, targets["reply"], targets["price"])
+        figures = {
+            "reply_loss": float(sums[0] / sums[1]),
+            "price_loss": float(sums[2] / max(sums[3], 1)),
+            "price_accuracy": price_figures(np.concatenate(labels), np.concatenate(predicted)).get("price_accuracy", 0.0),
+            "reply_norm": float(norms[0]),
+            "price_norm": float(norms[1]),
+            "cosine": float(cosine),
+        }
+        if exact:
+            received = [reply for ids in self._sources for reply in self._read(self._generate(ids))]
+            figures["reply_exact"] = reply_figures(self._wanted, received)["reply_exact"]
+        return figures
+
+    def _add_up(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        hidden, *sums = self.losses(ids, reply, price)
+        return tf.stack(sums), tf.argmax(self.price(hidden), axis=1)
+
+    def _gradients(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        hidden = self.encoder(ids)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(hidden)
+            reply_sum, tokens, price_sum, labels = self.head_losses(hidden, reply, price)
+        of_reply = tape.gradient(reply_sum, hidden) / tokens
+        of_price = tape.gradient(price_sum, hidden) / tf.maximum(labels, 1.0)
+        norms = tf.stack([tf.norm(of_reply), tf.norm(of_price)])
+        return norms, tf.math.divide_no_nan(tf.reduce_sum(of_reply * of_price), tf.reduce_prod(norms))

@@ -1,0 +1,215 @@
+"""Runs the chosen arms on all seeds, and says what came of the claims."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from examples.convergence_study.arms import BOTH, GRID, TUNED, Arm, all_arms, references
+from examples.convergence_study.network import Network
+from examples.convergence_study.training import Curve, LibraryRun, final, make_batches, make_run, make_trainer, updates_until
+from examples.seq2seq_price.run import Data
+from multihead.diagnosis import Diagnosis
+
+TUNING_SEED = 1000
+"""The seed on which the weight is chosen; no result is taken from it."""
+MARGIN = 0.05
+"""How much worse than alone still counts as reached, and how many more updates still count as the same speed."""
+DIAGNOSED_BATCHES = 8
+Advance = Callable[[], None]
+
+
+@dataclass
+class Result:
+    """An arm and its curves.
+
+    Attributes:
+        arm: The arm.
+        curves: One for each seed.
+        trials: For a weight chosen by trial, what each weight came to on the tuning seed.
+        summary: See `summarize`.
+    """
+
+    arm: Arm
+    curves: list[Curve]
+    trials: dict[str, float] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        described = {key: value for key, value in asdict(self.arm).items() if isinstance(value, (str, float, bool, tuple))}
+        return {**described, "summary": self.summary, "trials": self.trials, "curves": self.curves}
+
+
+def chosen_arms(options: Namespace) -> list[Arm]:
+    """The arms that the options name, after each head alone with every optimizer that they use."""
+    arms = [arm for name, arm in all_arms(options.optimizer).items() if name in options.arms]
+    optimizers = dict.fromkeys([options.optimizer, *(arm.optimizer for arm in arms)])
+    return [*(arm for name in optimizers for arm in references(name, options.optimizer)), *arms]
+
+
+class Study:
+    """The network, its batches for every seed, and how long to train.
+
+    Args:
+        options: The command line's.
+        data: What to train and evaluate on.
+
+    Raises:
+        InputError: The batches are too large for the data.
+    """
+
+    def __init__(self, options: Namespace, data: Data) -> None:
+        self.arms = chosen_arms(options)
+        self.network = Network(data, units=options.units, embedding=options.embedding)
+        self._rows = options.batch_size
+        self._epochs = min(options.measurements, options.updates)
+        self._every = options.updates // self._epochs
+        self._train = data.splits["train"]
+        self._batches = [self._make_batches(seed) for seed in range(options.seeds)]
+
+    @property
+    def total(self) -> int:
+        """All updates to come."""
+        runs = len(self.arms) * len(self._batches) + len(GRID) * any(arm.name == TUNED for arm in self.arms)
+        return runs * self._every * self._epochs
+
+    def run(self, arm: Arm, advance: Advance) -> Result:
+        """Trains an arm on every seed."""
+        trials: dict[str, float] = {}
+        if arm.name == TUNED:
+            trials = self._try_weights(arm, advance)
+            weight = float(min(trials, key=lambda tried: trials[tried]))
+            arm = replace(arm, price_weight=weight, about=f"{arm.about}: {weight:g}")
+        runner = make_run(self.network, arm, self._batches[0], self._rows)
+        curves = [
+            runner.run(seed, batches, self._every, self._epochs, advance) for seed, batches in enumerate(self._batches)
+        ]
+        return Result(arm, curves, trials)
+
+    def diagnose(self, optimizer: str) -> Diagnosis:
+        """What the library says of the price loss that is summed over the batch, before anything is trained."""
+        arm = all_arms(optimizer)[f"unreduced_{optimizer}"]
+        self.network.set(self.network.draw(0))
+        return make_trainer(self.network, arm, self._rows).diagnose(self._batches[0], DIAGNOSED_BATCHES)
+
+    def _try_weights(self, arm: Arm, advance: Advance) -> dict[str, float]:
+        """The product of both heads' losses for each weight: no unit of either counts in it."""
+        batches = self._make_batches(TUNING_SEED)
+        found = {}
+        for weight in GRID:
+            runner = LibraryRun(self.network, replace(arm, price_weight=weight), batches, self._rows)
+            curve = runner.run(TUNING_SEED, batches, self._every, self._epochs, advance)
+            found[f"{weight:g}"] = final(curve, "reply_loss") * final(curve, "price_loss")
+        return found
+
+    def _make_batches(self, seed: int) -> tf.data.Dataset:
+        updates = self._every * self._epochs
+        return make_batches(self._train, self.network.vectorizers, batch_size=self._rows, updates=updates, seed=seed)
+
+
+# ------------------------------------------------------------------------------------------------ what came of it
+
+
+def summarize(results: dict[str, Result], main: str) -> None:
+    """Adds to each result its figures over seeds.
+
+    Those at the end of training are pairs of mean and standard deviation. `reply_updates` is how many updates it took to
+    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, and `reply_slowness` that
+    number over what the decoder alone took; `price_updates` is how many to come within 5 percent of the accuracy of the
+    price alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them.
+    """
+    for result in results.values():
+        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
+        summary: dict[str, Any] = {"seconds": _spread([final(curve, "seconds") for curve in result.curves])}
+        if "reply" in result.arm.heads:
+            targets = [(1 + MARGIN) * final(curve, "reply_loss") for curve in reply.curves]
+            alone = [updates_until(c, "reply_loss", t, falling=True) for c, t in zip(reply.curves, targets)]
+            taken = [updates_until(c, "reply_loss", t, falling=True) for c, t in zip(result.curves, targets)]
+            slowness = [a / b for a, b in zip(taken, alone) if a is not None and b]
+            summary |= _reached("reply", taken)
+            summary["reply_slowness"] = float(np.mean(slowness)) if slowness else None
+            for figure in ("reply_loss", "reply_exact"):
+                summary[figure] = _spread([final(curve, figure) for curve in result.curves])
+        if "price" in result.arm.heads:
+            goals = [(1 - MARGIN) * final(curve, "price_accuracy") for curve in price.curves]
+            taken = [updates_until(c, "price_accuracy", t, falling=False) for c, t in zip(result.curves, goals)]
+            summary |= _reached("price", taken)
+            for figure in ("price_loss", "price_accuracy"):
+                summary[figure] = _spread([final(curve, figure) for curve in result.curves])
+        if result.arm.heads == BOTH:
+            points = [point for curve in result.curves for point in curve[1:]]
+            summary |= {name: float(np.mean([p[name] for p in points])) for name in ("reply_norm", "price_norm", "cosine")}
+        result.summary = summary
+
+
+def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
+    """Whether both heads learn as well as alone: the decoder within 5 percent of its updates, the price as accurate."""
+    _, price = references(result.arm.optimizer, main)
+    summary = result.summary
+    slowness, everywhere = summary["reply_slowness"], summary["reply_reached"] == len(result.curves)
+    accurate = summary["price_accuracy"][0] >= results[price.name].summary["price_accuracy"][0]
+    return bool(everywhere and slowness is not None and slowness <= 1 + MARGIN and accurate)
+
+
+def conclude(results: dict[str, Result], main: str) -> list[str]:
+    """What the figures say of the claims, one sentence each."""
+    said = []
+    joint = {name: result for name, result in results.items() if result.arm.heads == BOTH}
+    for result in joint.values():
+        if result.arm.unreduced or result.arm.by_hand:
+            said.append(_of_summed(result, results, main))
+    if "turns" in joint:
+        said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
+    others = {name: result for name, result in joint.items() if not (result.arm.unreduced or result.arm.by_hand)}
+    good = [name for name, result in others.items() if keeps_both(result, results, main)]
+    by_weight = [name for name in good if others[name].arm.price_weight != 1 or name == TUNED]
+    by_itself = [name for name in good if name not in by_weight]
+    said.append(
+        f"Both heads at once as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
+        f"; with one: {', '.join(by_weight) or 'no arm'}."
+    )
+    if "sum" in others:
+        mine, balanced = others["sum"], [result for result in others.values() if result.arm.balancer is not None]
+        better = [result.arm.name for result in balanced if _dominates(result, mine)]
+        if balanced:
+            said.append(f"Better than the plain sum in both heads: {', '.join(better) or 'no balancer'}.")
+    return said
+
+
+def _dominates(result: Result, other: Result) -> bool:
+    return bool(
+        result.summary["reply_loss"][0] <= other.summary["reply_loss"][0]
+        and result.summary["price_accuracy"][0] >= other.summary["price_accuracy"][0]
+    )
+
+
+def _of_summed(result: Result, results: dict[str, Result], main: str) -> str:
+    return f"{result.arm.name}: {_of_reply(result, results, main)}; {_of_price(result, results, main)}."
+
+
+def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
+    alone = results[references(result.arm.optimizer, main)[0].name].summary["reply_loss"][0]
+    reached = result.summary["reply_loss"][0]
+    slowness = result.summary["reply_slowness"]
+    got_there = "" if slowness is None else f", in {slowness:.2f} times the updates where it gets there"
+    return f"the decoder ends at loss {reached:.3f}, alone {alone:.3f}{got_there}"
+
+
+def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
+    alone = results[references(result.arm.optimizer, main)[1].name].summary["price_accuracy"][0]
+    return f"the price at accuracy {result.summary['price_accuracy'][0]:.3f}, alone {alone:.3f}"
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values))
+
+
+def _reached(head: str, taken: list[float | None]) -> dict[str, Any]:
+    there = [updates for updates in taken if updates is not None]
+    return {f"{head}_updates": float(np.mean(there)) if there else None, f"{head}_reached": len(there)}
