@@ -140,7 +140,7 @@ def write_samples(
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, SAMPLE_WIDTH, subsequent_indent=" " * 7)
+    return textwrap.wrap(text, SAMPLE_WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
 
 
 def _save(figure: pyplot.Figure, path: Path) -> None:

@@ -45,7 +45,7 @@ def test_samples_stand_side_by_side(tmp_path):
 
 
 def test_a_wrong_price_is_a_mistake_and_long_lines_are_wrapped(tmp_path):
-    text = " ".join(f"word{number}" for number in range(30))
+    text = " ".join(f"family-friendly{number}" for number in range(30))
     examples = Examples([text], ["a"], np.array([0], np.int32))
     report.write_samples(tmp_path / "both.txt", examples, Answers(["a"], np.array([[0.1, 0.9, 0]])), NAMES)
     written = (tmp_path / "both.txt").read_text(encoding="utf-8")
