@@ -17,7 +17,8 @@ CLIP = 1.0
 """The limit on the global norm of an update's gradients."""
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Weights of the price's loss to choose from, by runs on a seed of their own."""
-WRITTEN_BY_HAND = "two_optimizers"
+REFERENCES = "references"
+"""The group of the arms that train one head alone."""
 TUNED = "tuned_weight"
 DEVIATION = 0.35
 """The standard deviation of the weights that the first attempt started from."""
@@ -38,6 +39,9 @@ class Arm:
         balancer: Makes a balancer; None for the plain sum.
         schedule: Makes a schedule; None for all heads at every update.
         by_part: Whether encoder and heads are clipped each by itself rather than all together.
+        rate: What the optimizer's learning rate is multiplied by.
+        by_hand: Whether its loop is written by hand, with an optimizer for each head, without the library.
+        deviation: The standard deviation of the weights to start from; None for the layers' own.
     """
 
     name: str
@@ -50,11 +54,9 @@ class Arm:
     balancer: Callable[[], Any] | None = None
     schedule: Callable[[], Any] | None = None
     by_part: bool = False
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether its loop is written by hand, without the library."""
-        return self.name == WRITTEN_BY_HAND
+    rate: float = 1.0
+    by_hand: bool = False
+    deviation: float | None = None
 
 
 class ByPart(clipping.AbstractClipping):
@@ -80,18 +82,18 @@ class ByPart(clipping.AbstractClipping):
         return {"limit": self.limit, "sizes": list(self._sizes)}
 
 
-def make_optimizer(name: str) -> Any:
-    """A new optimizer by its key in `RATES`."""
+def make_optimizer(arm: Arm) -> Any:
+    """A new optimizer for an arm."""
     makers = {"adam": keras.optimizers.Adam, "adadelta": keras.optimizers.Adadelta, "sgd": keras.optimizers.SGD}
-    return makers[name](RATES[name])
+    return makers[arm.optimizer](arm.rate * RATES[arm.optimizer])
 
 
 def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
     """Each head alone, with an optimizer."""
     ending = "" if optimizer == main else f"_{optimizer}"
     return (
-        Arm(f"decoder_alone{ending}", "the decoder alone", "references", ("reply",), optimizer),
-        Arm(f"price_alone{ending}", "the price alone", "references", ("price",), optimizer),
+        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
+        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer),
     )
 
 
@@ -102,25 +104,31 @@ def all_arms(main: str) -> dict[str, Arm]:
         main: The study's optimizer, a key of `RATES`.
     """
     together = "one total loss"
+    first = Arm("two_optimizers", "two optimizers, price loss summed over the batch", "ways", optimizer="adadelta")
     arms = [
-        Arm(WRITTEN_BY_HAND, "two optimizers, price loss summed over the batch", "ways", optimizer="adadelta"),
+        replace(first, unreduced=True, by_hand=True, deviation=DEVIATION),
+        Arm("two_optimizers_mean", "two optimizers, mean losses", "ways", by_hand=True),
         Arm("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
-        Arm("sum", f"{together}, plain sum", "ways"),
-        Arm(TUNED, f"{together}, weight chosen by trial", "ways"),
         Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
+        Arm("sum", f"{together}, plain sum", "ways"),
+        Arm("sum_faster", f"{together}, plain sum, twice the learning rate", "ways", rate=2.0),
+    ]
+    for optimizer in RATES:
+        arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
+        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped apart, {optimizer}")
+        arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
+    arms += [
         Arm("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
+        Arm("equal_norms_faster", "EqualNorms, twice the rate", "balancers", balancer=balancing.EqualNorms, rate=2.0),
         Arm("norm_budget", "NormBudget, at most half for the price", "balancers", balancer=_budget),
         Arm("upgrad", "UPGrad", "balancers", balancer=balancing.UPGrad),
         Arm("nash_mtl", "NashMTL", "balancers", balancer=balancing.NashMTL),
         Arm("imtlg", "IMTLG", "balancers", balancer=balancing.IMTLG),
         Arm("meta_balance", "MetaBalance, for the decoder", "balancers", balancer=_for_the_decoder),
         *(Arm(f"weight_{w}", f"{together}, price weight {w}", "weights and clips", price_weight=w) for w in (4, 16, 64)),
+        Arm(TUNED, f"{together}, weight chosen by trial", "weights and clips"),
         Arm("clip_by_part", f"{together}, encoder and heads clipped apart", "weights and clips", by_part=True),
     ]
-    for optimizer in RATES:
-        arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
-        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped apart, {optimizer}")
-        arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
     return {arm.name: arm if arm.optimizer else replace(arm, optimizer=main) for arm in arms}
 
 

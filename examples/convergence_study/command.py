@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
-    "two_optimizers", "turns", "sum", "tuned_weight", "while_conflicting", "equal_norms", "norm_budget", "upgrad",
-    "nash_mtl", "imtlg", "meta_balance", "weight_4", "weight_16", "weight_64", "clip_by_part",
+    "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum", "sum_faster",
     "unreduced_adam", "repaired_adam", "unreduced_adadelta", "repaired_adadelta", "unreduced_sgd", "repaired_sgd",
+    "equal_norms", "equal_norms_faster", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
+    "weight_4", "weight_16", "weight_64", "tuned_weight", "clip_by_part",
 )  # fmt: skip
 """All arms but the references, which are always run."""
 QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
@@ -143,13 +144,20 @@ def _run(options: argparse.Namespace) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=made.total)
-        for arm in made.arms:
-            bar.update(task, description=arm.name)
-            results[arm.name] = made.run(arm, lambda: bar.advance(task))
+        try:
+            for arm in made.arms:
+                bar.update(task, description=arm.name)
+                results[arm.name] = made.run(arm, lambda: bar.advance(task))
+        except KeyboardInterrupt:
+            if len(results) < made.references:
+                raise
+    if len(results) < len(made.arms):
+        say("interrupted: the arms that are done are reported")
     study.summarize(results, options.optimizer)
     diagnosis = made.diagnose(options.optimizer)
     said = study.conclude(results, options.optimizer)
-    console.print(report.make_table(results))
+    for table in report.make_tables(results):
+        console.print(table)
     say("What `diagnose` says of a price loss that is summed over the batch, before training:")
     say(str(diagnosis))
     for sentence in said:

@@ -10,55 +10,51 @@ import numpy as np
 from rich.table import Table
 
 from examples._shared import new_figure
+from examples.convergence_study.arms import REFERENCES
 from examples.convergence_study.study import Result
 
 PANELS = {"reply_loss": "decoder: loss", "reply_exact": "decoder: exact replies", "price_accuracy": "price: accuracy"}
 HEAD_OF = {"reply_loss": "reply", "reply_exact": "reply", "price_accuracy": "price"}
-COLUMNS = (
-    "arm",
-    "decoder loss",
-    "updates to alone + 5 %",
-    "times alone",
-    "exact",
-    "price accuracy",
-    "updates to alone - 5 %",
-    "norms",
-    "cosine",
-    "s",
-)
+FIGURES = ("arm", "decoder loss", "exact", "price accuracy", "s")
+SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "price at alone - 5 %", "norms", "cosine")
 
 
-def make_table(results: dict[str, Result]) -> Table:
-    """One row per arm: means over seeds, with standard deviations."""
-    table = Table(title="On the development rows, mean ± standard deviation over seeds", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "arm" else "right", overflow="fold")
-    for row in rows(results):
-        table.add_row(*row)
-    return table
+def make_tables(results: dict[str, Result]) -> list[Table]:
+    """Two tables with one row per arm: where training ended, and how fast it went and what met at the hidden state."""
+    tables = []
+    for title, columns, cells in (
+        ("At the end, on the development rows: mean ± standard deviation over seeds", FIGURES, final_rows(results)),
+        ("Updates until it is nearly as good as alone; gradients where the heads meet", SPEEDS, speed_rows(results)),
+    ):
+        table = Table(title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
+        for row in cells:
+            table.add_row(*row)
+        tables.append(table)
+    return tables
 
 
-def rows(results: dict[str, Result]) -> list[list[str]]:
-    """The table's cells; empty where an arm lacks a head."""
+def final_rows(results: dict[str, Result]) -> list[list[str]]:
+    """The first table's cells; empty where an arm lacks a head."""
+    found = []
+    for name, result in results.items():
+        pairs = [_pair(result.summary.get(figure)) for figure in PANELS]
+        found.append([name, *pairs, f"{result.summary['seconds'][0]:.0f}"])
+    return found
+
+
+def speed_rows(results: dict[str, Result]) -> list[list[str]]:
+    """The second table's cells."""
     found = []
     for name, result in results.items():
         summary, seeds = result.summary, len(result.curves)
         slowness = summary.get("reply_slowness")
-        norms = [summary.get(f"{head}_norm") for head in ("reply", "price")]
-        found.append(
-            [
-                name,
-                _pair(summary.get("reply_loss")),
-                _updates(summary, "reply", seeds),
-                "" if slowness is None else f"{slowness:.2f}",
-                _pair(summary.get("reply_exact")),
-                _pair(summary.get("price_accuracy")),
-                _updates(summary, "price", seeds),
-                "" if norms[0] is None else f"{norms[0]:.1e}, {norms[1]:.1e}",
-                "" if norms[0] is None else f"{summary['cosine']:.2f}",
-                f"{summary['seconds'][0]:.0f}",
-            ]
-        )
+        row = [name, _updates(summary, "reply", seeds), "" if slowness is None else f"{slowness:.2f}"]
+        row.append(_updates(summary, "price", seeds))
+        meet = "cosine" in summary
+        row.append(f"{summary['reply_norm']:.1e}, {summary['price_norm']:.1e}" if meet else "")
+        found.append([*row, f"{summary['cosine']:.2f}" if meet else ""])
     return found
 
 
@@ -70,12 +66,12 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
         results: Results by arm.
         axis: `"examples"` or `"seconds"`.
     """
-    alone = {name: result for name, result in results.items() if result.arm.group == "references"}
+    alone = {name: result for name, result in results.items() if result.arm.group == REFERENCES}
     groups: dict[str, dict[str, Result]] = {}
     for name, result in results.items():
-        if result.arm.group != "references":
+        if result.arm.group != REFERENCES:
             groups.setdefault(result.arm.group, {})[name] = result
-    groups = groups or {"references": {}}
+    groups = groups or {REFERENCES: {}}
     figure, axes = new_figure(
         len(PANELS), len(groups), (4.6 * len(groups) + 0.6, 9.5), squeeze=False, sharex="col", sharey="row"
     )

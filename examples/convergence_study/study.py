@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from examples.convergence_study.arms import BOTH, GRID, TUNED, Arm, all_arms, references
+from examples.convergence_study.arms import BOTH, GRID, REFERENCES, TUNED, Arm, all_arms, references
 from examples.convergence_study.network import Network
 from examples.convergence_study.training import Curve, LibraryRun, final, make_batches, make_run, make_trainer, updates_until
 from examples.seq2seq_price.run import Data
@@ -72,6 +72,11 @@ class Study:
         self._every = options.updates // self._epochs
         self._train = data.splits["train"]
         self._batches = [self._make_batches(seed) for seed in range(options.seeds)]
+
+    @property
+    def references(self) -> int:
+        """How many of the arms are references; they come first."""
+        return sum(arm.group == REFERENCES for arm in self.arms)
 
     @property
     def total(self) -> int:
@@ -162,8 +167,8 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
     said = []
     joint = {name: result for name, result in results.items() if result.arm.heads == BOTH}
     for result in joint.values():
-        if result.arm.unreduced or result.arm.by_hand:
-            said.append(_of_summed(result, results, main))
+        if result.arm.unreduced or result.arm.by_hand or result.arm.rate != 1:
+            said.append(_of_both(result, results, main))
     if "turns" in joint:
         said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
     others = {name: result for name, result in joint.items() if not (result.arm.unreduced or result.arm.by_hand)}
@@ -189,7 +194,7 @@ def _dominates(result: Result, other: Result) -> bool:
     )
 
 
-def _of_summed(result: Result, results: dict[str, Result], main: str) -> str:
+def _of_both(result: Result, results: dict[str, Result], main: str) -> str:
     return f"{result.arm.name}: {_of_reply(result, results, main)}; {_of_price(result, results, main)}."
 
 

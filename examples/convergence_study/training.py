@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.convergence_study.arms import CLIP, DEVIATION, Arm, ByPart, make_optimizer
+from examples.convergence_study.arms import CLIP, Arm, ByPart, make_optimizer
 from examples.convergence_study.network import Network
 from examples.seq2seq_price.batches import NUM_BUCKETS, Examples, Vectorizers, training_batches
 from examples.seq2seq_price.ranges import NO_LABEL
@@ -97,7 +97,7 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
         trainer.add_head("price", network.price, loss, weight=weight, ignore_label=NO_LABEL)
     sizes = [len(module.trainable_variables) for module in (network.encoder, *modules)]
     trainer.compile(
-        make_optimizer(arm.optimizer),
+        make_optimizer(arm),
         balancer=None if arm.balancer is None else arm.balancer(),
         schedule=None if arm.schedule is None else arm.schedule(),
         clip=ByPart(CLIP, sizes) if arm.by_part else clipping.ByGlobalNorm(CLIP),
@@ -145,22 +145,23 @@ class LibraryRun:
 
 
 class HandWrittenRun:
-    """What was tried first: two Adadelta optimizers over shared variables, without the library.
+    """An arm without the library: two optimizers over shared variables.
 
     One takes the decoder's loss, averaged over tokens, with its gradients clipped by their global norm; the other takes the
-    price's, summed over the batch, not clipped. Weights start from a normal distribution.
+    price's, averaged or summed over the batch, not clipped.
 
     Args:
         network: What to train.
-        arm: Its optimizer.
+        arm: How.
+        batches: A data set to compile the loop for.
         batch_size: Rows in a batch.
     """
 
     def __init__(self, network: Network, arm: Arm, batches: tf.data.Dataset, batch_size: int) -> None:
-        self._network, self._batch_size = network, batch_size
+        self._network, self._arm, self._batch_size = network, arm, batch_size
         encoder = network.encoder.trainable_variables
         self._variables = [[*encoder, *module.trainable_variables] for module in (network.reply, network.price)]
-        self._optimizers = [make_optimizer(arm.optimizer) for _ in self._variables]
+        self._optimizers = [make_optimizer(arm) for _ in self._variables]
         for optimizer, variables in zip(self._optimizers, self._variables):
             optimizer.build(variables)
         self._state = [variable for optimizer in self._optimizers for variable in optimizer.variables]
@@ -174,7 +175,7 @@ class HandWrittenRun:
         """Trains from the seed's weights and gives what was measured, at the start and after each of the epochs."""
         for variable, value in zip(self._state, self._start):
             variable.assign(value)
-        self._network.set(self._network.draw(seed, DEVIATION))
+        self._network.set(self._network.draw(seed, self._arm.deviation))
         measurements = Measurements(self._network, every, epochs, self._batch_size, advance)
         measurements.on_train_begin()
         for number, (ids, targets) in enumerate(batches.repeat().take(every * epochs).prefetch(4)):
@@ -186,9 +187,10 @@ class HandWrittenRun:
 
     def _update(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> None:
         with tf.GradientTape(persistent=True) as tape:
-            _, reply_sum, tokens, price_sum, _ = self._network.losses(ids, reply, price, training=True)
-            reply_loss = reply_sum / tokens
-        of_reply, of_price = (tape.gradient(loss, v) for loss, v in zip((reply_loss, price_sum), self._variables))
+            _, reply_sum, tokens, price_sum, labels = self._network.losses(ids, reply, price, training=True)
+            price_loss = price_sum if self._arm.unreduced else price_sum / tf.maximum(labels, 1.0)
+            both = (reply_sum / tokens, price_loss)
+        of_reply, of_price = (tape.gradient(loss, variables) for loss, variables in zip(both, self._variables))
         clipped, _ = tf.clip_by_global_norm(of_reply, CLIP)
         for optimizer, gradients, variables in zip(self._optimizers, (clipped, of_price), self._variables):
             optimizer.apply_gradients(zip(gradients, variables))

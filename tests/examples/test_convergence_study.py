@@ -1,0 +1,277 @@
+"""The study: its arms run and repeat, its measurements are those of NumPy, and a summed price loss starves the decoder."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from examples.convergence_study import command, report, study, training
+from examples.convergence_study.arms import RATES, TUNED, ByPart, all_arms, references
+from examples.seq2seq_price.run import load_data
+from examples.seq2seq_price.tables import InputError
+from multihead import clipping
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--seeds", "1", "--updates", "4", "--measurements", "2", "--orders", "200", "--batch-size", "16"]
+SMALL += ["--units", "8", "--embedding", "4"]
+
+
+def parse(*arguments):
+    return command.parse([*SMALL, *arguments])
+
+
+@pytest.fixture(scope="module")
+def small():
+    keras.utils.set_random_seed(0)
+    options = parse("--arms", "sum")
+    return study.Study(options, load_data(options))
+
+
+def test_the_options_name_every_arm():
+    assert list(command.ARMS) == list(all_arms("adam"))
+    assert set(command.QUICK_ARMS) < set(command.ARMS)
+    arms = study.chosen_arms(parse("--arms", "sum", "unreduced_sgd"))
+    names = ["decoder_alone", "price_alone", "decoder_alone_sgd", "price_alone_sgd", "sum", "unreduced_sgd"]
+    assert [arm.name for arm in arms] == names
+    assert [arm.optimizer for arm in arms] == ["adam", "adam", "sgd", "sgd", "adam", "sgd"]
+
+
+def test_the_network_measures_what_numpy_does(small):
+    network = small.network
+    network.set(network.draw(3))
+    figures = network.evaluate(exact=True)
+    sums, hits, labels = np.zeros(4), 0, 0
+    for ids, targets in network._dev:
+        hidden = network.encoder(ids)
+        logits = network.reply(hidden, targets["reply"]).numpy().astype("float64")
+        logits -= logits.max(axis=-1, keepdims=True)
+        of_tokens = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(
+            logits, targets["reply"].numpy()[..., np.newaxis], axis=-1
+        ).squeeze(-1)
+        chosen = network.price(hidden).numpy()
+        price = targets["price"].numpy()
+        used = targets["reply"].numpy() != 0
+        sums += [of_tokens[used].sum(), used.sum(), -np.log(chosen[np.arange(len(price)), price]).sum(), len(price)]
+        hits, labels = hits + (chosen.argmax(axis=1) == price).sum(), labels + len(price)
+    assert labels == 20
+    assert figures["reply_loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+    assert figures["price_loss"] == pytest.approx(sums[2] / sums[3], rel=1e-4)
+    assert figures["price_accuracy"] == pytest.approx(hits / labels)
+    assert 0 <= figures["reply_exact"] <= 1
+
+
+def test_the_norms_are_those_of_finite_differences(small):
+    network = small.network
+    network.set(network.draw(4))
+    figures = network.evaluate(exact=False)
+    ids, targets = network._dev[0]
+    hidden = network.encoder(ids)
+    reply, price = tf.cast(targets["reply"], tf.int32), targets["price"]
+
+    def losses(step):
+        reply_sum, tokens, price_sum, labels = network.head_losses(hidden + step, reply, price)
+        return np.array([reply_sum / tokens, price_sum / labels], "float64")
+
+    with tf.GradientTape() as tape:
+        tape.watch(hidden)
+        reply_sum, tokens, _, _ = network.head_losses(hidden, reply, price)
+    direction = tape.gradient(reply_sum, hidden) / tokens
+    unit = direction / tf.norm(direction)
+    slopes = (losses(0.02 * unit) - losses(-0.02 * unit)) / 0.04
+    # Along the reply's own gradient its slope is the norm, and the price's is its norm times the cosine.
+    assert slopes[0] == pytest.approx(figures["reply_norm"], rel=0.02)
+    assert slopes[1] == pytest.approx(figures["price_norm"] * figures["cosine"], rel=0.05, abs=2e-4)
+
+
+def test_a_run_repeats_and_starts_where_the_others_do(small):
+    trained = {}
+    for name in ("two_optimizers", "while_conflicting", "two_optimizers_mean"):
+        arm = all_arms("adam")[name]
+        runner = training.make_run(small.network, arm, small._batches[0], 16)
+        curves = [runner.run(0, small._batches[0], 2, 2, lambda: None) for _ in range(2)]
+        for first, second in zip(*curves):
+            assert {**first, "seconds": 0} == {**second, "seconds": 0}
+        assert [point["examples"] for point in curves[0]] == [0, 32, 64]
+        assert curves[0][-1]["reply_loss"] != curves[0][0]["reply_loss"]
+        trained[name] = curves[0]
+    start = {name: curve[0]["reply_loss"] for name, curve in trained.items()}
+    assert start["two_optimizers_mean"] == start["while_conflicting"] < start["two_optimizers"]  # from larger weights
+
+
+def test_the_hand_written_update_is_adadelta_twice(small):
+    network = small.network
+    arm = all_arms("adam")["two_optimizers"]
+    ids, targets = next(iter(small._batches[0]))
+    runner = training.HandWrittenRun(network, arm, small._batches[0], 16)
+    for variable, value in zip(runner._state, runner._start):
+        variable.assign(value)
+    network.set(network.draw(0))
+    kernel = network.price.trainable_variables[0]
+    before = tf.convert_to_tensor(kernel).numpy()
+    with tf.GradientTape() as tape:
+        _, _, _, price_sum, labels = network.losses(ids, targets["reply"], targets["price"])
+    gradient = tape.gradient(price_sum, kernel).numpy()
+    assert float(labels) == 16
+    runner._step(ids, targets["reply"], targets["price"])
+    # Adadelta's first step, with rho 0.95 and epsilon 1e-7: nothing of the gradient's size is left but its sign.
+    step = np.sqrt(1e-7) / np.sqrt(0.05 * gradient**2 + 1e-7) * gradient
+    np.testing.assert_allclose(tf.convert_to_tensor(kernel).numpy(), before - step, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_are_clipped_apart():
+    gradients = [tf.constant([3.0, 4.0]), None, tf.constant([0.3]), tf.constant([0.0, 30.0]), tf.constant([40.0])]
+    clipped = ByPart(1.0, [2, 1, 2])(gradients)
+    assert clipped[1] is None
+    found = np.concatenate([value for value in clipped if value is not None])
+    np.testing.assert_allclose(found, [0.6, 0.8, 0.3, 0.0, 0.6, 0.8], rtol=1e-6)
+    together = clipping.ByGlobalNorm(1.0)(gradients)
+    assert np.linalg.norm(np.concatenate([g for g in together if g is not None])) == pytest.approx(1.0)
+    assert float(together[2][0]) < 0.01 < float(clipped[2][0])
+
+
+def test_summed_over_the_batch_the_price_loss_leaves_the_decoder_behind():
+    options = parse("--updates", "60", "--batch-size", "32", "--orders", "320", "--units", "16", "--arms", "sum")
+    made = study.Study(options, load_data(options))
+    arms = all_arms("sgd")
+    chosen = {name: arms[name] for name in ("unreduced_sgd", "repaired_sgd")}
+    chosen["alone"] = references("sgd", "sgd")[0]
+    losses = {}
+    for name, arm in chosen.items():
+        losses[name] = training.final(made.run(arm, lambda: None).curves[0], "reply_loss")
+    assert losses["alone"] < 2.8  # it learns: it starts from 3.3
+    assert losses["unreduced_sgd"] > 1.05 * max(losses["alone"], losses["repaired_sgd"]), losses
+    found = made.diagnose("sgd")
+    assert found.norms["representation"][1] > 10 * found.norms["representation"][0]
+    told = found.findings[0]
+    assert "'price'" in told and "EqualNorms" in told and "summed over the batch" in told
+    assert found.clipped < 0.5
+
+
+def test_updates_until_are_interpolated():
+    curve = [{"updates": 10.0 * place, "loss": value} for place, value in enumerate((4.0, 3.0, 1.0, 2.0))]
+    assert training.updates_until(curve, "loss", 2.0, falling=True) == pytest.approx(15)
+    assert training.updates_until(curve, "loss", 3.0, falling=True) == pytest.approx(10)
+    assert training.updates_until(curve, "loss", 0.5, falling=True) is None
+    assert training.updates_until(curve, "loss", 4.0, falling=False) == 0
+    rising = [{**point, "loss": -point["loss"]} for point in curve]
+    assert training.updates_until(rising, "loss", -2.0, falling=False) == pytest.approx(15)
+
+
+def made_result(arm, reply, price):
+    curves = []
+    for reply_values, price_values in zip(reply, price):
+        points = itertools.count()
+        curves.append(
+            [
+                {"updates": 10.0 * n, "seconds": n, "reply_loss": a, "price_loss": 1 - b, "price_accuracy": b,
+                 "reply_exact": 0.0, "reply_norm": 1.0, "price_norm": 2.0, "cosine": -0.5}
+                for n, a, b in zip(points, reply_values, price_values)
+            ]
+        )  # fmt: skip
+    return study.Result(arm, curves)
+
+
+def test_the_claim_is_judged_by_the_figures():
+    alone = references("adam", "adam")
+    arms = {name: all_arms("adam")[name] for name in ("sum", "equal_norms", "weight_16", "unreduced_adam")}
+    falls, late, never = (4.0, 2.0, 1.0), (4.0, 3.0, 1.0), (4.0, 3.0, 2.0)
+    results = {
+        "decoder_alone": made_result(alone[0], [falls, falls], [(0, 0, 0)] * 2),
+        "price_alone": made_result(alone[1], [(0, 0, 0)] * 2, [(0.1, 0.5, 0.7), (0.1, 0.5, 0.8)]),
+        "sum": made_result(arms["sum"], [late, late], [(0.1, 0.5, 0.9)] * 2),
+        "equal_norms": made_result(arms["equal_norms"], [falls, falls], [(0.1, 0.5, 0.76)] * 2),
+        "weight_16": made_result(arms["weight_16"], [falls, falls], [(0.1, 0.5, 0.8)] * 2),
+        "unreduced_adam": made_result(arms["unreduced_adam"], [falls, never], [(0.1, 0.5, 0.8)] * 2),
+    }
+    study.summarize(results, "adam")
+    assert results["equal_norms"].summary["reply_slowness"] == pytest.approx(1)
+    assert results["price_alone"].summary["price_accuracy"] == pytest.approx((0.75, 0.05))
+    assert results["sum"].summary["reply_updates"] == pytest.approx(10 + 10 * 1.95 / 2)
+    assert results["sum"].summary["reply_slowness"] == pytest.approx(19.75 / 19.5)
+    assert results["unreduced_adam"].summary["reply_reached"] == 1
+    said = study.conclude(results, "adam")
+    assert said[-2] == ("Both heads at once as alone, without a weight: sum, equal_norms; with one: weight_16.")
+    assert said[-1] == "Better than the plain sum in both heads: no balancer."
+    assert said[0].startswith("unreduced_adam: the decoder ends at loss 1.500, alone 1.000")
+    results["equal_norms"].curves[1][-1]["price_accuracy"] = 0.7
+    study.summarize(results, "adam")
+    assert not study.keeps_both(results["equal_norms"], results, "adam")
+    assert not study.keeps_both(results["unreduced_adam"], results, "adam")
+    cells = {row[0]: row[1:] for row in report.speed_rows(results)}
+    assert cells["sum"] == ["20", "1.01", "15", "1.0e+00, 2.0e+00", "-0.50"]
+    assert cells["unreduced_adam"][:2] == ["20 (1 of 2)", "1.00"]
+    assert cells["price_alone"] == ["", "", "18", "", ""]
+    assert report.final_rows(results)[0] == ["decoder_alone", "1.000 ± 0.000", "0.000 ± 0.000", "", "2"]
+
+
+def test_the_program(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(study, "GRID", (0.5, 2.0))
+    assert command.main([*SMALL, "--arms", TUNED, "--output", str(tmp_path / "a")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Both heads at once as alone" in told and "The gradient of 'price' where the heads meet" in told
+    figures = json.loads((tmp_path / "a" / "figures.json").read_text(encoding="utf-8"))
+    assert list(figures["arms"]) == ["decoder_alone", "price_alone", TUNED]
+    tuned = figures["arms"][TUNED]
+    assert set(tuned["trials"]) == {"0.5", "2"} and str(tuned["price_weight"]).rstrip(".0") in ("0.5", "2")
+    assert min(tuned["trials"].values()) == tuned["trials"][f"{tuned['price_weight']:g}"]
+    assert [point["updates"] for point in tuned["curves"][0]] == [0, 2, 4]
+    assert "'price'" in figures["findings"][0] and figures["options"]["seeds"] == 1
+    for axis in ("examples", "seconds"):
+        assert (tmp_path / "a" / f"by_{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_are_read(tmp_path):
+    rows = load_data(parse()).splits["train"]
+    for name in ("train", "dev"):
+        lines = [f'"{t}","{r}",{"low" if label < 4 else "high"}' for t, r, label in zip(*rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,order,price", *lines]), encoding="utf-8")
+    files = [f"--{name}={tmp_path / name}.csv" for name in ("train", "dev")]
+    options = parse(*files, "--target", "order", "--label", "price", "--arms", "sum")
+    made = study.Study(options, load_data(options))
+    assert made.network.price(tf.zeros([1, 8])).shape == (1, 2)
+
+
+def test_what_cannot_be_used_is_said_in_one_line(capsys):
+    for arguments, words in (
+        (["--train", "a.csv"], "--train and --dev go together"),
+        (["--bands", "3"], "--bands needs --train"),
+        (["--arms", "summ"], "invalid choice: 'summ'"),
+        (["--updates", "0"], "must be a whole number of at least 1. Received: '0'."),
+    ):
+        with pytest.raises(SystemExit) as left:
+            command.parse(arguments)
+        assert left.value.code == 2
+        told = capsys.readouterr().err
+        assert words in told and told.count("\n") == 1 and told.startswith("examples.convergence_study: error: ")
+    assert command.main([*SMALL, "--batch-size", "64", "--output", "/dev/null/a"]) == 2
+    assert "`--output` must be a folder" in capsys.readouterr().err
+    with pytest.raises(InputError, match="`--batch-size` must be at most an eighth of the training rows. Received: 64,"):
+        options = parse("--batch-size", "64")
+        study.Study(options, load_data(options))
+
+
+def test_help_needs_no_tensorflow():
+    code = (
+        "import sys\nfrom examples.convergence_study.command import build_parser\n"
+        "text = build_parser().format_help()\nprint('tensorflow' in sys.modules, 'two_optimizers' in text)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_every_optimizer_has_a_rate():
+    assert training.make_optimizer(all_arms("adam")["sum_faster"]).learning_rate == pytest.approx(2 * RATES["adam"])
+    for name, rate in RATES.items():
+        optimizer = training.make_optimizer(references(name, "adam")[0])
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+        assert type(optimizer).__name__.lower() == name
+    assert isinstance(parse(), argparse.Namespace)
