@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, what in (
         ("seeds", "how many seeds, of weights and of the batches' order"),
-        ("updates", "updates of a run"),
+        ("updates", "updates of a run, rounded down to as many for each measurement"),
         ("measurements", "how often a run is measured, at most once per update"),
     ):
         add(f"--{name}", type=_whole, metavar="N", help=f"{what} (default: {DEFAULTS[name]}; quick: {QUICK[name]})")

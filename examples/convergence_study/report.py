@@ -90,6 +90,8 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
             if column == 0:
                 panel.set_ylabel(label)
         axes[0, column].set(yscale="log", title=group)
+        for formatted in (axes[0, column].yaxis.set_major_formatter, axes[0, column].yaxis.set_minor_formatter):
+            formatted(lambda value, _: f"{value:g}")
         axes[-1, column].set_xlabel("examples seen" if axis == "examples" else "seconds of training")
     figure.savefig(path, dpi=110)
 
