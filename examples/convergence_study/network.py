@@ -89,8 +89,8 @@ class Network:
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
         self._longest = 2 * text.longest(train.targets, text.standardize_target) + 1
-        self.modules = self._build()
-        self.encoder, self.reply, self.price = self.modules
+        self.encoder, self.reply, self.price = self._build()
+        self.modules: list[Any] = [self.encoder, self.reply, self.price]
         dev = data.splits["dev"]
         self._dev = list(evaluation_batches(dev, self.vectorizers, EVALUATION_ROWS))
         self._wanted = dev.targets

@@ -85,7 +85,7 @@ class Measurements(keras.callbacks.Callback):
 def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTrainer:
     """A compiled trainer on the network's own modules."""
     trainer = MultiHeadTrainer(network.encoder)
-    modules = []
+    modules: list[Any] = []
     if "reply" in arm.heads:
         modules.append(network.reply)
         trainer.add_head("reply", network.reply, losses.SequenceCrossentropy(), teacher_forcing=True)
