@@ -138,12 +138,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=4000, metavar="N", help="training rows to draw; 0 takes all")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds")
     parser.add_argument("--epochs", default="8", metavar="N", help="passes over the rows")
+    parser.add_argument("--batch-size", default="32", metavar="N", help="rows in a batch; few rows need small ones")
     parser.add_argument("--units", default="64", metavar="N", help="size of the recurrent states")
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the figures of every run")
     asked = parser.parse_args(arguments)
     swaps = ["--swap-column", *asked.swap_column] if asked.swap_column else []
     files = ["--train", asked.train, "--dev", asked.dev, "--missing", "class"]
-    options = command.parse([*files, *swaps, "--epochs", asked.epochs, "--units", asked.units])
+    sizes = ["--epochs", asked.epochs, "--batch-size", asked.batch_size, "--units", asked.units]
+    options = command.parse([*files, *swaps, *sizes])
     console = Console()
     whole, numbers = with_slots(run.load_data(options), asked.slots)
     classes = dict(zip(("price", *asked.slots), numbers))
