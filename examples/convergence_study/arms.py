@@ -112,6 +112,8 @@ def all_arms(main: str) -> dict[str, Arm]:
         Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
         Arm("sum", f"{together}, plain sum", "ways"),
         Arm("sum_faster", f"{together}, plain sum, twice the learning rate", "ways", rate=2.0),
+        Arm("decoder_alone_faster", "the decoder alone, twice the learning rate", "ways", ("reply",), rate=2.0),
+        Arm("price_alone_faster", "the price alone, twice the learning rate", "ways", ("price",), rate=2.0),
     ]
     for optimizer in RATES:
         arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)

@@ -169,6 +169,10 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
     for result in joint.values():
         if result.arm.unreduced or result.arm.by_hand or result.arm.rate != 1:
             said.append(_of_both(result, results, main))
+    for name, result in results.items():
+        if result.arm.group != REFERENCES and result.arm.heads != BOTH:
+            of_head = _of_reply if "reply" in result.arm.heads else _of_price
+            said.append(f"{name}: {of_head(result, results, main)}.")
     if "turns" in joint:
         said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
     others = {name: result for name, result in joint.items() if not (result.arm.unreduced or result.arm.by_hand)}
