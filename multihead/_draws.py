@@ -1,15 +1,30 @@
-"""Random draws as functions of a seed and the update count: a resumed run repeats them."""
+"""Random draws as functions of a seed and the update count: a resumed run repeats them.
+
+TensorFlow's own stateless draws differ between a plain graph and XLA, so the numbers are made here: by the finalizer of
+SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) on a counter.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mixed(bits: tf.Tensor) -> tf.Tensor:
+    """The finalizer: every bit of the result depends on every bit given."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        shifted = tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64))
+        bits = tf.bitwise.bitwise_xor(bits, shifted) * tf.constant(factor, tf.uint64)
+    return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(31, tf.uint64)))
+
 
 def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf.Tensor:
-    """Numbers in [0, 1), float32.
+    """Numbers in [0, 1), float32; the first ones do not depend on how many follow.
 
     Args:
         shape: Their shape.
@@ -17,11 +32,17 @@ def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf
         update: The count of updates so far, a whole scalar.
         stream: Tells apart several draws at one update.
     """
-    key = tf.stack([tf.constant(seed, tf.int64) + stream * 1_000_003, tf.cast(update, tf.int64)])
-    return tf.random.stateless_uniform(shape, key, alg="philox")
+    # Scalars: a vector of such constants loses its highest bits in the graphs of TensorFlow 2.21.
+    of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
+    key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(update, tf.int64), tf.uint64))
+    counter = tf.cast(tf.range(tf.cast(tf.reduce_prod(shape), tf.int64)), tf.uint64)
+    bits = _mixed(key + (counter + tf.constant(1, tf.uint64)) * tf.constant(_GOLDEN, tf.uint64))
+    # 24 bits, as many as a float32 holds; through int64, which every kernel can convert.
+    high = tf.cast(tf.bitwise.right_shift(bits, tf.constant(40, tf.uint64)), tf.int64)
+    return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
 def normal(shape: Sequence[Any], seed: int, update: Any) -> tf.Tensor:
-    """Numbers of the standard normal distribution, float32; arguments as for `uniform`."""
-    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(update, tf.int64)])
-    return tf.random.stateless_normal(shape, key, alg="philox")
+    """Numbers of the standard normal distribution, float32, by Box and Muller; arguments as for `uniform`."""
+    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, update, 1)))
+    return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, update, 2))

@@ -99,6 +99,30 @@ def unlock(layer: keras.layers.Layer) -> None:
         layer._tracker.unlock()
 
 
+def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
+    """Sets attributes of a layer to other layers or None; what stood there before is no part of it any more.
+
+    Keras 3 otherwise goes on saving, under the first name, what an attribute was set to before.
+    """
+    unlock(owner)
+    for name, layer in layers.items():
+        old = getattr(owner, name, None)
+        if KERAS_3 and isinstance(old, keras.layers.Layer) and old is not layer:
+            owner._tracker.untrack(old)
+        setattr(owner, name, layer)
+
+
+def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
+    """Lets modules create their variables as mirrored ones, by a call whose results nobody needs.
+
+    Under a strategy Keras 3 cannot create variables while a function is traced; in a scope without state it creates them
+    when the scope ends.
+    """
+    if KERAS_3 and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        with keras.StatelessScope():
+            forward()
+
+
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The mask that Keras attached to a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)

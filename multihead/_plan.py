@@ -18,6 +18,7 @@ from multihead._keras import (
     AUTOGRAPH,
     build_optimizer,
     call_module,
+    created_outside_of_graphs,
     is_legacy_optimizer,
     keras_mask,
     optimizer_takes_over,
@@ -267,7 +268,9 @@ class Plan:
             settings.balancer.build(self._shapes_of_rows(network, settings))
         if self.trackers is None:
             self.ownership = Ownership.of(network, build_optimizer(optimizer, network.variables))
-            self.trackers = Trackers(self.heads, network.variables, settings.telemetry, settings.weighting)
+            self.trackers = Trackers(
+                self.heads, network.variables[: network.num_trained_by_losses], settings.telemetry, settings.weighting
+            )
         self.recipe = Recipe(
             network=network,
             predictions=tuple(self._predictions[head.name] for head in self.heads),
@@ -309,6 +312,8 @@ class Plan:
                 masked[head.name] = keras_mask(outputs[head.name]) is not None
             return outputs
 
+        traceable = tf.function(forward, autograph=AUTOGRAPH)
+        created_outside_of_graphs(lambda: traceable.get_concrete_function(batch.inputs, batch.targets))
         traced = tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(batch.inputs, batch.targets)
         return {
             name: (tf.TensorSpec(output.shape, output.dtype), masked[name])

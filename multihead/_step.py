@@ -234,7 +234,8 @@ def forward_again(recipe: Recipe, slices: Sequence[Any], active: tf.Tensor, made
     with tf.control_dependencies([made, *before]):
         slices = [tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), piece) for piece in slices]
         shape = tf.constant([len(network.heads)], tf.int32)
-        (sums,) = one_after_the_other(run, slices, lambda a, b: (a[0] + b[0],), [shape])
+        # Run eagerly, slices without any example give nothing at all.
+        (sums,) = one_after_the_other(run, slices, lambda a, b: (a[0] + b[0],), [shape]) or (tf.zeros(shape),)
     with tf.control_dependencies([sums]):
         for variable, value in zip(state, before):
             variable.assign(value)

@@ -77,7 +77,9 @@ class Diagnosis:
         return "\n".join([*lines, *(f"- {finding}" for finding in self.findings)])
 
 
-def measure(recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: tf.Tensor) -> Diagnosis:
+def measure(
+    recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: tf.Tensor, loss_scale: tf.Tensor | None
+) -> Diagnosis:
     """Measures batches; metrics and the modules' state change as in training: the caller puts them back.
 
     Args:
@@ -85,6 +87,7 @@ def measure(recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: t
         clip: The clipping, or None.
         batches: At least one batch.
         update_count: The count of updates made so far.
+        loss_scale: The factor of loss scaling, or None.
     """
     network = recipe.network
 
@@ -94,7 +97,7 @@ def measure(recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: t
         constants = head_weights(recipe, update_count)
         active = (counts > 0) & (constants > 0)
         weighing = Weighing(recipe.weighting, constants, counts, active, update_count)
-        scales = Scales(weighing.scales, tf.constant(1.0), None)
+        scales = Scales(weighing.scales, tf.constant(1.0), loss_scale)
         optional = [False] * len(network.heads)
         found = slice_gradients(network, batch.inputs, labels, scales, active, optional, None, True)
         factors = weighing.late_factors(found.loss_sums)
@@ -164,6 +167,13 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
                 f"{head!r} has losses or gradients that are not finite, so such updates are skipped. Look for labels and "
                 "inputs that its loss cannot take."
             )
+        elif found.labelled[k] > 0 and not found.weights[k] > 0:
+            said.append(f"{head!r} is not trained, since its weight is 0. Give it a weight, if it is meant to learn.")
+        elif found.labelled[k] > 0 and found.norms["representation"][k] == 0:
+            said.append(
+                f"No gradient of {head!r} reaches the representation. Look for a loss that is constant, outputs that are "
+                "saturated, or a weight so small that it vanishes."
+            )
         elif found.labelled[k] < _SELDOM_LABELLED:
             said.append(
                 f"{head!r} has labels in {found.labelled[k]:.0%} of the batches, so it is seldom trained. Mix data sets "
@@ -178,9 +188,8 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
     for i, j in itertools.combinations(range(len(heads)), 2):
         at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
         if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
-            level = (
-                "" if at_representation > _OFTEN else ", with `balance_at='parameters'`, since the representation hides it"
-            )
+            hidden = at_representation <= _OFTEN or found.cosines["representation"][i, j] >= _OPPOSED
+            level = ", with `balance_at='parameters'`, since the representation hides it" if hidden else ""
             said.append(
                 f"{heads[i]!r} and {heads[j]!r} oppose each other in {at_parameters:.0%} of the batches (mean cosine "
                 f"{found.cosines['parameters'][i, j]:.2f} at the parameters): what one gains the other loses. Try "
@@ -191,7 +200,9 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
             f"Clipping leaves {found.clipped:.2g} of the gradient's norm of {found.update_norm:.3g} in the mean. All heads "
             "are shortened alike, the short ones to nothing: bring the heads to like lengths first, or raise the limit."
         )
-    if not said:
+    if not said and len(usable) < 2:
+        said.append("There is nothing to compare: fewer than two heads send a gradient to the encoder.")
+    elif not said:
         said.append("The heads' gradients are of like lengths and agree: the plain sum is enough, whatever the balancer.")
     if recipe.balancer is not None:
         said.append(f"All figures are from before {type(recipe.balancer).__name__}, the balancer that is set.")

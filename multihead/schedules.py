@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._draws import uniform
 from multihead._keras import add_state, tensor_variable
 from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 
@@ -161,10 +162,9 @@ class Sample(AbstractSchedule):
         self._log_proportions = [float(np.log(self.proportions[name])) for name in head_names]
 
     def active(self, update: tf.Tensor) -> tf.Tensor:
-        logits = tf.constant([list(self._log_proportions)], tf.float32)
-        seed = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(update, tf.int64)])
-        drawn = tf.random.stateless_categorical(logits, 1, seed=seed)[0, 0]
-        return tf.range(self._num_heads, dtype=tf.int64) == drawn
+        shares = tf.nn.softmax(tf.constant(list(self._log_proportions), tf.float32))
+        below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, update)
+        return tf.range(self._num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
 
     def get_config(self) -> dict[str, Any]:
         return {"proportions": dict(self.proportions), "seed": self.seed}

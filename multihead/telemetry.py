@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from multihead._gradients import is_finite
-from multihead._keras import variable_name
+from multihead._keras import tensor_variable, variable_name
 from multihead._step import Computed
 from multihead._validation import quoted
 from multihead.heads import Head
@@ -52,7 +52,9 @@ class BrokenGradients(keras.metrics.Metric):
         heads = tf.math.is_finite(loss_sums)
         if norms is not None:
             heads &= tf.math.is_finite(norms)
-        variables = tf.stack([tf.constant(True) if g is None else is_finite(g) for g in gradients])
+        # Of the encoder and the heads alone: what a weighting learns comes after them.
+        counted = gradients[: self.by_variable.shape[0]]
+        variables = tf.stack([tf.constant(True) if g is None else is_finite(g) for g in counted])
         self.by_head.assign_add(tf.cast(~heads, tf.float32) / num_replicas)
         self.by_variable.assign_add(tf.cast(~variables, tf.float32) / num_replicas)
 
@@ -198,7 +200,8 @@ class Trackers:
         losses = tf.stack(weighted)
         if self.weighting is None:
             return {"loss": tf.reduce_sum(losses), **logs}
-        active = tf.constant([head.name in present for head in self.heads]) & (weights > 0)
+        seen = [tf.convert_to_tensor(tensor_variable(metric.count)) > 0 for metric in self.losses]
+        active = tf.stack(seen) & (weights > 0)
         used = {"update": update_count} if "update" in self.weighting.uses else {}
         return {"loss": self.weighting.weigh(losses, active, **used)[1], **logs}
 
@@ -232,7 +235,7 @@ class _Report(keras.callbacks.Callback):
 def with_report(trainer: Any, callbacks: Any) -> Any:
     """Adds the report on skipped updates to the callbacks of `fit`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(_Report(trainer))
+        callbacks.callbacks.insert(0, _Report(trainer))
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [*given, _Report(trainer)]
+    return [_Report(trainer), *given]  # first, so that a checkpoint at the end of an epoch holds what that end changes

@@ -79,8 +79,8 @@ def check_weighting(
 
     Args:
         weighting: The weighting, with options that suit all of `num_heads`.
-        num_heads: How many heads to try.
-        order_matters: Pass True for a method that treats heads by their position, and say so in its documentation.
+        num_heads: How many heads to try; not looked at for a weighting that `bind` told the heads' names.
+        order_matters: Pass True for a method that treats heads by their position or name, and say so in its documentation.
         xla: Pass False to leave out compiling.
 
     Raises:
@@ -90,7 +90,7 @@ def check_weighting(
         >>> from multihead import weighting
         >>> check_weighting(weighting.LogLoss(), num_heads=(2,))
     """
-    for count in num_heads:
+    for count in num_heads if weighting.head_names is None else (len(weighting.head_names),):
         for label, losses in _losses(count).items():
             _Losses(weighting, f"{label}, {count} heads", losses).check(order_matters)
         _Losses(weighting, f"random, {count} heads", _losses(count)["random"]).check_modes(xla)
@@ -119,6 +119,8 @@ class _Losses:
         weights, total = self._weigh(self._built(), self._losses)
         self._require(total.shape == () and np.isfinite(total), "give a finite scalar as `total`")
         self._require(bool(np.isfinite(weights).all() and (weights >= 0).all()), "have finite weights of at least 0")
+        if self._losses.any():
+            self._require(bool((weights > 0).any()), "have a weight above 0: is `total` differentiable by the losses?")
         if not self._weighting.reads_losses:
             others = self._weigh(self._built(), self._losses[::-1] + 1)[0]
             self._same(others, weights, "not let its weights depend on the losses, or set `reads_losses = True`")
@@ -141,11 +143,13 @@ class _Losses:
         for is_compiled in (False, True) if xla else (False,):
             fresh = self._built()
             run = tf.function(
-                lambda losses, made=fresh: made.weigh(losses, tf.ones_like(losses, tf.bool), **self._used())[0],
+                lambda losses, used, made=fresh: made.weigh(losses, tf.ones_like(losses, tf.bool), **used)[0],
                 jit_compile=is_compiled,
             )
             mode = "compiled by XLA" if is_compiled else "in a graph"
-            self._same(run(tf.constant(self._losses)).numpy(), weights, f"be the same {mode} as outside of one")
+            self._same(
+                run(tf.constant(self._losses), self._used()).numpy(), weights, f"be the same {mode} as outside of one"
+            )
 
     def check_copies(self) -> None:
         name = type(self._weighting).__name__

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead import _data, schedules
 from multihead._exporting import export_head
-from multihead._keras import add_state, call_module, loss_scale, over_replicas, tensor_variable, unlock
+from multihead._keras import add_state, call_module, loss_scale, over_replicas, replace_layers, tensor_variable, unlock
 from multihead._meeting import KeptCoefficients
 from multihead._plan import Plan, Settings, check_optimizer
 from multihead._step import compute_update, count, head_weights, label
@@ -206,10 +206,11 @@ class MultiHeadTrainer(keras.Model):
         super().compile(
             optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
         )
-        self.weighting, self.balancer, self.schedule = settings.weighting, settings.balancer, settings.schedule
         with self.distribute_strategy.scope():
             reuses = settings.balancer is not None and settings.balance_every > 1
-            self.kept_coefficients = KeptCoefficients(len(names), settings.balance_every) if reuses else None
+            kept = KeptCoefficients(len(names), settings.balance_every) if reuses else None
+        parts = {"weighting": settings.weighting, "balancer": settings.balancer, "schedule": settings.schedule}
+        replace_layers(self, **parts, kept_coefficients=kept)
         self._plan.configure(settings)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
@@ -350,7 +351,8 @@ class MultiHeadTrainer(keras.Model):
         """Measures, without training, what each head does to the encoder, and says what to do.
 
         Norms, shares and cosines of the heads' gradients are taken at the representation and at the parameters, in training
-        mode, batch by batch, before balancing; all variables and metrics are left as they were.
+        mode, batch by batch, of all heads whatever the schedule, before balancing; variables and metrics are left as they
+        were.
 
         Args:
             dataset: A `tf.data.Dataset`, or any iterable, of batches as for `fit`.
@@ -361,9 +363,15 @@ class MultiHeadTrainer(keras.Model):
 
         Raises:
             ValueError: There is no batch, or `batches` is below 1.
+            TypeError: `dataset` holds no batches.
         """
         self._assert_ready("diagnose")
         limit = check_positive_whole("batches", batches)
+        if not isinstance(dataset, Iterable) or isinstance(dataset, tuple):
+            raise TypeError(
+                f"`dataset` must be a data set, or a list, of batches. Received: {type(dataset).__name__}. "
+                "Pass what `fit` takes as a data set, or a list with one (inputs, targets) in it."
+            )
         prepared = [
             self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
             for batch in itertools.islice(iter(dataset), limit)
@@ -375,7 +383,8 @@ class MultiHeadTrainer(keras.Model):
         state += [tensor_variable(v) for metric in self.metrics for v in metric.variables]
         before = [tf.identity(variable.read_value()) for variable in state]
         try:
-            return measure(self._plan.recipe, self._plan.settings.clip, prepared, tensor_variable(self.update_count))
+            updates, scale = tensor_variable(self.update_count), loss_scale(self.optimizer)
+            return measure(self._plan.recipe, self._plan.settings.clip, prepared, updates, scale)
         finally:
             for variable, value in zip(state, before):
                 variable.assign(value)

@@ -159,8 +159,29 @@ def test_weights_of_a_weighting_are_those_that_it_gives(weighting):
     np.testing.assert_allclose(report.norms["parameters"], weights * plain.norms["parameters"], rtol=0.3)
 
 
+def test_heads_that_cannot_be_measured_are_named():
+    trainer = tiny.trainer("sgd", weights={"tag": 1.0, "price": 0.0, "size": lambda update: tf.cast(update, tf.float32)})
+    report = trainer.diagnose(batches(2))
+    assert [finding.split(",")[0] for finding in report.findings[:2]] == ["'price' is not trained", "'size' is not trained"]
+    trainer, data = linear({"one": lambda x: 9 + x[:, :1]})
+    assert trainer.diagnose(data).findings[0].startswith("There is nothing to compare")
+
+
+def test_loss_scaling_does_not_matter():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    trainer, data = linear({"one": lambda x: 9 + x[:, :1], "two": lambda x: 9 + x[:, 1:]})
+    for head in trainer.heads.values():
+        head.weight = 1e-7
+    report = trainer.diagnose(data)
+    assert (report.norms["representation"] > 1e-8).all() and np.isfinite(report.update_norm)
+
+
 def test_errors():
     trainer = tiny.trainer("sgd")
+    with pytest.raises(TypeError, match="`dataset` must be a data set, or a list, of batches. Received: int"):
+        trainer.diagnose(5)
+    with pytest.raises(TypeError, match="Received: tuple. Pass what `fit` takes"):
+        trainer.diagnose(batches(1)[0])
     with pytest.raises(ValueError, match="`dataset` must hold at least one batch. Received: none"):
         trainer.diagnose([])
     with pytest.raises(ValueError, match="`batches` must be a whole number of at least 1"):

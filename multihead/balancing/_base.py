@@ -26,8 +26,8 @@ class Balancer(keras.layers.Layer):
         needs: `"gramian"` or `"gradients"`.
         uses: Extra keyword arguments that the method takes: `"update"` (int64 scalar, the count of updates so far),
             `"losses"` (`[num_heads]` float32, the heads' mean losses before weighting) and `"halves"`
-            (`[num_heads, num_heads]` float32, the inner products of the gradients of one random half of the update's
-            examples with those of the other half).
+            (`[num_heads, num_heads]`, the inner products of the gradients of one half of the update's examples with those of
+            the other half; the trainer takes every other slice).
         levels: Where the method may be applied: `"representation"`, `"parameters"`.
         max_heads: The largest number of heads that the method takes, or None.
         rescales: Whether the method scales each row by itself, so that `Chain` can hand the rows on to the next.

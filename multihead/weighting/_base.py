@@ -63,6 +63,12 @@ class Weighting(keras.layers.Layer):
         Raises:
             ValueError: An option names a head that is not there, or there is a state for other heads.
         """
+        unknown = set(self.uses) - {"update"}
+        if unknown:
+            raise ValueError(
+                f"`uses` of {type(self).__name__} must name 'update' or nothing. Received: {quoted(sorted(unknown))}. "
+                "Take what else is needed from the losses."
+            )
         names = tuple(head_names)
         if self.built and self.head_names != names:
             raise ValueError(
@@ -93,8 +99,10 @@ class Weighting(keras.layers.Layer):
             num_heads: How many.
             initial: Their first value.
         """
-        names = self.head_names or [str(k) for k in range(num_heads)]
-        created = [add_learned(self, re.sub(r"[^\w.-]", "_", f"{name}_{head}"), initial) for head in names]
+        names = [re.sub(r"[^\w.-]", "_", head) for head in self.head_names or map(str, range(num_heads))]
+        if len(set(names)) < len(names):
+            names = [f"{k}_{head}" for k, head in enumerate(names)]
+        created = [add_learned(self, f"{name}_{head}", initial) for head in names]
         self._owners.heads.update({id(tensor_variable(variable)): k for k, variable in enumerate(created)})
         return created
 
@@ -140,6 +148,7 @@ class Weighting(keras.layers.Layer):
 
     def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
         """Takes note of an update's losses, after its weights were used. By default nothing is noted."""
+        return None
 
     def observe_after(self, losses: tf.Tensor, losses_after: tf.Tensor, active: tf.Tensor, made: tf.Tensor) -> None:
         """Takes note of the losses on the same examples before and after the update. Only where `reads_losses_after`.
@@ -150,9 +159,11 @@ class Weighting(keras.layers.Layer):
             active: `[num_heads]` booleans.
             made: Whether the update was made, a boolean scalar.
         """
+        return None
 
     def end_epoch(self) -> None:
-        """Called by `fit` at the end of every epoch, outside of the update. By default nothing happens."""
+        """Called by `fit` at the end of every epoch, before callbacks. By default nothing happens."""
+        return None
 
     def reset(self) -> None:
         """Sets the state back to how it was created."""
@@ -173,7 +184,11 @@ class Weighting(keras.layers.Layer):
         losses = tf.where(active, losses, 0.0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(losses)
-            total = self.total(losses, active, **used)
+            total = tf.convert_to_tensor(self.total(losses, active, **used))
+        if total.shape.rank != 0:
+            raise ValueError(
+                f"`total` of {type(self).__name__} must give a scalar. Received: shape {total.shape}. Sum over the heads."
+            )
         weights = tape.gradient(total, losses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.where(active, weights, 0.0), total
 

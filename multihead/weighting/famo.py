@@ -29,12 +29,14 @@ class FAMO(Weighting):
 
     State: `logits` (the `v`), `first_moments` and `second_moments`, `[num_heads]` float32, and `steps`, `[num_heads]`
     float32: Adam's own. An idle head's stay. The gradient of `v` exists only after the update, so the trainer's optimizer
-    cannot move it in the same step.
+    cannot move it in the same step; nor can `compute_gradients` and `apply_gradients` by hand, which leave it as it is.
+    With dropout the second pass draws another mask.
 
     Args:
         learning_rate: Adam's for `v`, above 0.
         weight_decay: How strongly `v` is drawn to 0, at least 0.
-        least_losses: The `b_k`, below which a loss cannot fall, by head name; heads may be left out: 0.
+        least_losses: The `b_k`, below which a loss cannot fall, by head name, times the head's `weight=`, as `L_k` is; heads
+            may be left out: 0. An update with a loss below is skipped.
         name: Name of the layer.
 
     Raises:

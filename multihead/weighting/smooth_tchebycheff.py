@@ -27,7 +27,7 @@ class SmoothTchebycheff(Weighting):
 
     Args:
         mu: How smooth, in units of the losses; above 0.
-        targets: The ideal losses `z_k` by head name, in which heads may be left out: 0.
+        targets: The ideal losses `z_k` by head name, times the head's `weight=`, as `L_k` is; heads may be left out: 0.
         name: Name of the layer.
 
     Raises:

@@ -31,7 +31,8 @@ def test_contract(method):
     testing.check_weighting(method(), order_matters=order_matters)
     if method in OPTIONS:
         with_options = method(**OPTIONS[method])
-        testing.check_weighting(with_options, num_heads=(3,), order_matters=True, xla=False)
+        with_options.bind(["size", "head_0"])
+        testing.check_weighting(with_options, order_matters=True, xla=False)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -124,6 +125,8 @@ class Faulty(Squares):
             return losses**2
         if self.fault == "infinite":
             return tf.reduce_sum(losses / 0.0)
+        if self.fault == "gradient":
+            return tf.stop_gradient(tf.reduce_sum(losses**2))
         if self.fault == "graph":
             return tf.reduce_sum(losses * (1.0 if tf.executing_eagerly() else 2.0))
         return tf.reduce_sum(losses**2)
@@ -145,7 +148,7 @@ class Faulty(Squares):
         ("mean", "stay the same when a head without labels joins"),
         ("order", "not depend on the heads' order"),
         ("sign", "have finite weights of at least 0"),
-        ("shape", "give a finite scalar as `total`"),
+        ("gradient", "have a weight above 0: is `total` differentiable by the losses"),
         ("infinite", "give a finite scalar as `total`"),
         ("graph", "be the same in a graph as outside of one"),
         ("claim", "not let its weights depend on the losses, or set `reads_losses = True`"),
@@ -156,6 +159,15 @@ class Faulty(Squares):
 def test_checks_find_faults(fault, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_weighting(Faulty(fault), num_heads=(3,), xla=False)
+
+
+def test_totals_that_are_no_scalar_and_unknown_needs():
+    with pytest.raises(ValueError, match=r"`total` of Faulty must give a scalar\. Received: shape \(3,\)"):
+        Faulty("shape")([1.0, 2.0, 3.0])
+    needy = Squares()
+    needy.uses = ("step",)
+    with pytest.raises(ValueError, match="`uses` of Squares must name 'update' or nothing. Received: 'step'"):
+        needy.bind(["a"])
 
 
 def test_checks_pass_what_is_right():

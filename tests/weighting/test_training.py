@@ -322,3 +322,62 @@ def test_compute_gradients_gives_what_is_learned():
     assert all(float(gradient) != 0 for gradient, _ in learned)
     assert bool(trainer.apply_gradients(pairs))
     assert all(float(tf.convert_to_tensor(v)) != 0 for v in trainer.weighting.trainable_variables)
+
+
+def test_a_second_compile_leaves_nothing_of_the_first(tmp_path):
+    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    targets = {"a": inputs[:, :1], "b": inputs[:, 1:2]}
+    trainer = MultiHeadTrainer(keras.layers.Dense(3))
+    for name in targets:
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    counts = []
+    for _ in range(2):
+        trainer.compile("adam", weighting="Uncertainty", balancer="MoCo", balance_at="parameters")
+        trainer.fit(inputs, targets, verbose=0)
+        counts.append((len(trainer.weights), len(trainer.trainable_variables)))
+    assert counts[0] == counts[1]
+    trainer.save(str(tmp_path / "twice.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "twice.keras"))
+    for mine, theirs in ((trainer.weighting, loaded.weighting), (trainer.balancer, loaded.balancer)):
+        for a, b in zip(tiny.values(mine.variables), tiny.values(theirs.variables), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_at_the_end_of_an_epoch_goes_on(tmp_path):
+    data = dataset([tiny.data(12, seed=seed) for seed in range(3)])
+    whole = tiny.trainer(adam(), weighting="DWA")
+    whole.fit(data, epochs=4, verbose=0, shuffle=False)
+    first = tiny.trainer(adam(), weighting="DWA")
+    path = str(tmp_path / "{epoch}.weights.h5")
+    saving = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    first.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[saving])
+    second = tiny.trainer(adam(), weighting="DWA")
+    second.fit(data, epochs=1, verbose=0, shuffle=False)
+    second.load_weights(path.format(epoch=3))
+    second.fit(data, epochs=1, verbose=0, shuffle=False)
+    assert_alike(tiny.weights_of(second), tiny.weights_of(whole))
+
+
+def test_a_head_without_labels_is_not_evaluated():
+    inputs, targets = tiny.data(12, missing=False)
+    trainer = tiny.trainer("sgd", weighting="LogLoss")
+    trainer.fit(dataset([(inputs, targets)]), verbose=0)
+    without = {name: targets[name] for name in ("tag", "price")}
+    unlabelled = {**targets, "size": np.full(12, np.nan, "float32")}
+    expected, actual = (
+        trainer.evaluate(inputs, given, verbose=0, return_dict=True)["loss"] for given in (without, unlabelled)
+    )
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_modules_that_are_not_built_yet_train_on_replicas(two_replicas):
+    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    with two_replicas.scope():
+        trainer = MultiHeadTrainer(keras.layers.Dense(3))
+        trainer.add_head("a", keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]), "mse")
+        trainer.compile("adam", weighting="Uncertainty")
+    history = trainer.fit(inputs, {"a": inputs[:, :1]}, batch_size=8, epochs=3, verbose=0).history["a_loss"]
+    assert history[-1] < history[0]
+    for variable in trainer.trainable_variables:
+        copies = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
+        np.testing.assert_array_equal(*[copy.numpy() for copy in copies])
