@@ -88,12 +88,12 @@ def make_optimizer(arm: Arm) -> Any:
     return makers[arm.optimizer](arm.rate * RATES[arm.optimizer])
 
 
-def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
-    """Each head alone, with an optimizer."""
-    ending = "" if optimizer == main else f"_{optimizer}"
+def references(optimizer: str, main: str, rate: float = 1.0) -> tuple[Arm, Arm]:
+    """Each head alone, with an optimizer, and its learning rate multiplied as that of the arm to compare."""
+    ending = ("" if optimizer == main else f"_{optimizer}") + ("" if rate == 1 else "_faster")
     return (
-        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
-        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer),
+        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer, rate=rate),
+        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer, rate=rate),
     )
 
 
@@ -112,8 +112,6 @@ def all_arms(main: str) -> dict[str, Arm]:
         Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
         Arm("sum", f"{together}, plain sum", "ways"),
         Arm("sum_faster", f"{together}, plain sum, twice the learning rate", "ways", rate=2.0),
-        Arm("decoder_alone_faster", "the decoder alone, twice the learning rate", "ways", ("reply",), rate=2.0),
-        Arm("price_alone_faster", "the price alone, twice the learning rate", "ways", ("price",), rate=2.0),
     ]
     for optimizer in RATES:
         arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)

@@ -47,10 +47,10 @@ class Result:
 
 
 def chosen_arms(options: Namespace) -> list[Arm]:
-    """The arms that the options name, after each head alone with every optimizer that they use."""
+    """The arms that the options name, after each head alone with every optimizer and rate that they use."""
     arms = [arm for name, arm in all_arms(options.optimizer).items() if name in options.arms]
-    optimizers = dict.fromkeys([options.optimizer, *(arm.optimizer for arm in arms)])
-    return [*(arm for name in optimizers for arm in references(name, options.optimizer)), *arms]
+    used = dict.fromkeys([(options.optimizer, 1.0), *((arm.optimizer, arm.rate) for arm in arms)])
+    return [*(arm for name, rate in used for arm in references(name, options.optimizer, rate)), *arms]
 
 
 class Study:
@@ -125,12 +125,12 @@ def summarize(results: dict[str, Result], main: str) -> None:
     """Adds to each result its figures over seeds.
 
     Those at the end of training are pairs of mean and standard deviation. `reply_updates` is how many updates it took to
-    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, and `reply_slowness` that
-    number over what the decoder alone took; `price_updates` is how many to come within 5 percent of the accuracy of the
+    reach the final loss of the decoder alone plus 5 percent, with the same optimizer, rate and seed, `reply_slowness` that
+    number over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the
     price alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them.
     """
     for result in results.values():
-        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
+        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main, result.arm.rate))
         summary: dict[str, Any] = {"seconds": _spread([final(curve, "seconds") for curve in result.curves])}
         if "reply" in result.arm.heads:
             targets = [(1 + MARGIN) * final(curve, "reply_loss") for curve in reply.curves]
@@ -155,7 +155,7 @@ def summarize(results: dict[str, Result], main: str) -> None:
 
 def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
     """Whether both heads learn as well as alone: the decoder within 5 percent of its updates, the price as accurate."""
-    _, price = references(result.arm.optimizer, main)
+    _, price = references(result.arm.optimizer, main, result.arm.rate)
     summary = result.summary
     slowness, everywhere = summary["reply_slowness"], summary["reply_reached"] == len(result.curves)
     accurate = summary["price_accuracy"][0] >= results[price.name].summary["price_accuracy"][0]
@@ -169,10 +169,6 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
     for result in joint.values():
         if result.arm.unreduced or result.arm.by_hand or result.arm.rate != 1:
             said.append(_of_both(result, results, main))
-    for name, result in results.items():
-        if result.arm.group != REFERENCES and result.arm.heads != BOTH:
-            of_head = _of_reply if "reply" in result.arm.heads else _of_price
-            said.append(f"{name}: {of_head(result, results, main)}.")
     if "turns" in joint:
         said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
     others = {name: result for name, result in joint.items() if not (result.arm.unreduced or result.arm.by_hand)}
@@ -183,11 +179,11 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
         f"Both heads at once as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
         f"; with one: {', '.join(by_weight) or 'no arm'}."
     )
-    if "sum" in others:
-        mine, balanced = others["sum"], [result for result in others.values() if result.arm.balancer is not None]
-        better = [result.arm.name for result in balanced if _dominates(result, mine)]
-        if balanced:
-            said.append(f"Better than the plain sum in both heads: {', '.join(better) or 'no balancer'}.")
+    sums = {others[name].arm.rate: others[name] for name in ("sum", "sum_faster") if name in others}
+    balanced = [result for result in others.values() if result.arm.balancer is not None and result.arm.rate in sums]
+    if balanced:
+        better = [result.arm.name for result in balanced if _dominates(result, sums[result.arm.rate])]
+        said.append(f"At least as good as the plain sum in both heads, at its rate: {', '.join(better) or 'no balancer'}.")
     return said
 
 
@@ -203,7 +199,7 @@ def _of_both(result: Result, results: dict[str, Result], main: str) -> str:
 
 
 def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main)[0].name].summary["reply_loss"][0]
+    alone = results[references(result.arm.optimizer, main, result.arm.rate)[0].name].summary["reply_loss"][0]
     reached = result.summary["reply_loss"][0]
     slowness = result.summary["reply_slowness"]
     got_there = "" if slowness is None else f", in {slowness:.2f} times the updates where it gets there"
@@ -211,7 +207,7 @@ def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
 
 
 def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main)[1].name].summary["price_accuracy"][0]
+    alone = results[references(result.arm.optimizer, main, result.arm.rate)[1].name].summary["price_accuracy"][0]
     return f"the price at accuracy {result.summary['price_accuracy'][0]:.3f}, alone {alone:.3f}"
 
 

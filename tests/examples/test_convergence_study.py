@@ -46,6 +46,8 @@ def by_hand(small):
 def test_the_options_name_every_arm():
     assert list(command.ARMS) == list(all_arms("adam"))
     assert set(command.QUICK_ARMS) < set(command.ARMS)
+    faster = study.chosen_arms(parse("--arms", "sum_faster"))
+    assert [(arm.name, arm.rate) for arm in faster[2:4]] == [("decoder_alone_faster", 2), ("price_alone_faster", 2)]
     arms = study.chosen_arms(parse("--arms", "sum", "unreduced_sgd"))
     names = ["decoder_alone", "price_alone", "decoder_alone_sgd", "price_alone_sgd", "sum", "unreduced_sgd"]
     assert [arm.name for arm in arms] == names
@@ -218,7 +220,7 @@ def test_the_claim_is_judged_by_the_figures():
     assert results["unreduced_adam"].summary["reply_reached"] == 1
     said = study.conclude(results, "adam")
     assert said[-2] == ("Both heads at once as alone, without a weight: sum, equal_norms; with one: weight_16.")
-    assert said[-1] == "Better than the plain sum in both heads: no balancer."
+    assert said[-1] == "At least as good as the plain sum in both heads, at its rate: no balancer."
     assert said[0].startswith("unreduced_adam: the decoder ends at loss 1.500, alone 1.000")
     results["equal_norms"].curves[1][-1]["price_accuracy"] = 0.7
     study.summarize(results, "adam")
