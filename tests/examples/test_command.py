@@ -227,14 +227,14 @@ def write_lines(folder, split, number):
 
 
 def test_parallel_files_of_lines(tmp_path, capsys):
-    train, _ = write_lines(tmp_path, "train", 60)
+    train, _ = write_lines(tmp_path, "train", 120)
     dev, (texts, targets) = write_lines(tmp_path, "dev", 13)
     options = [
-        "--train", *train, "--dev", *dev, "--epochs", "25", "--units", "16", "--embedding", "16", "--batch-size", "16",
+        "--train", *train, "--dev", *dev, "--epochs", "30", "--units", "24", "--embedding", "16", "--batch-size", "16",
         "--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0", "--output", str(tmp_path / "out"),
     ]  # fmt: skip
     assert command.main(options) == 0
-    assert "60 train, 13 dev rows; no prices; " in capsys.readouterr().out
+    assert "120 train, 13 dev rows; no prices; " in capsys.readouterr().out
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     assert not [name for name in figures if name.startswith("price")]
     assert figures["labelled_rows"] == 0
