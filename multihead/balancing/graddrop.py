@@ -35,7 +35,7 @@ class GradDrop(Balancer):
 
     Example:
         >>> GradDrop()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
-        [6.0, 2.0, 2.0]
+        [-4.0, 2.0, 2.0]
 
     Source: Chen et al., Just Pick a Sign, NeurIPS 2020, algorithm 1, on the gradients as they are (the paper first
     multiplies gradients of activations by the activations' signs and adds up the batch).
