@@ -67,6 +67,8 @@ class Measurements(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._advance()
+        if len(self.curve) == 1 and batch == 0:  # the first update may compile, so it does not count
+            self._since = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._seconds += time.perf_counter() - self._since
