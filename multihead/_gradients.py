@@ -163,7 +163,7 @@ class Cut:
         representation: What the encoder returned: a tensor or any nest of tensors.
 
     Attributes:
-        attached: The floating leaves as the encoder made them.
+        attached: The floating leaves as the encoder made them, each once.
         leaves: The same, detached.
         representation: The nest with detached leaves; others (masks, lengths) pass through, Keras masks are kept.
     """
@@ -171,12 +171,11 @@ class Cut:
     def __init__(self, representation: Any) -> None:
         flat = tf.nest.flatten(representation)
         floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
-        detached = [
-            with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) if is_floating else leaf
-            for leaf, is_floating in zip(flat, floating)
-        ]
-        self.attached = [leaf for leaf, is_floating in zip(flat, floating) if is_floating]
-        self.leaves = [leaf for leaf, is_floating in zip(detached, floating) if is_floating]
+        # A tensor that stands in several places is one leaf: heads that read it by different names meet there.
+        attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
+        cut = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
+        detached = [cut[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
+        self.attached, self.leaves = list(attached.values()), list(cut.values())
         self.representation = tf.nest.pack_sequence_as(representation, detached)
         if not self.leaves:
             raise ValueError(

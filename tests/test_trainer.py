@@ -612,3 +612,36 @@ def test_negative_sample_weights_are_an_error():
     trainer = ready()
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"sample_weights\['a'\]` must be at least 0"):
         trainer.compute_gradients((ONES, {"a": ONES[:, :1], "b": ONES[:, :1]}, {"a": -ONES[:, 0]}))
+
+
+class Twice(keras.layers.Layer):
+    """Gives one tensor under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2, use_bias=False)
+
+    def call(self, x):
+        y = self.dense(x)
+        return {"first": y, "second": (y,)}
+
+
+class Read(keras.layers.Layer):
+    def __init__(self, name):
+        super().__init__()
+        self.entry = name
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+    def call(self, representation):
+        value = representation[self.entry]
+        return self.dense(value[0] if isinstance(value, tuple) else value)
+
+
+def test_heads_that_read_one_tensor_by_two_names_meet_there():
+    trainer = MultiHeadTrainer(Twice())
+    trainer.add_head("up", Read("first"), "mse")
+    trainer.add_head("down", Read("second"), "mse")
+    trainer.compile("sgd")
+    inputs = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    report = trainer.diagnose([(inputs, {"up": np.full([8, 1], 9.0, "float32"), "down": np.full([8, 1], -9.0, "float32")})])
+    assert report.cosines["representation"][0, 1] < -0.5  # as two leaves they would be orthogonal
