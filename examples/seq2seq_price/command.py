@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="share dropped in training")
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=_whole(1), default=18, metavar="N", help="passes over the training rows")
+    training.add_argument("--epochs", type=_whole(1), default=16, metavar="N", help="passes over the training rows")
     training.add_argument(
         "--patience",
         type=_whole(1),
