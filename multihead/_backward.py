@@ -151,6 +151,33 @@ class SliceGradients(NamedTuple):
         odd = [[scaled(gradient, is_odd) for gradient in row] for row in self.encoder[:-1]]
         return self._replace(odd=odd, odd_counts=counts * is_odd)
 
+    def times(self, factors: tf.Tensor | None) -> SliceGradients:
+        """The same with what is of each head's loss times its factor, `[num_heads]`; as it is for None.
+
+        Encoder gradients, and the Gramian, of heads that are combined already had their factors before.
+        """
+        if factors is None:
+            return self
+
+        def of_heads(lists: Sequence[list[Gradient]]) -> list[list[Gradient]]:
+            return [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(lists)]
+
+        *rows, rest = self.encoder
+        gramian, wide = self.gramian, tf.cast(factors, tf.float64)
+        if rows and gramian is not None:
+            gramian = gramian * wide * wide[:, tf.newaxis]
+        own, encoder, odd = of_heads(self.own), [*of_heads(rows), rest], of_heads(self.odd)
+        return self._replace(own=own, encoder=encoder, gramian=gramian, odd=odd)
+
+    def own_gradients(self, network: Network) -> list[Gradient]:
+        """The gradients of the variables that are the heads' alone, those that several heads train added up."""
+        result: list[Gradient] = [None] * (network.num_trained_by_losses - network.num_encoder)
+        for indices, of_losses, of_added in zip(network.head_indices, self.own, self.added_own):
+            positions = [i - network.num_encoder for i in indices if i >= network.num_encoder]
+            for i, of_loss, further in zip(positions, of_losses, of_added):
+                result[i] = added(result[i], added(of_loss, further))
+        return result
+
     def plus(self, other: SliceGradients) -> SliceGradients:
         """The sum of two slices' contributions."""
         return SliceGradients(

@@ -107,8 +107,8 @@ def combine_heads(
         meeting: How the heads are combined.
     """
     measured = meeting.measured(gathered)
-    factors = meeting.late_factors(gathered.loss_sums)
-    own = all_reduce_sum(_own_gradients(network, gathered, factors))
+    gathered = gathered.times(meeting.late_factors(gathered.loss_sums))
+    own = all_reduce_sum(gathered.own_gradients(network))
     if measured is not None:
         inner_products, coefficients = measured
         at_cut = inner_products
@@ -116,10 +116,6 @@ def combine_heads(
     else:
         *rows, rest = gathered.encoder
         at_cut = None if gathered.gramian is None else all_reduce_sum(gathered.gramian)
-        if factors is not None:
-            rows = [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
-            wide = tf.cast(factors, tf.float64)
-            at_cut = None if at_cut is None else at_cut * wide * wide[:, tf.newaxis]
         if meeting.at_parameters:
             rows, rest = [all_reduce_sum(row) for row in rows], all_reduce_sum(rest)
             if meeting.sees_gradients:
@@ -136,8 +132,7 @@ def combine_heads(
         else:
             halves = None
             if gathered.odd_counts is not None:
-                odd = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in enumerate(gathered.odd)]
-                odd = [all_reduce_sum(row) for row in odd]
+                odd = [all_reduce_sum(row) for row in gathered.odd]
                 halves = _between_halves(rows, odd, meeting.shares(gathered.odd_counts), inner_products)
             coefficients = meeting.coefficients_of(inner_products, gathered.loss_sums, halves)
             encoder = list(rest)
@@ -174,17 +169,6 @@ def _between_halves(
     known = both & both[:, tf.newaxis]
     products = tf.where(known, tf.math.divide_no_nan(products, (1.0 - shares)[:, tf.newaxis] * shares), gramian)
     return 0.5 * (products + tf.transpose(products))
-
-
-def _own_gradients(network: Network, gathered: SliceGradients, factors: tf.Tensor | None) -> list[Gradient]:
-    """This replica's gradients of the variables that are the heads' alone, those that several heads train added up."""
-    result: list[Gradient] = [None] * (network.num_trained_by_losses - network.num_encoder)
-    for k, (of_loss, of_added) in enumerate(zip(gathered.own, gathered.added_own)):
-        positions = [i - network.num_encoder for i in network.head_indices[k] if i >= network.num_encoder]
-        for i, gradient, further in zip(positions, of_loss, of_added):
-            weighted = gradient if factors is None else scaled(gradient, factors[k])
-            result[i] = added(result[i], added(weighted, further))
-    return result
 
 
 class Ownership(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead._backward import Scales, slice_gradients
 from multihead._data import Batch
-from multihead._gradients import added, as_rows, deduplicate, norm, scaled
+from multihead._gradients import added, as_rows, deduplicate, norm
 from multihead._keras import AUTOGRAPH
 from multihead._step import Recipe, count, head_weights, label
 from multihead._update import inner_products_of
@@ -101,22 +101,18 @@ def measure(
         optional = [False] * len(network.heads)
         found = slice_gradients(network, batch.inputs, labels, scales, active, optional, None, True)
         factors = weighing.late_factors(found.loss_sums)
-        factors = tf.ones_like(counts) if factors is None else factors
-        wide = tf.cast(factors, tf.float64)
-        *rows, rest = found.encoder
-        rows = [[scaled(gradient, factors[k]) for gradient in row] for k, row in enumerate(rows)]
+        found = found.times(factors)
+        *rows, total = found.encoder
         stacked = [as_rows([row[i] for row in rows]) for i in range(network.num_encoder)]
         at_parameters = inner_products_of([each for each in stacked if each is not None], len(rows))
-        total = list(rest)
         for row in rows:
             total = [added(a, b) for a, b in zip(total, row)]
-        for k, (own, of_added) in enumerate(zip(found.own, found.added_own)):
-            total += [added(scaled(a, factors[k]), b) for a, b in zip(own, of_added)]
+        total = [*total, *found.own_gradients(network)]
         return {
             "losses": found.loss_sums,
             "counts": counts,
-            "weights": weighing.early * factors,
-            "representation": found.gramian * wide * wide[:, tf.newaxis],
+            "weights": weighing.early if factors is None else weighing.early * factors,
+            "representation": found.gramian,
             "parameters": at_parameters,
             "before": _global_norm(total),
             "after": _global_norm(total if clip is None else clip(total)),
@@ -155,7 +151,7 @@ def _conclude(recipe: Recipe, clip: Any, found: dict[str, np.ndarray]) -> Diagno
         heads, len(trained), losses, weights, (found["counts"] > 0).mean(axis=0), norms, shares, cosines, conflicts,
         float(found["before"].mean()), clipped, finite, (),
     )  # fmt: skip
-    return Diagnosis(**{**vars(measured), "findings": tuple(_findings(measured, recipe, clip))})
+    return replace(measured, findings=tuple(_findings(measured, recipe, clip)))
 
 
 def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:

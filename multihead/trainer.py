@@ -308,7 +308,7 @@ class MultiHeadTrainer(keras.Model):
             ValueError: The batch has targets for something that is no head.
         """
         self._assert_ready("compute_gradients")
-        prepared = self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
+        prepared = self._prepared(batch)
         recipe = self._plan.recipe
         update = compute_update(recipe, [prepared], tensor_variable(self.update_count), loss_scale(self.optimizer)).update
         gradients = list(update.gradients)
@@ -372,10 +372,7 @@ class MultiHeadTrainer(keras.Model):
                 f"`dataset` must be a data set, or a list, of batches. Received: {type(dataset).__name__}. "
                 "Pass what `fit` takes as a data set, or a list with one (inputs, targets) in it."
             )
-        prepared = [
-            self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
-            for batch in itertools.islice(iter(dataset), limit)
-        ]
+        prepared = [self._prepared(batch) for batch in itertools.islice(iter(dataset), limit)]
         if not prepared:
             raise ValueError("`dataset` must hold at least one batch. Received: none. Pass the batches that `fit` takes.")
         modules = [self.encoder, *(head.module for head in self._plan.heads)]
@@ -480,6 +477,10 @@ class MultiHeadTrainer(keras.Model):
                 f"`{method}` needs a compiled trainer. Received: a trainer that was not compiled since its last "
                 "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
             )
+
+    def _prepared(self, batch: Any) -> _data.Batch:
+        """A batch given by hand, as tensors."""
+        return self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
 
     def _unpack(self, data: Any) -> _data.Batch:
         """A batch with its keys checked; whatever is not built yet is built for it."""
