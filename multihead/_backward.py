@@ -56,6 +56,12 @@ class Network(NamedTuple):
         """How many variables are the encoder's and the heads'; a weighting's follow."""
         return len(self.variables) - len(self.learned_owners)
 
+    @property
+    def state(self) -> list[tf.Variable]:
+        """What running the modules in training mode may change: moving averages and the like."""
+        modules = [self.encoder, *(head.module for head in self.heads)]
+        return [tensor_variable(v) for module in modules for v in getattr(module, "non_trainable_variables", [])]
+
     def tensors(self, indices: Sequence[int]) -> list[tf.Variable]:
         """The TensorFlow variables at some positions."""
         return [tensor_variable(self.variables[i]) for i in indices]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._backward import Labels, Network, Scales, SliceGradients, slice_gradients
 from multihead._data import Batch
 from multihead._gradients import Cut, computed_if
-from multihead._keras import call_module, keras_mask, tensor_variable
+from multihead._keras import call_module, keras_mask
 from multihead._meeting import KeptCoefficients, Meeting
 from multihead._update import Update, all_reduce_sum, combine_heads, num_replicas
 from multihead._validation import quoted
@@ -212,9 +212,7 @@ def forward_again(recipe: Recipe, slices: Sequence[Any], active: tf.Tensor, made
         made: A tensor that exists only after the update.
     """
     network = recipe.network
-    modules = [network.encoder, *(head.module for head in network.heads)]
-    state = [tensor_variable(v) for module in modules for v in getattr(module, "non_trainable_variables", [])]
-    before = [tf.identity(variable.read_value()) for variable in state]
+    before = [(variable, tf.identity(variable.read_value())) for variable in network.state]
 
     def run(piece: tuple[Any, list[Labels | None]]) -> tuple[tf.Tensor, ...]:
         inputs, labels = piece
@@ -231,12 +229,12 @@ def forward_again(recipe: Recipe, slices: Sequence[Any], active: tf.Tensor, made
             sums.append(tf.constant(0.0) if head_labels is None else computed_if(active[k], loss_sum, nothing)[0])
         return (tf.stack(sums),)
 
-    with tf.control_dependencies([made, *before]):
+    with tf.control_dependencies([made, *(value for _, value in before)]):
         slices = [tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), piece) for piece in slices]
         shape = tf.constant([len(network.heads)], tf.int32)
         # Run eagerly, slices without any example give nothing at all.
         (sums,) = one_after_the_other(run, slices, lambda a, b: (a[0] + b[0],), [shape]) or (tf.zeros(shape),)
     with tf.control_dependencies([sums]):
-        for variable, value in zip(state, before):
+        for variable, value in before:
             variable.assign(value)
     return sums

@@ -18,9 +18,9 @@ from multihead._keras import Gradient, apply_reduced_gradients, record_finite, t
 
 def all_reduce_sum(value: Any) -> Any:
     """The sum over replicas of a tensor, or of a list of gradients (None stays None); itself on one replica."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if num_replicas() == 1:
         return value
+    context = tf.distribute.get_replica_context()
     if not isinstance(value, list):
         return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
     present = [gradient for gradient in value if gradient is not None]

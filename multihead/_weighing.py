@@ -49,7 +49,7 @@ class Weighing:
         self._constants = constants
         self._counts = counts
         self._active = active
-        self._used = {name: {"update": update_count}[name] for name in getattr(method, "uses", ())}
+        self._used = {} if method is None else method.used(update_count)
         self._cached: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
         self.is_late = method is not None and method.reads_losses
         self.early = tf.where(active, constants, 0.0)

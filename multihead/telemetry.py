@@ -202,8 +202,7 @@ class Trackers:
             return {"loss": tf.reduce_sum(losses), **logs}
         seen = [tf.convert_to_tensor(tensor_variable(metric.count)) > 0 for metric in self.losses]
         active = tf.stack(seen) & (weights > 0)
-        used = {"update": update_count} if "update" in self.weighting.uses else {}
-        return {"loss": self.weighting.weigh(losses, active, **used)[1], **logs}
+        return {"loss": self.weighting.weigh(losses, active, **self.weighting.used(update_count))[1], **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}

@@ -168,7 +168,7 @@ class _Losses:
         self._require(all(map(np.array_equal, before, after)), f"have its state of the start after `{name}.reset()`")
 
     def _used(self) -> dict[str, tf.Tensor]:
-        return {name: {"update": tf.constant(3, tf.int64)}[name] for name in self._weighting.uses}
+        return self._weighting.used(tf.constant(3, tf.int64))
 
     def _built(self, further: int = 0) -> Weighting:
         fresh = type(self._weighting).from_config(self._weighting.get_config())

@@ -375,15 +375,13 @@ class MultiHeadTrainer(keras.Model):
         prepared = [self._prepared(batch) for batch in itertools.islice(iter(dataset), limit)]
         if not prepared:
             raise ValueError("`dataset` must hold at least one batch. Received: none. Pass the batches that `fit` takes.")
-        modules = [self.encoder, *(head.module for head in self._plan.heads)]
-        state = [tensor_variable(v) for module in modules for v in getattr(module, "non_trainable_variables", [])]
-        state += [tensor_variable(v) for metric in self.metrics for v in metric.variables]
-        before = [tf.identity(variable.read_value()) for variable in state]
+        recipe, updates, scale = self._plan.recipe, tensor_variable(self.update_count), loss_scale(self.optimizer)
+        state = [*recipe.network.state, *(tensor_variable(v) for metric in self.metrics for v in metric.variables)]
+        before = [(variable, tf.identity(variable.read_value())) for variable in state]
         try:
-            updates, scale = tensor_variable(self.update_count), loss_scale(self.optimizer)
-            return measure(self._plan.recipe, self._plan.settings.clip, prepared, updates, scale)
+            return measure(recipe, self._plan.settings.clip, prepared, updates, scale)
         finally:
-            for variable, value in zip(state, before):
+            for variable, value in before:
                 variable.assign(value)
 
     # ------------------------------------------------------------------------------------------- saving

@@ -203,10 +203,13 @@ class Weighting(keras.layers.Layer):
             objective = self.objective(losses, norms, active, **used)
         return tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
+    def used(self, update: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The arguments named in `uses`, given the count of updates so far."""
+        return {"update": update} if "update" in self.uses else {}
+
     def call(self, losses: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
         """See `__call__`."""
-        used = {"update": update} if "update" in self.uses else {}
-        return self.weigh(losses, tf.ones_like(losses, tf.bool), **used)[0]
+        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(update))[0]
 
     def __call__(self, losses: Any, *, update: Any = 0) -> tf.Tensor:
         """The weights of some losses, by hand; nothing is learned or noted.
