@@ -131,9 +131,7 @@ def measure(workload: Callable[[], Any], rounds: int, steps: int) -> dict[str, f
                 result = run()
             tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
             times[name].append((time.perf_counter() - start) / steps)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(values, times["by hand"])) for name, values in times.items()
-    }
+    ratios = {name: statistics.median(a / b for a, b in zip(values, times["by hand"])) for name, values in times.items()}
     ratios["milliseconds by hand"] = 1e3 * statistics.median(times["by hand"])
     return ratios
 

@@ -91,9 +91,7 @@ class Reference:
                 per_head.append(dense(tape.gradient(means[name], encoder_variables)))
                 # `mean` is computed from `outputs`: the cut's leaves are taken one by one, without what flows between.
                 seen = (
-                    per_head[-1]
-                    if self.level == "parameters"
-                    else self._at_cut(batches, name, sums, counts, sample_weights)
+                    per_head[-1] if self.level == "parameters" else self._at_cut(batches, name, sums, counts, sample_weights)
                 )
                 flat.append(np.concatenate([np.asarray(g, "float64").ravel() for g in seen]))
             matrix = np.stack(flat)

@@ -8,9 +8,7 @@ import tensorflow as tf
 
 from multihead import clipping
 
-SPARSE = tf.IndexedSlices(
-    tf.constant([[3.0, 0.0], [1.0, 2.0], [1.0, -1.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2])
-)
+SPARSE = tf.IndexedSlices(tf.constant([[3.0, 0.0], [1.0, 2.0], [1.0, -1.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2]))
 GRADIENTS = [tf.constant([[0.3, -4.0]]), None, SPARSE, tf.constant([2.0])]
 
 
@@ -54,9 +52,7 @@ def test_average_norm_is_tensorflows_own():
 def test_huge_and_tiny_gradients_neither_overflow_nor_vanish():
     huge, tiny = tf.constant([3e25, 4e25]), tf.constant([3e-30, 4e-30])
     np.testing.assert_allclose(clipping.ByNorm(1.0)([huge])[0], [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_allclose(
-        clipping.ByGlobalNorm(1.0)([huge, huge])[1], np.array([0.6, 0.8]) / np.sqrt(2), rtol=1e-6
-    )
+    np.testing.assert_allclose(clipping.ByGlobalNorm(1.0)([huge, huge])[1], np.array([0.6, 0.8]) / np.sqrt(2), rtol=1e-6)
     np.testing.assert_array_equal(clipping.ByNorm(1.0)([tiny])[0], tiny)
     empty = tf.zeros([0, 3])
     assert clipping.ByGlobalNorm(1.0)([empty, huge])[0].shape == (0, 3)

@@ -129,17 +129,13 @@ def tensorflow_requirement() -> SpecifierSet:
     return next(Requirement(line).specifier for line in lines if line.startswith("tensorflow"))
 
 
-@pytest.mark.parametrize(
-    "version", "2.14.1 2.15.0 2.15.1 2.16.1 2.16.2 2.20.0 2.21.0 3.0.0".split()
-)
+@pytest.mark.parametrize("version", "2.14.1 2.15.0 2.15.1 2.16.1 2.16.2 2.20.0 2.21.0 3.0.0".split())
 def test_installer_and_import_agree_on_tensorflow(version: str) -> None:
     assert (version in tensorflow_requirement()) == _compatibility.usable_tensorflow(version)
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
-@pytest.mark.parametrize(
-    "platform", [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "AMD64")]
-)
+@pytest.mark.parametrize("platform", [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "AMD64")])
 def test_addons_extra_is_whole_or_empty(python: str, platform: tuple[str, str]) -> None:
     lines = setup_cfg()["options.extras_require"]["addons"].strip().splitlines()
     environment = {"python_version": python, "sys_platform": platform[0], "platform_machine": platform[1]}

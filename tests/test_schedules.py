@@ -106,9 +106,7 @@ def test_errors(case):
 
 def own_data():
     inputs, targets = tiny.data(24, missing=False)
-    one = lambda name, count, size: tf.data.Dataset.from_tensor_slices((inputs[:count], targets[name][:count])).batch(
-        size
-    )  # noqa: E731
+    one = lambda name, count, size: tf.data.Dataset.from_tensor_slices((inputs[:count], targets[name][:count])).batch(size)  # noqa: E731
     return {"tag": one("tag", 24, 2), "price": one("price", 12, 3), "size": one("size", 4, 4)}  # 12, 4 and 1 batches
 
 

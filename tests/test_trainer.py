@@ -25,9 +25,7 @@ def test_one_head_and_nothing_else_is_keras_fit(optimizer):
 
     def layers():
         keras.utils.set_random_seed(2)
-        return keras.layers.Dense(6, activation="relu", kernel_regularizer="l2"), keras.layers.Dense(
-            3, activation="softmax"
-        )
+        return keras.layers.Dense(6, activation="relu", kernel_regularizer="l2"), keras.layers.Dense(3, activation="softmax")
 
     encoder, head = layers()
     plain = keras.Sequential([encoder, head])
@@ -257,9 +255,7 @@ def test_sample_weights_and_missing_labels_follow_the_formula():
 def test_weights_may_be_functions_of_the_update_count():
     inputs, targets = tiny.data(8, missing=False)
     seen = []
-    trainer = tiny.trainer(
-        "sgd", weights={"tag": lambda u: 1.0 / (1.0 + tf.cast(u, tf.float32)), "price": 1.0, "size": 1.0}
-    )
+    trainer = tiny.trainer("sgd", weights={"tag": lambda u: 1.0 / (1.0 + tf.cast(u, tf.float32)), "price": 1.0, "size": 1.0})
     history = fit_once(trainer, inputs, targets, epochs=2).history
     for epoch, weight in enumerate((1.0, 0.5)):
         total = weight * history["tag_loss"][epoch] + history["price_loss"][epoch] + history["size_loss"][epoch]

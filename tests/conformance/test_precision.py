@@ -14,9 +14,7 @@ from tests import tiny
 def updated(policy, **compiled):
     inputs, targets = tiny.data(16, seed=3)
     keras.mixed_precision.set_global_policy(policy)
-    trainer = tiny.trainer(
-        keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **compiled
-    )
+    trainer = tiny.trainer(keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **compiled)
     history = trainer.fit(inputs, targets, batch_size=16, shuffle=False, epochs=3, verbose=0).history
     return tiny.weights_of(trainer), history, trainer
 

@@ -66,9 +66,7 @@ def test_a_stream_takes_less_memory():
 def test_the_program(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(program, "TIME", 5)
     # In this process the peak is an old one: memory is not what is tested.
-    monkeypatch.setattr(
-        program, "in_fresh_process", lambda *arguments: program.train(*arguments)._replace(megabytes=50.0)
-    )
+    monkeypatch.setattr(program, "in_fresh_process", lambda *arguments: program.train(*arguments)._replace(megabytes=50.0))
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "the mean is 2. An update that runs the adding op again gives 2.4" in output

@@ -74,7 +74,10 @@ def test_unknown_names_and_things():
         (lambda: weighting.FAMO(least_losses={"a": "b"}), "`least_losses` must hold finite numbers by head name"),
         (lambda: weighting.SmoothTchebycheff(mu=-1), "`mu` must be a finite number above 0"),
         (lambda: weighting.RandomLossWeighting(seed=0.5), "`seed` must be a whole number"),
-        (lambda: weighting.SmoothTchebycheff(targets={"a": 1}).bind(["b"]), "`targets` must name heads only: 'a' is no head"),
+        (
+            lambda: weighting.SmoothTchebycheff(targets={"a": 1}).bind(["b"]),
+            "`targets` must name heads only: 'a' is no head",
+        ),
         (lambda: weighting.LogLoss()([[1.0]]), r"`losses` must have the shape \[num_heads\]"),
     ],
 )

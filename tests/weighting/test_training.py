@@ -218,7 +218,9 @@ def test_a_logarithm_of_a_negative_loss_skips_the_update():
     trainer = tiny.trainer("sgd", heads=("size",), weighting="LogLoss")
     trainer._plan.heads[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
     inputs, targets = tiny.data(12)
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped, since a gradient was not finite: from head"):
+    with pytest.warns(
+        RuntimeWarning, match="1 of the epoch's updates were skipped, since a gradient was not finite: from head"
+    ):
         trainer.fit(dataset([(inputs, {"size": targets["size"]})]), verbose=0)
 
 
