@@ -1,31 +1,21 @@
-"""Batches of like lengths with `tf.data`, and values of a column swapped at random in every epoch."""
+"""Batches of like lengths with `tf.data`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price.text import append_end
+from examples.seq2seq_price.swapping import swapped_rows
+from examples.seq2seq_price.text import Examples, append_end
 
 NUM_BUCKETS = 8
 """Rows are batched with rows of like source length. Finer buckets save padding, but make batches too much alike: the
 model then needs more of them."""
-_NOT_A_WORD = r"[^A-Za-z0-9_\x{80}-\x{10FFFF}]"  # small, since a pattern is compiled for every row
-_NEVER = r"[^\s\S]"
-
-
-class Examples(NamedTuple):
-    """Rows as the model reads them: texts, target texts, and class numbers int32 `[rows]`."""
-
-    texts: list[str]
-    targets: list[str]
-    labels: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -61,16 +51,14 @@ def training_batches(
         The data set, of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches in an epoch (about
         so many with swaps, which change lengths).
     """
-    rows = len(examples.texts)
     sources, targets = vectorizers(examples.texts, examples.targets)
     lengths = sources.row_lengths().numpy()
     boundaries = np.unique(np.quantile(lengths, np.arange(1, NUM_BUCKETS) / NUM_BUCKETS).astype(int) + 1)
     if swaps:
-        data = _swapped(examples, swaps, seed).batch(512, num_parallel_calls=2)
-        data = data.map(lambda texts, targets, labels: (*vectorizers(texts, targets), labels)).unbatch()
+        rows = swapped_rows(examples, swaps, vectorizers.source, vectorizers.target, seed=seed)
     else:
-        data = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels)).shuffle(rows, seed=seed)
-    data = data.map(_as_vectors).bucket_by_sequence_length(
+        rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels)).shuffle(len(lengths), seed=seed)
+    data = rows.map(_as_vectors).bucket_by_sequence_length(
         lambda source, target, label: tf.size(source),
         bucket_boundaries=boundaries.tolist(),
         bucket_batch_sizes=[batch_size] * (len(boundaries) + 1),
@@ -105,30 +93,3 @@ def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple
 
 def _as_batch(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), "price": label}
-
-
-def _swapped(examples: Examples, swaps: Sequence[Sequence[str]], seed: int) -> tf.data.Dataset:
-    """Shuffled rows in which each column's value is replaced by a random one of that column, in text and target."""
-    rows = len(examples.texts)
-    patterns = np.array([[_pattern(value) for value in column] for column in swaps]).T
-    choices = [[value.replace("\\", r"\\") for value in sorted(set(column) - {""})] for column in swaps]
-
-    def swap(row: Any, draw: tf.Tensor) -> Any:
-        text, target, label, row_patterns = row
-        numbers = tf.random.stateless_uniform([len(choices)], [draw, 0], maxval=2**31 - 1, dtype=tf.int32)
-        for place, values in enumerate(choices):
-            rewrite = tf.strings.join([r"\1", tf.constant(values)[numbers[place] % len(values)], r"\2"])
-            new_text = tf.strings.regex_replace(text, row_patterns[place], rewrite)
-            new_target = tf.strings.regex_replace(target, row_patterns[place], rewrite)
-            in_both = tf.logical_and(new_text != text, new_target != target)
-            text, target = tf.where(in_both, new_text, text), tf.where(in_both, new_target, target)
-        return text, target, label
-
-    data = tf.data.Dataset.from_tensor_slices((examples.texts, examples.targets, examples.labels, patterns))
-    draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
-    return tf.data.Dataset.zip((data.shuffle(rows, seed=seed), draws)).map(swap, num_parallel_calls=2)
-
-
-def _pattern(value: str) -> str:
-    """A pattern for a value as whole words, in any case; an empty value is found nowhere."""
-    return rf"(^|{_NOT_A_WORD})(?i:{re.escape(value)})($|{_NOT_A_WORD})" if value else _NEVER

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 PADDING_ID, UNKNOWN_ID, START_ID, END_ID = range(4)
@@ -21,6 +23,14 @@ SPECIAL = ("<start>", "<end>")
 JOINER = "￭"
 _WORD = r"[\pL\pM\pN_]"
 _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
+
+
+class Examples(NamedTuple):
+    """Rows as the model reads them: texts, target texts, and class numbers int32 `[rows]`."""
+
+    texts: list[str]
+    targets: list[str]
+    labels: np.ndarray
 
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
