@@ -4,22 +4,26 @@
 
 The reply (the target column) and the price are trained together and alone. Each of `--slots` is a further head: a
 classifier of the target's value of that slot, missing being a class of its own; all heads are then trained on one
-encoder, too. All arms of a seed see the same rows in as many epochs, and keep their last weights; what is not asked for
-here is as the example has it. As it stands it is small and takes minutes: `--rows 0` takes all rows.
+encoder, too. All arms of a seed see the same rows in as many epochs, and keep their last weights. Every further option
+is the example's (`python -m examples.seq2seq_price --help`), and so are its defaults; `--price-weight` is the weight of
+each classifier. As it stands it is small and takes minutes: `--rows 0` takes all rows.
 
-Prints the table, and writes the figures of every run to `--output`.
+Prints the table, and writes the figures of every run to `--output` as soon as it is done. What the file holds already is
+not run again, so that a benchmark can go on where it was interrupted, or run in several processes by `--arms`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,7 +35,11 @@ from benchmarks.sharing import summary
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, evaluation_batches, training_batches
 from examples.seq2seq_price.metrics import reply_figures, slots
+from examples.seq2seq_price.ranges import NO_LABEL
 from models import PriceClassifier
+
+APART = ("seed", "seeds", "arms", "output", "load", "predict", "export")
+"""Options that one run's figures do not hang on."""
 
 
 def slot_values(targets: Sequence[str], slot: str) -> list[str]:
@@ -81,7 +89,8 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
     for head in heads:
         if head != "reply":
             classifier = PriceClassifier(sizes[head], hidden_units=options.units, pool=True, name=head.replace(" ", "_"))
-            model.trainer.add_head(head, classifier, "sparse_categorical_crossentropy", metrics=["accuracy"])
+            loss, weight = "sparse_categorical_crossentropy", options.price_weight
+            model.trainer.add_head(head, classifier, loss, weight=weight, metrics=["accuracy"], ignore_label=NO_LABEL)
     columns = {head: place for place, head in enumerate(sizes) if head in heads}
 
     def pick(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -115,55 +124,108 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
     return figures
 
 
-def draw_table(results: dict[str, list[dict[str, float]]], heads: Sequence[str], title: str) -> Table:
-    """One row per figure: of its head alone, and of each arm with several heads."""
-    together = [arm for arm in results if arm not in heads]
+def draw_table(results: dict[str, dict[str, dict[str, float]]], heads: Sequence[str], title: str) -> Table:
+    """One row per figure: of its head alone, and of each arm with several heads.
+
+    Args:
+        results: Figures by seed by arm.
+        heads: Names of the heads, each an arm of its own where it was run.
+        title: Above the table.
+    """
+    runs = {arm: list(by_seed.values()) for arm, by_seed in results.items()}
+    alone = {head: runs.get(head, []) for head in heads}
+    together = {arm: of_arm for arm, of_arm in runs.items() if arm not in heads}
     table = Table("figure", "alone", *together, title=title)
     for head in heads:
-        for figure in [name for name in results[head][0] if name != "seconds"]:
-            table.add_row(figure, summary(results[head], figure), *(summary(results[arm], figure) for arm in together))
-    sums = [{"seconds": sum(results[head][seed]["seconds"] for head in heads)} for seed in range(len(results[heads[0]]))]
-    cells = [np.mean([figures["seconds"] for figures in runs]) for runs in (sums, *(results[arm] for arm in together))]
-    table.add_row("seconds of training", *(f"{cell:.0f}" for cell in cells))
+        figures = dict.fromkeys(name for of_arm in runs.values() for one in of_arm for name in one if _is_of(name, head))
+        for figure in figures:
+            table.add_row(figure, summary(alone[head], figure), *(summary(of_arm, figure) for of_arm in together.values()))
+    seconds = {arm: np.mean([one["seconds"] for one in of_arm]) for arm, of_arm in runs.items() if of_arm}
+    sums = [sum(seconds.get(head, 0.0) for head in heads), *(seconds.get(arm, 0.0) for arm in together)]
+    table.add_row("seconds of training", *(f"{each:.0f}" for each in sums))
     return table
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def _is_of(figure: str, head: str) -> bool:
+    return figure.startswith("reply_") if head == "reply" else figure == f"{head}_accuracy"
+
+
+class Record:
+    """Figures by seed by arm, in a file that several processes may add to.
+
+    Args:
+        path: The file.
+        settings: What the figures hang on.
+
+    Raises:
+        InputError: The file holds figures of other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._path, self._settings = path, settings
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._read()["settings"] != settings:
+            raise run.InputError(
+                f"`--output` must be a file of the same options, or a new one. Received: {str(path)!r}, of others. "
+                "Name another, or delete it."
+            )
+
+    @property
+    def results(self) -> dict[str, dict[str, dict[str, float]]]:
+        """What the file holds."""
+        return self._read()["results"]
+
+    def add(self, arm: str, seed: int, figures: dict[str, float]) -> None:
+        """Writes one more run's figures."""
+        content = self._read()
+        content["results"].setdefault(arm, {})[str(seed)] = figures
+        unfinished = self._path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(self._path)
+
+    def _read(self) -> dict[str, Any]:
+        if not self._path.exists():
+            return {"settings": self._settings, "results": {}}
+        return json.loads(self._path.read_text(encoding="utf-8"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", required=True, metavar="FILE", help="table to train on")
-    parser.add_argument("--dev", required=True, metavar="FILE", help="table to evaluate on")
     parser.add_argument("--slots", nargs="+", default=[], metavar="SLOT", help="slots of the target to classify, too")
-    parser.add_argument("--swap-column", nargs="+", default=[], metavar="COLUMN", help="as in the example")
     parser.add_argument("--rows", type=int, default=4000, metavar="N", help="training rows to draw; 0 takes all")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds")
-    parser.add_argument("--epochs", default="8", metavar="N", help="passes over the rows")
-    parser.add_argument("--batch-size", default="32", metavar="N", help="rows in a batch; few rows need small ones")
-    parser.add_argument("--units", default="64", metavar="N", help="size of the recurrent states")
+    parser.add_argument(
+        "--arms", nargs="+", metavar="ARM", help="of reply, price, the slots, 'reply and price', 'all'; all by default"
+    )
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the figures of every run")
-    asked = parser.parse_args(arguments)
-    swaps = ["--swap-column", *asked.swap_column] if asked.swap_column else []
-    files = ["--train", asked.train, "--dev", asked.dev, "--missing", "class"]
-    sizes = ["--epochs", asked.epochs, "--batch-size", asked.batch_size, "--units", asked.units]
-    options = command.parse([*files, *swaps, *sizes])
+    asked, others = parser.parse_known_args(arguments)
+    options = command.parse(others)
     console = Console()
-    whole, numbers = with_slots(run.load_data(options), asked.slots)
+    try:
+        whole, numbers = with_slots(run.load_data(options), asked.slots)
+        settings = {name: value for name, value in {**vars(options), **vars(asked)}.items() if name not in APART}
+        record = Record(Path(asked.output), json.loads(json.dumps(settings)))
+    except run.InputError as error:
+        parser.error(str(error))
     classes = dict(zip(("price", *asked.slots), numbers))
     heads = ("reply", *classes)
     arms = {**{head: (head,) for head in heads}, "reply and price": ("reply", "price")}
     if asked.slots:
-        arms[f"all {len(heads)}"] = heads
-    results: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
-    path = Path(asked.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
+        arms["all"] = heads
+    unknown = [arm for arm in asked.arms or () if arm not in arms]
+    if unknown:
+        parser.error(f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}.")
     for options.seed in range(asked.seeds):
         data = some_rows(whole, asked.rows, options.seed)
-        for arm, trained in arms.items():
-            results[arm].append(measure(trained, classes, data, options))
-            console.print(f"seed {options.seed}, {arm}: {results[arm][-1]}", highlight=False, soft_wrap=True)
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    title = f"{len(data.splits['train'].texts)} rows, {asked.epochs} epochs, {asked.seeds} seeds"
-    console.print(draw_table(results, heads, title))
+        for arm in asked.arms or arms:
+            if str(options.seed) not in record.results.get(arm, {}):
+                figures = measure(arms[arm], classes, data, options)
+                record.add(arm, options.seed, figures)
+                console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
+    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, {asked.seeds} seeds"
+    console.print(draw_table(record.results, heads, title))
+    return 0
 
 
 if __name__ == "__main__":

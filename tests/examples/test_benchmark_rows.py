@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pytest
+from rich.console import Console
 
 from benchmarks import linear_baseline, restaurants
 from examples.seq2seq_price import run
@@ -48,3 +52,58 @@ def test_a_part_of_the_rows_keeps_them_whole():
     assert set(seen) == whole
     assert restaurants.some_rows(DATA, 0, 0) is DATA
     assert restaurants.some_rows(DATA, 3, 0) is DATA
+
+
+ROWS = [
+    ("The Mill is a cheap French pub", "name[The Mill], food[French]", "cheap"),
+    ("Dear Thai", "food[Thai]", "dear"),
+    ("Thai", "food[Thai]", ""),
+] * 14
+
+
+@pytest.fixture
+def table(tmp_path):
+    lines = ["text,meaning,price_range", *(f'{source},"{target}",{price}' for source, target, price in ROWS)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path, capsys):
+    output = tmp_path / "figures.json"
+    sizes = ["--epochs", "1", "--units", "4", "--embedding", "3", "--batch-size", "8", "--missing", "class"]
+    arguments = ["--train", table, "--dev", table, "--slots", "food", "--output", str(output), *sizes]
+    assert restaurants.main([*arguments, "--arms", "price"]) == 0
+    before = json.loads(output.read_text())["results"]
+    assert list(before) == ["price"] and list(before["price"]["0"]) == ["seconds", "price_accuracy"]
+    capsys.readouterr()
+    assert restaurants.main([*arguments, "--arms", "price", "all"]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads(output.read_text())["results"]
+    assert results["price"] == before["price"] and "seed 0, price:" not in printed
+    assert set(results) == {"price", "all"}
+    assert {"reply_exact", "price_accuracy", "food_accuracy"} <= set(results["all"]["0"])
+    with pytest.raises(SystemExit):
+        restaurants.main([*arguments, "--dropout", "0.5"])
+    assert "`--output` must be a file of the same options" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        restaurants.main([*arguments, "--arms", "beer"])
+    assert "`--arms` must be of 'reply', 'price', 'food'" in capsys.readouterr().err
+
+
+def test_the_table_has_a_row_for_each_figure():
+    def runs(**figures):
+        return {
+            str(seed): {"seconds": 2.0, **{name: value + seed / 10 for name, value in figures.items()}} for seed in (0, 1)
+        }
+
+    results = {"reply": runs(reply_exact=0.1), "price": runs(price_accuracy=0.2)}
+    results["reply and price"] = runs(reply_exact=0.3, price_accuracy=0.4)
+    console = Console(width=200, record=True)
+    console.print(restaurants.draw_table(results, ("reply", "price"), "title"))
+    lines = [line.split("│")[1:-1] for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in line] for line in lines] == [
+        ["reply_exact", "0.150 ± 0.071", "0.350 ± 0.071"],
+        ["price_accuracy", "0.250 ± 0.071", "0.450 ± 0.071"],
+        ["seconds of training", "4", "2"],
+    ]
