@@ -16,12 +16,6 @@ sys.path.insert(0, str(ROOT))
 BEGIN, END = "<!-- methods: begin -->\n", "<!-- methods: end -->\n"
 
 
-def methods(package: Any, base: type) -> list[type]:
-    """The methods that a package offers, by name."""
-    offered = [getattr(package, name) for name in sorted(package.__all__, key=str.lower)]
-    return [value for value in offered if isinstance(value, type) and issubclass(value, base) and value is not base]
-
-
 def said(method: type, start: str, stop: str, *, with_asides: bool = True) -> str:
     """What a docstring says after some words, up to a pattern; empty if it does not say them."""
     text = " ".join((inspect.getdoc(method) or "").split())
@@ -89,14 +83,15 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def tables() -> str:
     """Both tables as they stand in the README."""
     from multihead import balancing, weighting
+    from multihead._method import methods
 
     balancers = table(
         ["`balancing.`", "fixes", "needs", "extra cost", "size of its update", "paper"],
-        [balancer_row(method) for method in methods(balancing, balancing.Balancer)],
+        [balancer_row(method) for method in methods(balancing, balancing.Balancer).values()],
     )
     weightings = table(
         ["`weighting.`", "fixes", "state", "extra cost", "paper"],
-        [weighting_row(method) for method in methods(weighting, weighting.Weighting)],
+        [weighting_row(method) for method in methods(weighting, weighting.Weighting).values()],
     )
     return f"\n{balancers}\n{weightings}\n"
 

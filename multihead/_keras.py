@@ -27,6 +27,13 @@ Gradient = Any
 """A dense tensor, a `tf.IndexedSlices`, or None."""
 
 
+class Untracked:
+    """Holds what Keras would wrap or search for variables if it stood as a layer's attribute by itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def tensor_variable(variable: Any) -> tf.Variable:
     """The TensorFlow variable behind a Keras variable (itself on Keras 2): tapes and TensorFlow ops take this."""
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable

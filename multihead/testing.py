@@ -239,12 +239,12 @@ class _Case:
         return self._balancer.max_heads is None or num_heads <= self._balancer.max_heads
 
     def _built(self) -> Balancer:
-        fresh = _copy(self._balancer)
+        fresh = self._balancer.copy()
         fresh.build((len(self._rows), _SIZE))
         return fresh
 
     def _update(self, rows: np.ndarray) -> np.ndarray:
-        return _copy(self._balancer)(np.ascontiguousarray(rows)).numpy()
+        return self._balancer.copy()(np.ascontiguousarray(rows)).numpy()
 
     def _same(self, received: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
         scale = max(np.abs(expected).max(), 1e-9 * np.abs(self._rows).max())
@@ -261,7 +261,7 @@ class _Case:
 def _check_copies(balancer: Balancer, count: int) -> None:
     rows = _zoo(count)["random"]
     name = type(balancer).__name__
-    one, other = _copy(balancer), _copy(balancer)
+    one, other = balancer.copy(), balancer.copy()
     if one.get_config() != balancer.get_config():
         raise AssertionError(f"`{name}.get_config` must give all arguments of the constructor, and only these.")
     other.build((count, _SIZE))
@@ -276,13 +276,6 @@ def _check_copies(balancer: Balancer, count: int) -> None:
         raise AssertionError(f"`{name}` must not have trainable variables. Make them with `trainable=False`.")
     if not np.array_equal(one(rows).numpy(), other(rows).numpy()):
         raise AssertionError(f"`{name}` must give the same update from equal configurations.")
-
-
-def _copy(balancer: Balancer) -> Balancer:
-    fresh = type(balancer).from_config(balancer.get_config())
-    if balancer.head_names is not None:
-        fresh.bind(balancer.head_names)
-    return fresh
 
 
 def _zoo(num_heads: int) -> dict[str, np.ndarray]:

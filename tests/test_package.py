@@ -29,7 +29,7 @@ LAYERS = [
     {"_compatibility", "_version"},
     {"_keras", "_validation", "_draws"},
     {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
-    {"_by_identifier", "heads", "weighting", "balancing"},
+    {"_method", "heads", "weighting", "balancing"},
     {"_backward", "_meeting", "_step", "_update", "_weighing", "telemetry"},
     {"_exporting", "_plan", "trainer", "testing", "diagnosis"},
     {"__init__"},

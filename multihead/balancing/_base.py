@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._keras import keras
+from multihead._method import Method
 from multihead._validation import quoted
 
 
-class Balancer(keras.layers.Layer):
+class Balancer(Method):
     """Combines the heads' gradients of the encoder, the rows `g_k` of a matrix, into one gradient `d`.
 
     A balancer of your own is a subclass with one method. If the inner products of the rows suffice, implement
@@ -44,8 +44,7 @@ class Balancer(keras.layers.Layer):
     rescales: bool = True
 
     def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(name=name, dtype="float32", trainable=False, autocast=False)
-        self.head_names: tuple[str, ...] | None = None
+        super().__init__(name=name, trainable=False)
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Tells the balancer the heads' names in the order of the rows, so that options may be given by name.
@@ -75,7 +74,7 @@ class Balancer(keras.layers.Layer):
         self._check_num_heads(num_heads)
         self._create_state(num_heads, [None if shape[1] is None else int(shape[1]) for shape in shapes])
         self._built_heads = num_heads
-        self._built_for = _Shapes(input_shape)
+        self._built_for.value = input_shape
         super().build((num_heads, None))
 
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
@@ -190,34 +189,6 @@ class Balancer(keras.layers.Layer):
         losses = None if losses is None else tf.cast(losses, tf.float32)
         halves = None if halves is None else tf.convert_to_tensor(halves)
         return self.call(matrix, update, losses, halves)
-
-    def reset(self) -> None:
-        """Sets the state back to how it was created."""
-        if not self.built or not self.variables:
-            return
-        fresh = type(self).from_config(self.get_config())
-        if self.head_names is not None:
-            fresh.bind(self.head_names)
-        fresh.build(self._built_for.shapes)
-        for variable, first in zip(self.variables, fresh.variables):
-            variable.assign(tf.convert_to_tensor(first))
-
-    def get_build_config(self) -> None:
-        """None, so that Keras does not take a copy for built."""
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"name": self.name}
-
-
-class _Shapes:
-    """What a balancer was built for; as an attribute of its own kind it is nothing for Keras to track."""
-
-    def __init__(self, shapes: Any) -> None:
-        self.shapes = shapes
 
 
 def as_matrix(matrix: Any) -> tf.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._keras import Untracked
 from multihead._validation import check_head_names, quoted
 from multihead.balancing._base import Balancer
 
@@ -27,7 +28,7 @@ class PreferenceBalancer(Balancer):
 
     def __init__(self, preference: Sequence[float] | Mapping[str, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._preference = _Frozen(_checked(preference))
+        self._preference = Untracked(_checked(preference))
 
     @property
     def preference(self) -> tuple[float, ...] | dict[str, float] | None:
@@ -75,13 +76,6 @@ class PreferenceBalancer(Balancer):
     def get_config(self) -> dict[str, Any]:
         preference = self.preference
         return {**super().get_config(), "preference": list(preference) if isinstance(preference, tuple) else preference}
-
-
-class _Frozen:
-    """Keeps Keras from wrapping a value that is set as a layer's attribute."""
-
-    def __init__(self, value: tuple[float, ...] | dict[str, float] | None) -> None:
-        self.value = value
 
 
 def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from multihead._by_identifier import find
+from multihead._method import find
 from multihead.balancing._base import Balancer
 
 
@@ -21,5 +19,4 @@ def get(identifier: Balancer | str | None) -> Balancer | None:
     """
     from multihead import balancing  # the names are those that the package offers
 
-    offered: dict[str, Any] = {name: getattr(balancing, name) for name in balancing.__all__}
-    return find("balancer", identifier, Balancer, offered)
+    return find("balancer", identifier, Balancer, balancing)

@@ -8,18 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_learned, keras, tensor_variable
+from multihead._keras import Untracked, add_learned, tensor_variable
+from multihead._method import Method
 from multihead._validation import quoted
 
 
-class _Owners:
-    """Heads by the identity of the variable that belongs to them alone; a plain dict would be wrapped by Keras."""
-
-    def __init__(self) -> None:
-        self.heads: dict[int, int] = {}
-
-
-class Weighting(keras.layers.Layer):
+class Weighting(Method):
     """Makes one total loss of the heads' losses `L_k`; a head's weight is the derivative `w_k` of the total by `L_k`.
 
     A weighting of your own is a subclass that implements `total`. Its weights, and the gradients of variables that it
@@ -50,9 +44,8 @@ class Weighting(keras.layers.Layer):
     uses: tuple[str, ...] = ()
 
     def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(name=name, dtype="float32", autocast=False)
-        self.head_names: tuple[str, ...] | None = None
-        self._owners = _Owners()
+        super().__init__(name=name, trainable=True)
+        self._owners = Untracked({})  # heads by the identity of the variable that belongs to them alone
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Tells the weighting the heads' names in the order of the losses.
@@ -86,6 +79,7 @@ class Weighting(keras.layers.Layer):
         if self.built:
             return
         self._create_state(int(input_shape[0]))
+        self._built_for.value = input_shape
         super().build(input_shape)
 
     def _create_state(self, num_heads: int) -> None:
@@ -103,13 +97,13 @@ class Weighting(keras.layers.Layer):
         if len(set(names)) < len(names):
             names = [f"{k}_{head}" for k, head in enumerate(names)]
         created = [add_learned(self, f"{name}_{head}", initial) for head in names]
-        self._owners.heads.update({id(tensor_variable(variable)): k for k, variable in enumerate(created)})
+        self._owners.value.update({id(tensor_variable(variable)): k for k, variable in enumerate(created)})
         return created
 
     def owners(self, num_heads: int) -> list[list[int]]:
         """For each trainable variable the positions of the heads that train it: all, but for those of `add_learned`."""
         everyone = list(range(num_heads))
-        found = [self._owners.heads.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
+        found = [self._owners.value.get(id(tensor_variable(variable))) for variable in self.trainable_variables]
         return [everyone if k is None else [k] for k in found]
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
@@ -164,20 +158,6 @@ class Weighting(keras.layers.Layer):
     def end_epoch(self) -> None:
         """Called by `fit` at the end of every epoch, before callbacks. By default nothing happens."""
         return None
-
-    def reset(self) -> None:
-        """Sets the state back to how it was created."""
-        if not self.built:
-            return
-        fresh = type(self).from_config(self.get_config())
-        if self.head_names is not None:
-            fresh.bind(self.head_names)
-        fresh.build((self._num_heads(),))
-        for variable, first in zip(self.variables, fresh.variables):
-            variable.assign(tf.convert_to_tensor(first))
-
-    def _num_heads(self) -> int:
-        return len(self.head_names or ()) or 1
 
     def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The derivatives of the total by the losses, `[num_heads]` (0 for heads that are not active), and the total."""
@@ -239,16 +219,6 @@ class Weighting(keras.layers.Layer):
             )
         self.build((losses.shape[0],))
         return self.call(losses, tf.cast(update, tf.int64))
-
-    def get_build_config(self) -> None:
-        """None, so that Keras does not take a copy for built."""
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Leaves building to whoever knows the heads' names: the trainer, or the first call by hand."""
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"name": self.name}
 
 
 def values(variables: Sequence[Any]) -> tf.Tensor:

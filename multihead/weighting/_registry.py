@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from multihead._by_identifier import find
+from multihead._method import find
 from multihead.weighting._base import Weighting
 
 
@@ -21,5 +19,4 @@ def get(identifier: Weighting | str | None) -> Weighting | None:
     """
     from multihead import weighting  # the names are those that the package offers
 
-    offered: dict[str, Any] = {name: getattr(weighting, name) for name in weighting.__all__}
-    return find("weighting", identifier, Weighting, offered)
+    return find("weighting", identifier, Weighting, weighting)
