@@ -19,7 +19,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,9 +108,7 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
         clip=run.CLIPPINGS[options.clip[0]](options.clip[1]),
     )
     started = time.perf_counter()
-    with warnings.catch_warnings():  # Keras 3 takes the end of data of unknown size for an accident
-        warnings.filterwarnings("ignore", message=".*ran out of data")
-        model.trainer.fit(pick(batches), epochs=options.epochs, shuffle=False, verbose=0)
+    model.trainer.fit(pick(batches), epochs=options.epochs, shuffle=False, verbose=0)
     figures = {"seconds": time.perf_counter() - started}
     dev = data.splits["dev"]
     if "reply" in heads:

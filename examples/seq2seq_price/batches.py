@@ -48,31 +48,32 @@ def training_batches(
         swaps: For each column whose values are to be swapped, its value in every row.
 
     Returns:
-        The data set, of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches in an epoch (about
-        so many with swaps, which change lengths).
+        The data set, of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches in an epoch.
     """
-    sources, targets = vectorizers(examples.texts, examples.targets)
-    lengths = sources.row_lengths().numpy()
-    boundaries = np.unique(np.quantile(lengths, np.arange(1, NUM_BUCKETS) / NUM_BUCKETS).astype(int) + 1)
     if swaps:
-        rows = swapped_rows(examples, swaps, vectorizers.source, vectorizers.target, seed=seed)
+        rows, lengths = swapped_rows(examples, swaps, vectorizers.source, vectorizers.target, seed=seed)
     else:
-        rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels)).shuffle(len(lengths), seed=seed)
+        sources, targets = vectorizers(examples.texts, examples.targets)
+        lengths = sources.row_lengths()
+        rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels, lengths))
+        rows = rows.shuffle(len(examples.texts), seed=seed)
+    lengths = lengths.numpy()
+    boundaries = np.unique(np.quantile(lengths, np.arange(1, NUM_BUCKETS) / NUM_BUCKETS).astype(int) + 1)
     data = rows.map(_as_vectors).bucket_by_sequence_length(
-        lambda source, target, label: tf.size(source),
+        lambda source, target, label, length: tf.cast(length, tf.int32),
         bucket_boundaries=boundaries.tolist(),
         bucket_batch_sizes=[batch_size] * (len(boundaries) + 1),
     )
-    steps = np.ceil(np.bincount(np.digitize(lengths, boundaries)) / batch_size).sum()
-    return data.map(_as_batch).prefetch(4), int(steps)
+    steps = int(np.ceil(np.bincount(np.digitize(lengths, boundaries)) / batch_size).sum())
+    return data.map(_as_batch).apply(tf.data.experimental.assert_cardinality(steps)).prefetch(4), steps
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
     """Batches `(ids, {"reply": ids, "price": labels})` of all rows from short to long, the same every time."""
     sources, targets = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
-    rows = (tf.gather(sources, order), tf.gather(targets, order), tf.gather(examples.labels, order))
-    data = tf.data.Dataset.from_tensor_slices(rows).map(_as_vectors)
+    rows = [tf.gather(column, order) for column in (sources, targets, examples.labels, sources.row_lengths())]
+    data = tf.data.Dataset.from_tensor_slices(tuple(rows)).map(_as_vectors)
     return data.padded_batch(batch_size).map(_as_batch).cache()
 
 
@@ -86,10 +87,12 @@ def padding_share(batches: tf.data.Dataset) -> float:
     return 1.0 - used / total
 
 
-def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor, length: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Rows of ragged ids as plain vectors."""
-    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), label
+    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), label, length
 
 
-def _as_batch(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def _as_batch(
+    source: tf.Tensor, target: tf.Tensor, label: tf.Tensor, length: tf.Tensor
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), "price": label}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,16 +158,14 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
     bar, best, history = ProgressBar(console, steps), BestWeights(options.patience), keras.callbacks.History()
     started = time.perf_counter()
     try:
-        with warnings.catch_warnings():  # Keras 3 takes the end of data of unknown size for an accident
-            warnings.filterwarnings("ignore", message=".*ran out of data")
-            model.trainer.fit(
-                batches,
-                validation_data=validation,
-                epochs=options.epochs,
-                callbacks=[bar, best, history],
-                shuffle=False,
-                verbose=0,
-            )
+        model.trainer.fit(
+            batches,
+            validation_data=validation,
+            epochs=options.epochs,
+            callbacks=[bar, best, history],
+            shuffle=False,
+            verbose=0,
+        )
     except KeyboardInterrupt:
         if not history.history:
             raise

@@ -26,7 +26,7 @@ def swapped_rows(
     read_target: keras.layers.Layer,
     *,
     seed: int,
-) -> tf.data.Dataset:
+) -> tuple[tf.data.Dataset, tf.Tensor]:
     """Shuffled rows as ids, in which each column's value is replaced by a random one of that column, in text and target.
 
     Texts are read once, with a mark in each place where a value stands as whole words, in any case; an epoch then puts the
@@ -41,7 +41,8 @@ def swapped_rows(
         seed: Orders and values repeat with it.
 
     Returns:
-        Rows of ragged int64 ids of text and target, and the label.
+        Rows of ragged int64 ids of text and target, the label, and the length of the text with marks, which does not change
+        with the values; and the lengths of all rows, int64 `[rows]`.
     """
     texts, targets = list(examples.texts), list(examples.targets)
     letter = _letter_not_in("".join((*texts, *targets)))
@@ -59,16 +60,18 @@ def swapped_rows(
     of_targets = _Pieces(read_target, text.standardize_target, marks, choices)
     counts = tf.constant([max(1, len(values)) for values in choices])
 
-    def fill(rows: tuple[tf.RaggedTensor, tf.RaggedTensor, tf.Tensor], draw: tf.Tensor) -> tuple[Any, ...]:
-        sources, targets, labels = rows
+    def fill(rows: tuple[Any, ...], draw: tf.Tensor) -> tuple[Any, ...]:
+        sources, targets, labels, lengths = rows
         shape = [sources.nrows(), len(columns)]
         drawn = tf.random.stateless_uniform(shape, [draw, 0], maxval=2**31 - 1, dtype=tf.int32) % counts
-        return of_texts.fill(sources, drawn), text.append_end(of_targets.fill(targets, drawn)), labels
+        return of_texts.fill(sources, drawn), text.append_end(of_targets.fill(targets, drawn)), labels, lengths
 
-    rows = tf.data.Dataset.from_tensor_slices((of_texts.read(texts), of_targets.read(targets), examples.labels))
+    marked = of_texts.read(texts)
+    lengths = marked.row_lengths()
+    rows = tf.data.Dataset.from_tensor_slices((marked, of_targets.read(targets), examples.labels, lengths))
     rows = rows.shuffle(len(texts), seed=seed).batch(BLOCK_ROWS)
     draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
-    return tf.data.Dataset.zip((rows, draws)).map(fill).unbatch()
+    return tf.data.Dataset.zip((rows, draws)).map(fill).unbatch(), lengths
 
 
 class _Pieces:

@@ -85,9 +85,11 @@ def test_values_are_swapped_anew_in_text_and_target():
     vectorizers = vectorizers_for(everything)
     words = vectorizers.source.get_vocabulary()
     reader = text.TargetReader(vectorizers.target.get_vocabulary()[2:])
-    data, _ = training_batches(rows, vectorizers, 2, seed=1, swaps=[column])
+    data, steps = training_batches(rows, vectorizers, 2, seed=1, swaps=[column])
     seen = [set() for _ in range(6)]
+    assert data.cardinality() == steps  # Keras would take an epoch of fewer batches than the first for an accident, and stop
     for _ in range(12):
+        assert len(epoch(data)) == steps
         for source, reply, labels in epoch(data):
             for row, ids, target in zip(labels, source, reader(reply)):
                 seen[row].add((" ".join(words[number] for number in ids if number), target))
