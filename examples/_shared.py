@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 
-# Which extra brings a module; TensorFlow and NumPy come with the library itself.
-EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
+from examples._command_line import Parser, fail, what_to_install, whole
 
 
 class Session:
@@ -82,13 +79,6 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     return figure, figure.subplots(rows, columns, **options)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.removeprefix('python -m ')}: error: {message}\n")
-
-
 def run_program(
     program: str,
     description: str | None,
@@ -109,36 +99,27 @@ def run_program(
     Returns:
         The exit status: 0, or 2 after an error that was told in one line.
     """
-    parser = _Parser(f"python -m examples.{program}", description=description, allow_abbrev=False)
+    name = f"examples.{program}"
+    parser = Parser(name, description=description)
     output = Path("runs", program)
     parser.add_argument(
         "--output", type=Path, default=output, metavar="DIR", help=f"folder of the picture (default: {output})"
     )
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="all draws repeat with it (default: 0)")
+    parser.add_argument(
+        "--seed", type=whole(0, below=2**31), default=0, metavar="N", help="all draws repeat with it (default: 0)"
+    )
     parser.add_argument("--quick", action="store_true", help="a small run that shows how it goes, in seconds")
     options = parser.parse_args(arguments)
-    absent = [name for name in needs if importlib.util.find_spec(name) is None]
-    if absent:
-        extras = ",".join(dict.fromkeys(["examples", *(EXTRAS[name] for name in absent)]))
-        return _fail(program, f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[{extras}]'")
+    absent = what_to_install(needs)
+    if absent is not None:
+        return fail(name, absent)
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return _fail(program, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+        return fail(name, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
     keras.utils.set_random_seed(options.seed)
     try:
         body(Session(program, options))
     except KeyboardInterrupt:
-        return _fail(program, "interrupted.")
+        return fail(name, "interrupted.")
     return 0
-
-
-def _fail(program: str, message: str) -> int:
-    print(f"examples.{program}: error: {message}", file=sys.stderr)
-    return 2
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0 and below 2^31. Received: {text!r}.")
-    return int(text)

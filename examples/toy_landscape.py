@@ -13,22 +13,23 @@ Learning as a Bargaining Game, ICML 2022, whose first loss is the former's times
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from examples._command_line import Parser, fail, what_to_install, whole
 
 STARTS = ((-8.5, 7.5), (-8.5, 5.0), (9.0, 9.0), (-7.5, -0.5), (9.0, -1.0))
 # As far as the 100,000 steps of 0.001 that CAGrad was given, in the 35,000 steps that Nash-MTL was given.
 STEPS, LEARNING_RATE, SCALE = 35000, 3e-3, 0.1
 TOLERANCE = 0.1
 RECORDS = 350  # points kept of a path
-PROGRAM = "python -m examples.toy_landscape"
+PROGRAM = "examples.toy_landscape"
 REACHED, NOT_REACHED = "tab:green", "tab:red"
 
 
@@ -245,9 +246,9 @@ def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads the command line, follows all balancers, prints and draws; returns the exit status."""
     options = _parse(arguments)
-    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
-    if absent:
-        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    absent = what_to_install(("matplotlib", "rich"))
+    if absent is not None:
+        return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
     from rich.console import Console
@@ -257,13 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = balancers()
     unknown = [name for name in options.balancers or () if name not in chosen]
     if unknown:
-        return _fail(f"--balancers must be among {', '.join(chosen)}. Received: {', '.join(unknown)}.")
+        return fail(PROGRAM, f"--balancers must be among {', '.join(chosen)}. Received: {', '.join(unknown)}.")
     if options.output.is_dir():
-        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r}, a folder.")
+        return fail(PROGRAM, f"--output must be a file that can be written. Received: {str(options.output)!r}, a folder.")
     try:
         options.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return _fail(f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror}).")
+        return fail(
+            PROGRAM, f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror})."
+        )
     chosen = {name: chosen[name] for name in options.balancers or chosen}
     console, rows = Console(), []
     bar = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -293,11 +296,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/toy_landscape.png"), metavar="FILE", help="the picture")
-    parser.add_argument("--steps", type=_whole, default=STEPS, metavar="N", help="updates per start (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=whole(1), default=STEPS, metavar="N", help="updates per start (default: %(default)s)"
+    )
     parser.add_argument(
         "--learning-rate", type=_positive, default=LEARNING_RATE, metavar="RATE", help="Adam's (default: %(default)s)"
     )
@@ -310,24 +313,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--balancers", nargs="+", metavar="NAME", help="these only (default: all)")
     return parser.parse_args(arguments)
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"examples.toy_landscape: error: {message}\n")
-
-
-def _fail(message: str) -> int:
-    print(f"examples.toy_landscape: error: {message}", file=sys.stderr)
-    return 2
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text!r}.")
-    return int(text)
 
 
 def _positive(text: str) -> float:

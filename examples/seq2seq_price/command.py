@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
+
+from examples._command_line import Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.seq2seq_price"
 DEFAULT_OUTPUT = "runs/seq2seq_price"
@@ -18,16 +17,9 @@ Trains one encoder with two heads: a decoder that writes a sequence, and a class
 or writes its heads for use elsewhere (--export)."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{PROGRAM}: error: {message}\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The options, all with help and defaults."""
-    parser = _Parser(f"python -m {PROGRAM}", description=DESCRIPTION, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser = Parser(PROGRAM, description=DESCRIPTION, formatter_class=_HelpFormatter)
     data = parser.add_argument_group("data (gzip or plain; own data without)")
     data.add_argument(
         "--train",
@@ -42,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the sequences to write")
     data.add_argument("--label", metavar="COLUMN", default="price_range", help="column with the price ranges")
     data.add_argument(
-        "--bands", type=_whole(2), metavar="N", help="cut a label column of numbers into N bands of equal shares"
+        "--bands", type=whole(2), metavar="N", help="cut a label column of numbers into N bands of equal shares"
     )
     data.add_argument(
         "--missing",
@@ -58,28 +50,28 @@ def build_parser() -> argparse.ArgumentParser:
         help="columns whose values are swapped at random in text and target, anew in every epoch (for names that "
         "happen to go with a price range)",
     )
-    data.add_argument("--max-tokens", type=_whole(1), default=200, metavar="N", help="longest text or target allowed")
+    data.add_argument("--max-tokens", type=whole(1), default=200, metavar="N", help="longest text or target allowed")
     data.add_argument(
-        "--orders", type=_whole(20), default=20000, metavar="N", help="own orders to train on; N/10 more are held out"
+        "--orders", type=whole(20), default=20000, metavar="N", help="own orders to train on; N/10 more are held out"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--units", type=_whole(1), default=128, metavar="N", help="size of the recurrent states")
-    model.add_argument("--embedding", type=_whole(1), default=64, metavar="N", help="size of a token's vector")
+    model.add_argument("--units", type=whole(1), default=128, metavar="N", help="size of the recurrent states")
+    model.add_argument("--embedding", type=whole(1), default=64, metavar="N", help="size of a token's vector")
     model.add_argument("--cell", choices=("gru", "lstm"), default="gru", help="kind of recurrent layer")
     model.add_argument(
         "--attention", choices=("luong", "bahdanau", "none"), default="luong", help="how the decoder reads the text"
     )
     model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="share dropped in training")
     training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=_whole(1), default=16, metavar="N", help="passes over the training rows")
+    training.add_argument("--epochs", type=whole(1), default=16, metavar="N", help="passes over the training rows")
     training.add_argument(
         "--patience",
-        type=_whole(1),
+        type=whole(1),
         metavar="N",
         help="stop after N epochs without a lower loss on the development rows; never without (the weights of the best "
         "epoch are kept in any case)",
     )
-    training.add_argument("--batch-size", type=_whole(1), default=128, metavar="N", help="rows in a batch")
+    training.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="rows in a batch")
     training.add_argument(
         "--learning-rate",
         type=_number(0, open_start=True),
@@ -109,9 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     training.add_argument(
         "--price-weight", type=_number(0), default=1.0, metavar="W", help="weight of the price's loss; the reply's is 1"
     )
-    training.add_argument(
-        "--micro-batches", type=_whole(1), default=1, metavar="N", help="slices of a batch, to save memory"
-    )
+    training.add_argument("--micro-batches", type=whole(1), default=1, metavar="N", help="slices of a batch, to save memory")
     training.add_argument(
         "--clip",
         type=_clip,
@@ -119,9 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KIND:LIMIT",
         help="clip gradients by value, norm, average-norm or global-norm, as in global-norm:5; or none",
     )
-    training.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="data, start and order repeat with it")
+    training.add_argument("--seed", type=whole(0), default=0, metavar="N", help="data, start and order repeat with it")
     output = parser.add_argument_group("results")
-    output.add_argument("--beam", type=_whole(1), default=1, metavar="N", help="width of the beam search; 1 is greedy")
+    output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="width of the beam search; 1 is greedy")
     output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for everything that is written")
     output.add_argument(
         "--export", metavar="DIR", help="folder for the trained heads as SavedModels, texts in and answers out"
@@ -163,21 +153,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 2 after an error that was told in one line.
     """
     options = parse(arguments)
-    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
-    if absent:
-        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    absent = what_to_install(("matplotlib", "rich"))
+    if absent is not None:
+        return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         from examples.seq2seq_price import run
     except ImportError as error:
-        return _fail(str(error))
+        return fail(PROGRAM, str(error))
     console = run.Console()
     try:
         run.train(options, console) if options.load is None else run.use(options, console)
     except run.InputError as error:
-        return _fail(str(error))
+        return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return _fail("interrupted before the first epoch was finished; nothing was written.")
+        return fail(PROGRAM, "interrupted before the first epoch was finished; nothing was written.")
     return 0
 
 
@@ -196,11 +186,6 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"--{name} needs a table with columns. Received: two files of lines. Leave it out.")
 
 
-def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
 class _HelpFormatter(argparse.HelpFormatter):
     """Adds the default to every help text that has one worth telling."""
 
@@ -209,19 +194,6 @@ class _HelpFormatter(argparse.HelpFormatter):
         if action.dest == "clip":
             return f"{action.help} (default: global-norm:5)"
         return f"{action.help} (default: %(default)s)" if plain else str(action.help)
-
-
-def _whole(least: int):  # noqa: ANN202 - a type for argparse
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}. Received: {text!r}.")
-        return number
-
-    return convert
 
 
 def _number(start: float, *, below: float = math.inf, open_start: bool = False):  # noqa: ANN202 - a type for argparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
 import json
 import subprocess
 import sys
@@ -265,8 +266,8 @@ def test_a_spoilt_model(capsys, tmp_path):
 
 @pytest.mark.parametrize("module", ["rich", "matplotlib"])
 def test_a_missing_extra_is_named(module, capsys, monkeypatch):
-    find = command.importlib.util.find_spec
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     assert command.main([]) == 2
     assert f"needs {module}. Install the extra: pip install -e '.[examples]'" in capsys.readouterr().err
 

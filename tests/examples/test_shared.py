@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ def run(arguments, body=lambda session: None, needs=("matplotlib", "rich")):
 
 @pytest.mark.parametrize("module", ["rich", "matplotlib", "gymnasium", "tensorboard"])
 def test_a_missing_extra_is_named(module, capsys, monkeypatch):
-    find = _shared.importlib.util.find_spec
-    monkeypatch.setattr(_shared.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
     assert run([], needs=(module,)) == 2
     extras = "examples,tensorboard" if module == "tensorboard" else "examples"
     assert capsys.readouterr().err == (
@@ -58,7 +59,7 @@ def test_help_tells_the_question_and_every_option(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seed", "-1"], "argument --seed: must be a whole number of at least 0 and below 2^31. Received: '-1'."),
+        (["--seed", "-1"], "argument --seed: must be a whole number of at least 0 and below 2147483648. Received: '-1'."),
         (["--seed", str(2**31)], "Received: '2147483648'."),
         (["--seeds", "1"], "unrecognized arguments: --seeds 1"),
     ],
