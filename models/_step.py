@@ -47,7 +47,7 @@ class Step:
             return None
         keys = tf.transpose(memory.keys, [0, 2, 1]) if self._decoder.attention == "luong" else memory.keys
         # Half of the lowest number, so that no score added to it overflows.
-        bias = tf.where(memory.mask[:, tf.newaxis, :], 0.0, 0.5 * memory.values.dtype.min)
+        bias = tf.where(memory.mask[:, tf.newaxis, :], 0.0, 0.5 * float(memory.values.dtype.min))
         return StepMemory(memory.values, keys, tf.cast(bias, memory.values.dtype))
 
     def __call__(self, last: tf.Tensor, state: Any, memory: StepMemory | None) -> tuple[tf.Tensor, Any]:
@@ -79,9 +79,9 @@ class Step:
         if attention.kind == "luong":
             scores = tf.matmul(self._by_example(hidden), memory.keys)
         else:
-            asked = self._by_example(tf.matmul(hidden, self._read(attention.query_layer.kernel)))
+            asked = self._by_example(attention.query_layer(hidden))
             energy = tf.tanh(asked[:, :, tf.newaxis, :] + memory.keys[:, tf.newaxis, :, :])
-            scores = tf.matmul(tf.reshape(energy, [-1, units]), self._read(attention.score_layer.kernel))
+            scores = attention.score_layer(tf.reshape(energy, [-1, units]))
             scores = tf.reshape(scores, [-1, self._width, tf.shape(memory.keys)[1]])
         contexts = tf.matmul(tf.nn.softmax(scores + memory.bias), memory.values)
         return tf.reshape(contexts, [-1, memory.values.shape[2]])
@@ -89,10 +89,6 @@ class Step:
     def _by_example(self, rows: tf.Tensor) -> tf.Tensor:
         """`[batch, width, size]` from `[batch * width, size]`."""
         return tf.reshape(rows, [-1, self._width, rows.shape[1]])
-
-    def _read(self, weight: Any) -> tf.Tensor:
-        """A weight in the decoder's compute dtype."""
-        return tf.cast(tf.convert_to_tensor(weight), self._decoder.compute_dtype)
 
 
 def _variable(weight: Any) -> tf.Variable:
