@@ -4,8 +4,8 @@
 
 All use the very same weights; what is not installed is left out. The model is first trained for a moment on inputs of one
 to `--source-length` tokens and outputs of the same lengths, so that sentences end at different steps, as real ones do.
-All is timed from the encoder's result on, which is the same for each. A figure is the best of several rounds in which
-the engines take turns, so that a busy machine slows all alike.
+All is timed from the encoder's result on, which is the same for each. The ways take turns, so that a busy machine slows
+all alike; a speed is the median of several rounds, and a ratio the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,17 +25,25 @@ import tensorflow as tf
 from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons, _native
 
 
-def best_seconds(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The shortest run of each function, the functions taking turns; a first run each is not counted."""
-    for function in functions.values():
-        function()
-    best = dict.fromkeys(functions, float("inf"))
+def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Each function's time per call in every round, the functions taking turns; short ones are called repeatedly."""
+    calls = {}
+    for name, function in functions.items():
+        function()  # the first call traces
+        calls[name] = max(1, int(0.05 / timed(function, 1)))
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+            seconds[name].append(timed(function, calls[name]))
+    return seconds
+
+
+def timed(function: Callable[[], object], calls: int) -> float:
+    """Seconds per call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
 
 
 def make(options: argparse.Namespace, engine: str) -> tuple[Seq2SeqEncoder, Seq2SeqDecoder]:
@@ -139,9 +148,8 @@ def decoding(options: argparse.Namespace, engines: list[str]) -> None:
                 runs["keras-hub"] = to_the_end(by_keras_hub(decoder, width), representation)
             if "addons" in runs and runs["addons"]().tobytes() != runs["native"]().tobytes():
                 print("the engines' results differ")
-            seconds = best_seconds(runs, options.rounds)
             name = "greedy" if width == 1 else f"beam {width}"
-            report(f"{name}, batch {batch}", [batch / value for value in seconds.values()])
+            report(f"{name}, batch {batch}", batch, seconds_of(runs, options.rounds))
 
 
 def training(options: argparse.Namespace, engines: list[str]) -> None:
@@ -177,18 +185,21 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
         tokens, targets = pairs(options, batch, seed=0)
         data = (encoder(tokens), targets)
         runs = {name: to_the_end(gradients(way), *data) for name, way in ways.items()}
-        report(f"batch {batch}", [1.0 / value for value in best_seconds(runs, options.rounds).values()])
+        report(f"batch {batch}", 1, seconds_of(runs, options.rounds))
 
 
 def header(title: str, names: list[str]) -> None:
-    """The head of a table."""
-    print(f"\n{title:28}" + "".join(f"{name:>22}" for name in names) + (f"{'first/last':>12}" if names[1:] else ""))
+    """The head of a table: the ways, and what the first is times as fast as."""
+    columns = [title, *names, *(f"over {name}" for name in names[1:])]
+    print(f"\n| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}")
 
 
-def report(title: str, speeds: list[float]) -> None:
-    """A line of a table: speeds, and the first over the last."""
-    ratio = f"{speeds[0] / speeds[-1]:11.2f}x" if speeds[1:] else ""
-    print(f"{title:28}" + "".join(f"{speed:22.1f}" for speed in speeds) + ratio, flush=True)
+def report(title: str, amount: int, seconds: dict[str, list[float]]) -> None:
+    """A line of a table: amount per second, and how many times as fast as each other way the first is."""
+    first, *others = seconds.values()
+    speeds = [f"{amount / statistics.median(times):.1f}" for times in seconds.values()]
+    ratios = [f"{statistics.median(b / a for a, b in zip(first, times)):.2f}" for times in others]
+    print(f"| {' | '.join([title, *speeds, *ratios])} |", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -210,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256], help="batch sizes for decoding")
     parser.add_argument("--train-batches", type=int, nargs="+", default=[64], help="batch sizes for training")
     parser.add_argument("--beam", type=int, default=5, help="width of the beam")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds, of which the best counts")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds, of which medians are taken")
     options = parser.parse_args(arguments)
     others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons.is_installed()}
     engines = ["native", *(name for name, is_installed in others.items() if is_installed)]

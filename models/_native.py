@@ -1,7 +1,7 @@
 """The library's own decoding loops, on both stacks.
 
-An example that is done leaves the loop: as soon as no more than half of the examples are at work, the others' results
-are put away and the loop goes on with fewer rows. An example's sequence does not depend on the others.
+Examples that are done leave the loop: as soon as they are a sixteenth of those at work, their results are put away and the
+loop goes on with fewer rows. An example's sequence does not depend on the others.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from models._recurrent import hidden_of
+from models._step import Step
 from models.attention import Memory
-from models.decoding import Decoded, Search, penalty, pick, rank_beams, tidy
+from models.decoding import Decoded, Search, penalty, pick, rank_beams
 
 if TYPE_CHECKING:
     from models.decoder import Seq2SeqDecoder
 
 
+_SHARE = 16
+"""Examples leave when one in so many is done: going on with fewer rows costs about a tenth of a step."""
+
+
 class _Work(NamedTuple):
     """What the loop carries, one entry per example at work.
+
+    Without beams, the ids, the last ids and the state have no axis for them, and totals and `ended` are empty tuples.
 
     Attributes:
         number: The example's place in the batch.
         done: Whether its result stands.
         ids: What it wrote so far, int32 `[examples, beams, maximum_length]`.
-        totals: Log probability of each beam, float32 `[examples, beams]`; an empty tuple where nothing is compared.
+        totals: Log probability of each beam, float32 `[examples, beams]`.
         ended: Whether a beam has written its end id, `[examples, beams]`.
         last: The last ids, `[examples, beams]`.
         state: The decoder's state, each tensor `[examples, beams, ...]`.
@@ -37,7 +44,7 @@ class _Work(NamedTuple):
     done: tf.Tensor
     ids: tf.Tensor
     totals: Any
-    ended: tf.Tensor
+    ended: Any
     last: tf.Tensor
     state: Any
     memory: Any
@@ -55,18 +62,29 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
     Returns:
         ids, int32 `[batch, maximum_length]`, and lengths, int32 `[batch]`.
     """
+    advance = Step(decoder, width=1)
 
     def step(time: tf.Tensor, work: _Work) -> _Work:
-        vectors, state = _advance(decoder, work)
-        last = tf.where(work.ended, 0, pick(decoder.next_logits(vectors), time, search)[:, tf.newaxis])
-        ended = tf.logical_or(work.ended, tf.equal(last, decoder.end_id))
-        ids = _write(work.ids, time, last)
-        return work._replace(done=ended[:, 0], ids=ids, ended=ended, last=last, state=state)
+        logits, state = advance(work.last, work.state, work.memory or None)
+        last = tf.where(work.done, 0, pick(logits, time, search))
+        done = tf.logical_or(work.done, tf.equal(last, decoder.end_id))
+        return work._replace(done=done, ids=_write(work.ids, time, last), last=last, state=state)
 
+    batch = tf.shape(tf.nest.flatten(state)[0])[0]
+    work = _Work(
+        number=tf.range(batch),
+        done=tf.zeros([batch], tf.bool),
+        ids=tf.zeros([batch, search.maximum_length], tf.int32),
+        totals=(),
+        ended=(),
+        last=tf.fill([batch], decoder.start_id),
+        state=state,
+        memory=advance.prepare(memory) or (),
+    )
     # Draws belong to a place in the batch, so sampled examples keep theirs.
-    work = _begin(decoder, memory, state, search, totals=())
-    ids, _ = _finish(step, work, search, leave=not search.sample)
-    return tidy(ids[:, 0], decoder.end_id, search.maximum_length)
+    leave = not search.sample and work.done.shape[0] != 1
+    ids, _ = _finish(step, work, search, leave=leave)
+    return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
 
 
 def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, search: Search) -> Decoded:
@@ -88,10 +106,13 @@ def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sea
     width, power = search.beam_width, search.length_penalty
     end_id = decoder.end_id
     per_beam = min(width + 1, decoder.vocabulary_size)  # one of them may be the end id once more
+    advance = Step(decoder, width)
 
     def step(time: tf.Tensor, work: _Work) -> _Work:
-        vectors, state = _advance(decoder, work)
-        log_probabilities, tokens = _candidates(decoder.next_logits(vectors), end_id, per_beam)
+        rows = tf.nest.map_structure(lambda tensor: tf.reshape(tensor, [-1, tensor.shape[2]]), work.state)
+        logits, state = advance(tf.reshape(work.last, [-1]), rows, work.memory or None)
+        state = tf.nest.map_structure(lambda tensor: tf.reshape(tensor, [-1, width, tensor.shape[1]]), state)
+        log_probabilities, tokens = _candidates(logits, end_id, per_beam)
         # A beam that has ended goes on as it is, by its first candidate, which is the end id.
         unchanged = tf.constant([0.0] + [-float("inf")] * per_beam)
         ended = tf.repeat(work.ended[:, :, tf.newaxis], per_beam + 1, axis=2)
@@ -117,9 +138,19 @@ def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sea
         done = tf.reduce_all(tf.gather(ended, best, batch_dims=1), axis=1)
         return work._replace(done=done, ids=ids, totals=totals, ended=ended, last=last, state=state)
 
-    # At first all beams of an example are alike: only one may continue.
-    totals = tf.constant([[0.0] + [-float("inf")] * (width - 1)])
-    ids, totals = _finish(step, _begin(decoder, memory, state, search, totals), search, leave=True)
+    batch = tf.shape(tf.nest.flatten(state)[0])[0]
+    work = _Work(
+        number=tf.range(batch),
+        done=tf.zeros([batch], tf.bool),
+        ids=tf.zeros([batch, width, search.maximum_length], tf.int32),
+        # At first all beams of an example are alike: only one may continue.
+        totals=tf.tile(tf.constant([[0.0] + [-float("inf")] * (width - 1)]), [batch, 1]),
+        ended=tf.zeros([batch, width], tf.bool),
+        last=tf.fill([batch, width], decoder.start_id),
+        state=tf.nest.map_structure(lambda tensor: tf.repeat(tensor[:, tf.newaxis], width, axis=1), state),
+        memory=advance.prepare(memory) or (),
+    )
+    ids, totals = _finish(step, work, search, leave=work.done.shape[0] != 1)
     return rank_beams(ids, totals, decoder.end_id, search)
 
 
@@ -141,30 +172,6 @@ def _candidates(logits: tf.Tensor, end_id: int, count: int) -> tuple[tf.Tensor, 
     return log_probabilities, tf.concat([tf.fill([tf.shape(tokens)[0], 1], end_id), tokens], axis=1)
 
 
-def _begin(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, search: Search, totals: Any) -> _Work:
-    """All examples before the first step; `totals` are those of one example."""
-    batch, width = tf.shape(tf.nest.flatten(state)[0])[0], search.beam_width
-    return _Work(
-        number=tf.range(batch),
-        done=tf.zeros([batch], tf.bool),
-        ids=tf.zeros([batch, width, search.maximum_length], tf.int32),
-        totals=tf.nest.map_structure(lambda tensor: tf.tile(tensor, [batch, 1]), totals),
-        ended=tf.zeros([batch, width], tf.bool),
-        last=tf.fill([batch, width], decoder.start_id),
-        state=tf.nest.map_structure(lambda tensor: tf.repeat(tensor[:, tf.newaxis], width, axis=1), state),
-        memory=() if memory is None else memory,
-    )
-
-
-def _advance(decoder: Seq2SeqDecoder, work: _Work) -> tuple[tf.Tensor, Any]:
-    """One step of every beam: the vectors, `[examples * beams, units]`, and the state as the work carries it."""
-    width = work.last.shape[1]
-    state = tf.nest.map_structure(lambda tensor: tf.reshape(tensor, [-1, tensor.shape[2]]), work.state)
-    embedded = decoder.embed(tf.reshape(work.last, [-1]))
-    vectors, state = decoder.advance(embedded, state, work.memory or None, rows=width)
-    return vectors, tf.nest.map_structure(lambda tensor: tf.reshape(tensor, [-1, width, tensor.shape[1]]), state)
-
-
 def _finish(step: Callable[[tf.Tensor, _Work], _Work], work: _Work, search: Search, *, leave: bool) -> tuple[tf.Tensor, Any]:
     """Steps until every example is done or at its maximum length.
 
@@ -180,15 +187,15 @@ def _finish(step: Callable[[tf.Tensor, _Work], _Work], work: _Work, search: Sear
     shapes = tf.nest.map_structure(lambda tensor: tf.TensorShape([None]).concatenate(tensor.shape[1:]), work)
     results = (work.ids, work.totals)
 
-    def enough(time: tf.Tensor, work: _Work) -> tf.Tensor:
-        working = tf.reduce_sum(tf.cast(tf.logical_not(work.done), tf.int32))
-        least = tf.size(work.done) // 2 if leave else 0
-        return tf.logical_and(time < search.maximum_length, working > least)
+    def run(time: tf.Tensor, work: _Work, enough: tf.Tensor) -> tuple[tf.Tensor, _Work]:
+        def proceed(time: tf.Tensor, work: _Work) -> tf.Tensor:
+            done = tf.reduce_sum(tf.cast(work.done, tf.int32))
+            return tf.logical_and(time < search.maximum_length, done < enough)
+
+        return tf.while_loop(proceed, lambda time, work: (time + 1, step(time, work)), (time, work))
 
     def put_away(time: tf.Tensor, work: _Work, results: Any) -> tuple[Any, ...]:
-        time, work = tf.while_loop(
-            enough, lambda time, work: (time + 1, step(time, work)), (time, work), (tf.TensorShape([]), shapes)
-        )
+        time, work = run(time, work, (tf.size(work.done) + _SHARE - 1) // _SHARE)
         places = work.number[:, tf.newaxis]
         results = tf.nest.map_structure(
             lambda whole, part: tf.tensor_scatter_nd_update(whole, places, part), results, (work.ids, work.totals)
@@ -199,16 +206,18 @@ def _finish(step: Callable[[tf.Tensor, _Work], _Work], work: _Work, search: Sear
     def unfinished(time: tf.Tensor, work: _Work, results: Any) -> tf.Tensor:
         return tf.logical_and(time < search.maximum_length, tf.size(work.done) > 0)
 
+    start = tf.constant(0)
+    if not leave:
+        _, work = run(start, work, tf.size(work.done))
+        return work.ids, work.totals
     result_shapes = tf.nest.map_structure(lambda tensor: tensor.shape, results)
-    _, _, results = tf.while_loop(
-        unfinished, put_away, (tf.constant(0), work, results), (tf.TensorShape([]), shapes, result_shapes)
-    )
+    _, _, results = tf.while_loop(unfinished, put_away, (start, work, results), (tf.TensorShape([]), shapes, result_shapes))
     return results
 
 
 def _write(ids: tf.Tensor, time: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Puts `[examples, beams]` into the place `time` of `[examples, beams, maximum_length]`."""
-    return tf.where(tf.equal(tf.range(ids.shape[2]), time), last[:, :, tf.newaxis], ids)
+    """Puts `[...]` into the place `time` of `[..., maximum_length]`."""
+    return tf.where(tf.equal(tf.range(ids.shape[-1]), time), last[..., tf.newaxis], ids)
 
 
 def _lengths(ids: tf.Tensor, ended: tf.Tensor, time: tf.Tensor) -> tf.Tensor:

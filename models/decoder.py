@@ -321,9 +321,13 @@ class Seq2SeqDecoder(keras.layers.Layer):
 
     def next_logits(self, vectors: tf.Tensor) -> tf.Tensor:
         """Logits for decoding, float32 `[..., vocabulary_size]`: padding and the start id are ruled out."""
+        kernel, bias = self.next_affine()
+        return tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), kernel), bias)
+
+    def next_affine(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The kernel and the bias of `next_logits`, float32."""
         ruled_out = tf.reduce_sum(tf.one_hot([0, self.start_id], self.vocabulary_size, tf.float32.min), axis=0)
-        kernel, bias = tf.convert_to_tensor(self.output_layer.kernel), tf.convert_to_tensor(self.output_layer.bias)
-        return tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), kernel), bias + ruled_out)
+        return tf.convert_to_tensor(self.output_layer.kernel), tf.convert_to_tensor(self.output_layer.bias) + ruled_out
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.decoding import main
+from benchmarks.decoding import main, report
 
 
 def test_both_tables_are_printed(capsys):
@@ -13,4 +13,9 @@ def test_both_tables_are_printed(capsys):
     printed = capsys.readouterr().out
     assert "the engines' results differ" not in printed
     for line in (r"greedy, batch 2", r"beam 2, batch 2", r"batch 2"):
-        assert re.search(rf"^{line} +[0-9.]+", printed, re.MULTILINE)
+        assert re.search(rf"^\| {line} \| [0-9.]+ \|", printed, re.MULTILINE)
+
+
+def test_ratios_are_medians_of_the_rounds_ratios(capsys):
+    report("title", 6, {"one": [1.0, 2.0, 10.0], "other": [4.0, 2.0, 3.0]})
+    assert capsys.readouterr().out == "| title | 3.0 | 2.0 | 1.00 |\n"

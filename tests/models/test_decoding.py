@@ -155,6 +155,20 @@ def test_unusual_inputs(engine):
     np.testing.assert_array_equal(decoder.generate(nothing), decoder.generate(padding))
 
 
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_examples_that_leave_disturb_no_other(beam_width):
+    encoder, decoder, _ = make("native", maximum_length=12)
+    random = np.random.default_rng(0)
+    for layer in (encoder, decoder):  # the same on either stack
+        layer.set_weights([random.normal(size=weight.shape) for weight in layer.get_weights()])
+    tokens = random.integers(4, 10, [40, 6]) * (np.arange(6) < random.integers(1, 7, [40, 1]))
+    together = np.asarray(decoder.generate(encoder(tf.constant(tokens, tf.int32)), beam_width=beam_width))
+    alone = tf.function(lambda row: decoder.generate(encoder(row), beam_width=beam_width))
+    rows = [np.asarray(alone(tf.constant(row[np.newaxis], tf.int32)))[0] for row in tokens]
+    np.testing.assert_array_equal(together, rows)
+    assert len(set((together > 0).sum(axis=1))) > 2  # they end at several steps
+
+
 def test_native_decoding_is_saved_with_everything_in_it(tmp_path):
     encoder, decoder, representation = make("native")
     module = tf.Module()
