@@ -19,59 +19,64 @@ BLOCK_ROWS = 512
 Standardize = Callable[[tf.Tensor], tf.Tensor]
 
 
-def swapped_rows(
-    examples: text.Examples,
-    columns: Sequence[Sequence[str]],
-    read_text: keras.layers.Layer,
-    read_target: keras.layers.Layer,
-    *,
-    seed: int,
-) -> tuple[tf.data.Dataset, tf.Tensor]:
-    """Shuffled rows as ids, in which each column's value is replaced by a random one of that column, in text and target.
+class Swapping:
+    """Ids of rows, in which each column's value is replaced by a random one of that column, in text and target.
 
-    Texts are read once, with a mark in each place where a value stands as whole words, in any case; an epoch then puts the
-    ids of some value there. A value stays as it is where the text or the target lacks it, or if it begins or ends with
-    punctuation, since the tokens beside it would change.
+    Texts are read once, with a mark in each place where a value stands as whole words, in any case; whenever rows are read,
+    the ids of some value are put there. A value stays as it is where the text or the target lacks it, or if it begins or
+    ends with punctuation, since the tokens beside it would change.
 
     Args:
-        examples: The rows.
+        texts: The rows' texts.
+        targets: The rows' targets.
         columns: For each column, its value in every row.
         read_text: The layer from texts to ids.
         read_target: The same for targets; the end id is added here.
-        seed: Orders and values repeat with it.
 
-    Returns:
-        Rows of ragged int64 ids of text and target, the label, and the length of the text with marks, which does not change
-        with the values; and the lengths of all rows, int64 `[rows]`.
+    Attributes:
+        marked: Ragged int64 ids of texts and targets with marks.
     """
-    texts, targets = list(examples.texts), list(examples.targets)
-    letter = _letter_not_in("".join((*texts, *targets)))
-    marks = [letter * (place + 1) for place in range(len(columns))]
-    choices = []
-    for mark, column in zip(marks, columns):
-        patterns = {value: _whole_words(value) for value in sorted(set(column)) if _begins_and_ends_within_words(value)}
-        for row, value in enumerate(column):
-            if value in patterns:
-                both = patterns[value].sub(mark, texts[row]), patterns[value].sub(mark, targets[row])
-                if mark in both[0] and mark in both[1]:
-                    texts[row], targets[row] = both
-        choices.append(list(patterns))
-    of_texts = _Pieces(read_text, text.standardize_source, marks, choices)
-    of_targets = _Pieces(read_target, text.standardize_target, marks, choices)
-    counts = tf.constant([max(1, len(values)) for values in choices])
 
-    def fill(rows: tuple[Any, ...], draw: tf.Tensor) -> tuple[Any, ...]:
-        sources, targets, labels, lengths = rows
-        shape = [sources.nrows(), len(columns)]
-        drawn = tf.random.stateless_uniform(shape, [draw, 0], maxval=2**31 - 1, dtype=tf.int32) % counts
-        return of_texts.fill(sources, drawn), text.append_end(of_targets.fill(targets, drawn)), labels, lengths
+    def __init__(
+        self,
+        texts: Sequence[str],
+        targets: Sequence[str],
+        columns: Sequence[Sequence[str]],
+        read_text: keras.layers.Layer,
+        read_target: keras.layers.Layer,
+    ) -> None:
+        texts, targets = list(texts), list(targets)
+        letter = _letter_not_in("".join((*texts, *targets)))
+        marks = [letter * (place + 1) for place in range(len(columns))]
+        choices = []
+        for mark, column in zip(marks, columns):
+            patterns = {value: _whole_words(value) for value in sorted(set(column)) if _begins_and_ends_within_words(value)}
+            for row, value in enumerate(column):
+                if value in patterns:
+                    both = patterns[value].sub(mark, texts[row]), patterns[value].sub(mark, targets[row])
+                    if mark in both[0] and mark in both[1]:
+                        texts[row], targets[row] = both
+            choices.append(list(patterns))
+        self._counts = tf.constant([max(1, len(values)) for values in choices])
+        self._texts = _Pieces(read_text, text.standardize_source, marks, choices)
+        self._targets = _Pieces(read_target, text.standardize_target, marks, choices)
+        self.marked = self._texts.read(texts), self._targets.read(targets)
 
-    marked = of_texts.read(texts)
-    lengths = marked.row_lengths()
-    rows = tf.data.Dataset.from_tensor_slices((marked, of_targets.read(targets), examples.labels, lengths))
-    rows = rows.shuffle(len(texts), seed=seed).batch(BLOCK_ROWS)
-    draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
-    return tf.data.Dataset.zip((rows, draws)).map(fill).unbatch(), lengths
+    def fill(self, rows: tf.data.Dataset, *, seed: int) -> tf.data.Dataset:
+        """Puts values where marks are.
+
+        Args:
+            rows: Rows of `marked` in any order, with whatever else belongs to them.
+            seed: Values repeat with it.
+        """
+        draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
+        return tf.data.Dataset.zip((rows.batch(BLOCK_ROWS), draws)).map(self._fill).unbatch()
+
+    def _fill(self, rows: tuple[Any, ...], draw: tf.Tensor) -> tuple[Any, ...]:
+        texts, targets, *others = rows
+        shape = [texts.nrows(), self._counts.shape[0]]
+        drawn = tf.random.stateless_uniform(shape, [draw, 0], maxval=2**31 - 1, dtype=tf.int32) % self._counts
+        return (self._texts.fill(texts, drawn), text.append_end(self._targets.fill(targets, drawn)), *others)
 
 
 class _Pieces:

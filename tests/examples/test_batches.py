@@ -9,6 +9,7 @@ from examples.seq2seq_price import text
 from examples.seq2seq_price.batches import (
     Examples,
     Vectorizers,
+    buckets_by_length,
     evaluation_batches,
     padding_share,
     training_batches,
@@ -101,3 +102,16 @@ def test_values_are_swapped_anew_in_text_and_target():
     assert seen[2] == {(f"at {value}", target) for target, value in values.items()}
     for row, unchanged in ((3, "no name"), (4, "eagleton is said"), (5, "the eagle only here")):
         assert seen[row] == {(unchanged, rows.targets[row])}
+
+
+def test_buckets_hold_about_equal_shares_by_source_and_within_by_target():
+    sources = GENERATOR.permutation(np.arange(240))
+    targets = GENERATOR.integers(0, 1000, 240)
+    buckets = buckets_by_length(sources, targets, (4, 3))
+    assert np.bincount(buckets).tolist() == [20] * 12
+    for first in range(0, 12, 3):
+        members = np.isin(buckets, range(first, first + 3))
+        assert sources[members].max() - sources[members].min() == 59
+        for bucket in (first, first + 1):
+            assert targets[buckets == bucket].max() <= targets[buckets == bucket + 1].min()
+    assert buckets_by_length(np.full(5, 7), np.full(5, 3), (8, 2)).tolist() == [0] * 5
