@@ -15,7 +15,8 @@ from examples.seq2seq_price.text import Examples, append_end
 
 NUM_BUCKETS = (8, 1)
 """Rows are batched with rows of like lengths, the source's; see `buckets_by_length`. Finer buckets save padding, but make
-batches more alike: with (4, 3) a sixth of the ids are padding rather than a quarter, and the price was less accurate in one run (0.961, not 0.964)."""
+batches more alike: with (4, 3) a sixth of the ids are padding rather than a quarter, and in one run on real files the price
+was less accurate (0.961, not 0.964)."""
 
 
 @dataclass(frozen=True)
