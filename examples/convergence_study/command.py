@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
-    "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum", "sum_faster",
+    "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum",
     "unreduced_adam", "repaired_adam", "unreduced_adadelta", "repaired_adadelta", "unreduced_sgd", "repaired_sgd",
-    "equal_norms", "equal_norms_faster", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
+    "equal_norms", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
     "weight_4", "weight_16", "weight_64", "tuned_weight", "clip_by_part",
 )  # fmt: skip
 """All arms but the references, which are always run."""

@@ -76,10 +76,8 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
         len(PANELS), len(groups), (4.6 * len(groups) + 0.6, 9.5), squeeze=False, sharex="col", sharey="row"
     )
     for column, (group, members) in enumerate(groups.items()):
-        used = {(result.arm.optimizer, result.arm.rate) for result in members.values()}
-        shown = {
-            name: result for name, result in alone.items() if not used or (result.arm.optimizer, result.arm.rate) in used
-        }
+        used = {result.arm.optimizer for result in members.values()}
+        shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
         styles = {name: ("black", style) for name, style in zip(shown, _dashes(len(shown)))}
         styles |= {name: (f"C{place}", "-") for place, name in enumerate(members)}
         for row, (name, label) in enumerate(PANELS.items()):
