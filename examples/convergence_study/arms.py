@@ -11,7 +11,7 @@ import keras
 from multihead import balancing, clipping, schedules
 
 BOTH = ("reply", "price")
-RATES = {"adam": 8e-3, "adadelta": 1.0, "sgd": 1.0}
+RATES = {"adam": 12e-3, "adadelta": 1.0, "sgd": 1.0}
 """Learning rates; the same for all arms with an optimizer."""
 CLIP = 1.0
 """The limit on the global norm of an update's gradients."""

@@ -19,7 +19,7 @@ ARMS = (
 )  # fmt: skip
 """All arms but the references, which are always run."""
 QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
-DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 600, "orders": 6000, "measurements": 20}
+DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 500, "orders": 6000, "measurements": 20}
 QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
 
 
