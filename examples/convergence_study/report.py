@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 from examples._shared import new_figure
@@ -16,7 +17,7 @@ from examples.convergence_study.study import Result
 PANELS = {"reply_loss": "decoder: loss", "reply_exact": "decoder: exact replies", "price_accuracy": "price: accuracy"}
 HEAD_OF = {"reply_loss": "reply", "reply_exact": "reply", "price_accuracy": "price"}
 FIGURES = ("arm", "decoder loss", "exact", "price accuracy", "s")
-SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "price at alone - 5 %", "norms", "cosine")
+SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "pace", "price at alone - 5 %", "norms", "cosine")
 
 
 def make_tables(results: dict[str, Result]) -> list[Table]:
@@ -51,6 +52,7 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
         summary, seeds = result.summary, len(result.curves)
         slowness = summary.get("reply_slowness")
         row = [name, _updates(summary, "reply", seeds), "" if slowness is None else f"{slowness:.2f}"]
+        row.append(f"{summary['reply_pace']:.2f}" if "reply_pace" in summary else "")
         row.append(_updates(summary, "price", seeds))
         meet = "cosine" in summary
         row.append(f"{summary['reply_norm']:.1e}, {summary['price_norm']:.1e}" if meet else "")
@@ -90,6 +92,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
             if column == 0:
                 panel.set_ylabel(label)
         axes[0, column].set(yscale="log", title=group)
+        axes[0, column].yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
         for formatted in (axes[0, column].yaxis.set_major_formatter, axes[0, column].yaxis.set_minor_formatter):
             formatted(lambda value, _: f"{value:g}")
         axes[-1, column].set_xlabel("examples seen" if axis == "examples" else "seconds of training")

@@ -135,9 +135,10 @@ def summarize(results: dict[str, Result], main: str) -> None:
     """Adds to each result its figures over seeds.
 
     Those at the end of training are pairs of mean and standard deviation. `reply_updates` is how many updates it took to
-    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, `reply_slowness` that
-    number over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the
-    price alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them.
+    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, `reply_slowness` that number
+    over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the price
+    alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them. `reply_pace` tells of
+    all seeds: the updates that the decoder alone took to the arm's final loss over all updates, at most 1.
     """
     for result in results.values():
         reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
@@ -149,6 +150,7 @@ def summarize(results: dict[str, Result], main: str) -> None:
             slowness = [a / b for a, b in zip(taken, alone) if a is not None and b]
             summary |= _reached("reply", taken)
             summary["reply_slowness"] = float(np.mean(slowness)) if slowness else None
+            summary["reply_pace"] = float(np.mean([_pace(c, a) for c, a in zip(result.curves, reply.curves)]))
             for figure in ("reply_loss", "reply_exact"):
                 summary[figure] = _spread([final(curve, figure) for curve in result.curves])
         if "price" in result.arm.heads:
@@ -222,6 +224,12 @@ def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
 
 def _spread(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
+
+
+def _pace(curve: Curve, alone: Curve) -> float:
+    total = final(alone, "updates")
+    taken = updates_until(alone, "reply_loss", final(curve, "reply_loss"), falling=True)
+    return (total if taken is None else taken) / total
 
 
 def _reached(head: str, taken: list[float | None]) -> dict[str, Any]:
