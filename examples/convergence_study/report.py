@@ -77,6 +77,11 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     figure, axes = new_figure(
         len(PANELS), len(groups), (4.6 * len(groups) + 0.6, 9.5), squeeze=False, sharex="col", sharey="row"
     )
+    losses = axes[0, 0]  # the row shares its axis
+    losses.set_yscale("log")
+    losses.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
+    for formatted in (losses.yaxis.set_major_formatter, losses.yaxis.set_minor_formatter):
+        formatted(lambda value, _: f"{value:g}")
     for column, (group, members) in enumerate(groups.items()):
         used = {result.arm.optimizer for result in members.values()}
         shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
@@ -91,10 +96,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(label)
-        axes[0, column].set(yscale="log", title=group)
-        axes[0, column].yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
-        for formatted in (axes[0, column].yaxis.set_major_formatter, axes[0, column].yaxis.set_minor_formatter):
-            formatted(lambda value, _: f"{value:g}")
+        axes[0, column].set_title(group)
         axes[-1, column].set_xlabel("examples seen" if axis == "examples" else "seconds of training")
     figure.savefig(path, dpi=110)
 
