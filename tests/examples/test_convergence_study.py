@@ -141,6 +141,7 @@ def test_an_update_is_that_of_fit(small):
     shapes = (tf.TensorSpec([ROWS, None], tf.int32), {"reply": tf.TensorSpec([ROWS, None], tf.int32)})
     shapes[1]["price"] = tf.TensorSpec([ROWS], tf.int32)
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=shapes)
+    data = data.apply(tf.data.experimental.assert_cardinality(len(batches)))
     trainer.fit(data, verbose=0, shuffle=False)
     fitted = network.evaluate(exact=True)
     assert len(batches) == 4 and fitted.keys() <= curve[-1].keys()
