@@ -11,7 +11,7 @@ import keras
 from multihead import balancing, clipping, schedules
 
 BOTH = ("reply", "price")
-RATES = {"adam": 4e-3, "adadelta": 1.0, "sgd": 1.0}
+RATES = {"adam": 12e-3, "adadelta": 1.0, "sgd": 1.0}
 """Learning rates; the same for all arms with an optimizer."""
 CLIP = 1.0
 """The limit on the global norm of an update's gradients."""
@@ -39,7 +39,6 @@ class Arm:
         balancer: Makes a balancer; None for the plain sum.
         schedule: Makes a schedule; None for all heads at every update.
         by_part: Whether encoder and heads are clipped each by itself rather than all together.
-        rate: What the optimizer's learning rate is multiplied by.
         by_hand: Whether its loop is written by hand, with an optimizer for each head, without the library.
         deviation: The standard deviation of the weights to start from; None for the layers' own.
     """
@@ -54,7 +53,6 @@ class Arm:
     balancer: Callable[[], Any] | None = None
     schedule: Callable[[], Any] | None = None
     by_part: bool = False
-    rate: float = 1.0
     by_hand: bool = False
     deviation: float | None = None
 
@@ -85,15 +83,15 @@ class ByPart(clipping.AbstractClipping):
 def make_optimizer(arm: Arm) -> Any:
     """A new optimizer for an arm."""
     makers = {"adam": keras.optimizers.Adam, "adadelta": keras.optimizers.Adadelta, "sgd": keras.optimizers.SGD}
-    return makers[arm.optimizer](arm.rate * RATES[arm.optimizer])
+    return makers[arm.optimizer](RATES[arm.optimizer])
 
 
-def references(optimizer: str, main: str, rate: float = 1.0) -> tuple[Arm, Arm]:
-    """Each head alone, with an optimizer, and its learning rate multiplied as that of the arm to compare."""
-    ending = ("" if optimizer == main else f"_{optimizer}") + ("" if rate == 1 else "_faster")
+def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
+    """Each head alone, with an optimizer."""
+    ending = "" if optimizer == main else f"_{optimizer}"
     return (
-        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer, rate=rate),
-        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer, rate=rate),
+        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
+        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer),
     )
 
 
@@ -111,7 +109,6 @@ def all_arms(main: str) -> dict[str, Arm]:
         Arm("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
         Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
         Arm("sum", f"{together}, plain sum", "ways"),
-        Arm("sum_faster", f"{together}, plain sum, twice the learning rate", "ways", rate=2.0),
     ]
     for optimizer in RATES:
         arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
@@ -119,7 +116,6 @@ def all_arms(main: str) -> dict[str, Arm]:
         arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
     arms += [
         Arm("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
-        Arm("equal_norms_faster", "EqualNorms, twice the rate", "balancers", balancer=balancing.EqualNorms, rate=2.0),
         Arm("norm_budget", "NormBudget, at most half for the price", "balancers", balancer=_budget),
         Arm("upgrad", "UPGrad", "balancers", balancer=balancing.UPGrad),
         Arm("nash_mtl", "NashMTL", "balancers", balancer=balancing.NashMTL),

@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
-    "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum", "sum_faster",
+    "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum",
     "unreduced_adam", "repaired_adam", "unreduced_adadelta", "repaired_adadelta", "unreduced_sgd", "repaired_sgd",
-    "equal_norms", "equal_norms_faster", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
+    "equal_norms", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
     "weight_4", "weight_16", "weight_64", "tuned_weight", "clip_by_part",
 )  # fmt: skip
 """All arms but the references, which are always run."""
 QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
-DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 600, "orders": 6000, "measurements": 20}
+DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 500, "orders": 6000, "measurements": 20}
 QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
 
 

@@ -88,7 +88,10 @@ class Network:
         self._read = text.TargetReader(vocabularies[1])
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
-        self._longest = 2 * text.longest(train.targets, text.standardize_target) + 1
+        # A longer reply is wrong in any case.
+        every_target = [*train.targets, *data.splits["dev"].targets]
+        self._longest = text.longest(every_target, text.standardize_target) + 1
+        self._drawn: dict[tuple[int, float | None], Weights] = {}
         self.encoder, self.reply, self.price = self._build()
         self.modules: list[Any] = [self.encoder, self.reply, self.price]
         dev = data.splits["dev"]
@@ -99,8 +102,8 @@ class Network:
         self._sources = [sources[row : row + EVALUATION_ROWS].to_tensor() for row in rows]
         ids = tf.TensorSpec([None, None], tf.int32)
         signature = [ids, ids, tf.TensorSpec([None], tf.int32)]
-        self._sums = tf.function(self._add_up, input_signature=signature)
-        self._meet = tf.function(self._gradients, input_signature=signature)
+        self._sums = tf.function(self._add_up, input_signature=signature, autograph=False)
+        self._meet = tf.function(self._gradients, input_signature=signature, autograph=False)
         self._generate = tf.function(lambda ids: self.reply.generate(self.encoder(ids)), input_signature=[ids])
 
     def _build(self) -> tuple[FinalState, Reply, Price]:
@@ -125,6 +128,11 @@ class Network:
 
     def draw(self, seed: int, deviation: float | None = None) -> Weights:
         """Weights to start from: the layers' own, or normal ones of a standard deviation; the same for the same seed."""
+        if (seed, deviation) not in self._drawn:  # a second seed makes TensorFlow prepare every function anew
+            self._drawn[seed, deviation] = self._draw(seed, deviation)
+        return self._drawn[seed, deviation]
+
+    def _draw(self, seed: int, deviation: float | None) -> Weights:
         if deviation is None:
             keras.utils.set_random_seed(seed)
             return [module.get_weights() for module in self._build()]

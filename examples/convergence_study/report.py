@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 from examples._shared import new_figure
@@ -16,7 +17,7 @@ from examples.convergence_study.study import Result
 PANELS = {"reply_loss": "decoder: loss", "reply_exact": "decoder: exact replies", "price_accuracy": "price: accuracy"}
 HEAD_OF = {"reply_loss": "reply", "reply_exact": "reply", "price_accuracy": "price"}
 FIGURES = ("arm", "decoder loss", "exact", "price accuracy", "s")
-SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "price at alone - 5 %", "norms", "cosine")
+SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "pace", "price at alone - 5 %", "norms", "cosine")
 
 
 def make_tables(results: dict[str, Result]) -> list[Table]:
@@ -51,6 +52,7 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
         summary, seeds = result.summary, len(result.curves)
         slowness = summary.get("reply_slowness")
         row = [name, _updates(summary, "reply", seeds), "" if slowness is None else f"{slowness:.2f}"]
+        row.append(f"{summary['reply_pace']:.2f}" if "reply_pace" in summary else "")
         row.append(_updates(summary, "price", seeds))
         meet = "cosine" in summary
         row.append(f"{summary['reply_norm']:.1e}, {summary['price_norm']:.1e}" if meet else "")
@@ -75,11 +77,14 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     figure, axes = new_figure(
         len(PANELS), len(groups), (4.6 * len(groups) + 0.6, 9.5), squeeze=False, sharex="col", sharey="row"
     )
+    losses = axes[0, 0]  # the row shares its axis
+    losses.set_yscale("log")
+    losses.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
+    for formatted in (losses.yaxis.set_major_formatter, losses.yaxis.set_minor_formatter):
+        formatted(lambda value, _: f"{value:g}")
     for column, (group, members) in enumerate(groups.items()):
-        used = {(result.arm.optimizer, result.arm.rate) for result in members.values()}
-        shown = {
-            name: result for name, result in alone.items() if not used or (result.arm.optimizer, result.arm.rate) in used
-        }
+        used = {result.arm.optimizer for result in members.values()}
+        shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
         styles = {name: ("black", style) for name, style in zip(shown, _dashes(len(shown)))}
         styles |= {name: (f"C{place}", "-") for place, name in enumerate(members)}
         for row, (name, label) in enumerate(PANELS.items()):
@@ -91,9 +96,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(label)
-        axes[0, column].set(yscale="log", title=group)
-        for formatted in (axes[0, column].yaxis.set_major_formatter, axes[0, column].yaxis.set_minor_formatter):
-            formatted(lambda value, _: f"{value:g}")
+        axes[0, column].set_title(group)
         axes[-1, column].set_xlabel("examples seen" if axis == "examples" else "seconds of training")
     figure.savefig(path, dpi=110)
 

@@ -8,11 +8,19 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from examples.convergence_study.arms import BOTH, GRID, REFERENCES, TUNED, Arm, all_arms, references
 from examples.convergence_study.network import Network
-from examples.convergence_study.training import Curve, LibraryRun, final, make_batches, make_run, make_trainer, updates_until
+from examples.convergence_study.training import (
+    Batches,
+    Curve,
+    LibraryRun,
+    final,
+    make_batches,
+    make_run,
+    make_trainer,
+    updates_until,
+)
 from examples.seq2seq_price.run import Data
 from multihead.diagnosis import Diagnosis
 
@@ -47,10 +55,10 @@ class Result:
 
 
 def chosen_arms(options: Namespace) -> list[Arm]:
-    """The arms that the options name, after each head alone with every optimizer and rate that they use."""
+    """The arms that the options name, after each head alone with every optimizer that they use."""
     arms = [arm for name, arm in all_arms(options.optimizer).items() if name in options.arms]
-    used = dict.fromkeys([(options.optimizer, 1.0), *((arm.optimizer, arm.rate) for arm in arms)])
-    return [*(arm for name, rate in used for arm in references(name, options.optimizer, rate)), *arms]
+    used = dict.fromkeys([options.optimizer, *(arm.optimizer for arm in arms)])
+    return [*(arm for name in used for arm in references(name, options.optimizer)), *arms]
 
 
 class Study:
@@ -72,6 +80,8 @@ class Study:
         self._every = options.updates // self._epochs
         self._train = data.splits["train"]
         self._batches = [self._make_batches(seed) for seed in range(options.seeds)]
+        for seed in range(options.seeds):  # now, so that no run's clock sees what that costs
+            self.network.draw(seed)
 
     @property
     def references(self) -> int:
@@ -91,7 +101,7 @@ class Study:
             trials = self._try_weights(arm, advance)
             weight = float(min(trials, key=lambda tried: trials[tried]))
             arm = replace(arm, price_weight=weight, about=f"{arm.about}: {weight:g}")
-        runner = make_run(self.network, arm, self._batches[0], self._rows)
+        runner = make_run(self.network, arm, self._batches[0])
         curves = [
             runner.run(seed, batches, self._every, self._epochs, advance) for seed, batches in enumerate(self._batches)
         ]
@@ -108,12 +118,12 @@ class Study:
         batches = self._make_batches(TUNING_SEED)
         found = {}
         for weight in GRID:
-            runner = LibraryRun(self.network, replace(arm, price_weight=weight), batches, self._rows)
+            runner = LibraryRun(self.network, replace(arm, price_weight=weight), batches)
             curve = runner.run(TUNING_SEED, batches, self._every, self._epochs, advance)
             found[f"{weight:g}"] = final(curve, "reply_loss") * final(curve, "price_loss")
         return found
 
-    def _make_batches(self, seed: int) -> tf.data.Dataset:
+    def _make_batches(self, seed: int) -> Batches:
         updates = self._every * self._epochs
         return make_batches(self._train, self.network.vectorizers, batch_size=self._rows, updates=updates, seed=seed)
 
@@ -125,12 +135,13 @@ def summarize(results: dict[str, Result], main: str) -> None:
     """Adds to each result its figures over seeds.
 
     Those at the end of training are pairs of mean and standard deviation. `reply_updates` is how many updates it took to
-    reach the final loss of the decoder alone plus 5 percent, with the same optimizer, rate and seed, `reply_slowness` that
-    number over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the
-    price alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them.
+    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, `reply_slowness` that number
+    over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the price
+    alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them. `reply_pace` tells of
+    all seeds: the updates that the decoder alone took to the arm's final loss over all updates, at most 1.
     """
     for result in results.values():
-        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main, result.arm.rate))
+        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
         summary: dict[str, Any] = {"seconds": _spread([final(curve, "seconds") for curve in result.curves])}
         if "reply" in result.arm.heads:
             targets = [(1 + MARGIN) * final(curve, "reply_loss") for curve in reply.curves]
@@ -139,6 +150,7 @@ def summarize(results: dict[str, Result], main: str) -> None:
             slowness = [a / b for a, b in zip(taken, alone) if a is not None and b]
             summary |= _reached("reply", taken)
             summary["reply_slowness"] = float(np.mean(slowness)) if slowness else None
+            summary["reply_pace"] = float(np.mean([_pace(c, a) for c, a in zip(result.curves, reply.curves)]))
             for figure in ("reply_loss", "reply_exact"):
                 summary[figure] = _spread([final(curve, figure) for curve in result.curves])
         if "price" in result.arm.heads:
@@ -155,7 +167,7 @@ def summarize(results: dict[str, Result], main: str) -> None:
 
 def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
     """Whether both heads learn as well as alone: the decoder within 5 percent of its updates, the price as accurate."""
-    _, price = references(result.arm.optimizer, main, result.arm.rate)
+    _, price = references(result.arm.optimizer, main)
     summary = result.summary
     slowness, everywhere = summary["reply_slowness"], summary["reply_reached"] == len(result.curves)
     accurate = summary["price_accuracy"][0] >= results[price.name].summary["price_accuracy"][0]
@@ -167,11 +179,11 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
     said = []
     joint = {name: result for name, result in results.items() if result.arm.heads == BOTH}
     for result in joint.values():
-        if result.arm.unreduced or result.arm.by_hand or result.arm.rate != 1:
+        if result.arm.unreduced or result.arm.by_hand:
             said.append(_of_both(result, results, main))
     if "turns" in joint:
         said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
-    others = {name: result for name, result in joint.items() if not (result.arm.unreduced or result.arm.by_hand)}
+    others = {name: result for name, result in joint.items() if not result.arm.by_hand}
     good = [name for name, result in others.items() if keeps_both(result, results, main)]
     by_weight = [name for name in good if others[name].arm.price_weight != 1 or name == TUNED]
     by_itself = [name for name in good if name not in by_weight]
@@ -179,11 +191,10 @@ def conclude(results: dict[str, Result], main: str) -> list[str]:
         f"Both heads at once as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
         f"; with one: {', '.join(by_weight) or 'no arm'}."
     )
-    sums = {others[name].arm.rate: others[name] for name in ("sum", "sum_faster") if name in others}
-    balanced = [result for result in others.values() if result.arm.balancer is not None and result.arm.rate in sums]
-    if balanced:
-        better = [result.arm.name for result in balanced if _dominates(result, sums[result.arm.rate])]
-        said.append(f"At least as good as the plain sum in both heads, at its rate: {', '.join(better) or 'no balancer'}.")
+    balanced = [result for result in others.values() if result.arm.balancer is not None and result.arm.optimizer == main]
+    if "sum" in others and balanced:
+        better = [result.arm.name for result in balanced if _dominates(result, others["sum"])]
+        said.append(f"At least as good as the plain sum in both heads: {', '.join(better) or 'no balancer'}.")
     return said
 
 
@@ -199,7 +210,7 @@ def _of_both(result: Result, results: dict[str, Result], main: str) -> str:
 
 
 def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main, result.arm.rate)[0].name].summary["reply_loss"][0]
+    alone = results[references(result.arm.optimizer, main)[0].name].summary["reply_loss"][0]
     reached = result.summary["reply_loss"][0]
     slowness = result.summary["reply_slowness"]
     got_there = "" if slowness is None else f", in {slowness:.2f} times the updates where it gets there"
@@ -207,12 +218,18 @@ def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
 
 
 def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main, result.arm.rate)[1].name].summary["price_accuracy"][0]
+    alone = results[references(result.arm.optimizer, main)[1].name].summary["price_accuracy"][0]
     return f"the price at accuracy {result.summary['price_accuracy'][0]:.3f}, alone {alone:.3f}"
 
 
 def _spread(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values))
+
+
+def _pace(curve: Curve, alone: Curve) -> float:
+    total = final(alone, "updates")
+    taken = updates_until(alone, "reply_loss", final(curve, "reply_loss"), falling=True)
+    return (total if taken is None else taken) / total
 
 
 def _reached(head: str, taken: list[float | None]) -> dict[str, Any]:

@@ -2,86 +2,65 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from examples.convergence_study.arms import CLIP, Arm, ByPart, make_optimizer
 from examples.convergence_study.network import Network
-from examples.seq2seq_price.batches import NUM_BUCKETS, Examples, Vectorizers, training_batches
+from examples.seq2seq_price.batches import NUM_BUCKETS, Examples, Vectorizers
 from examples.seq2seq_price.ranges import NO_LABEL
 from examples.seq2seq_price.tables import InputError
 from multihead import MultiHeadTrainer, clipping, losses
 
 EXACT_EVERY = 5
 """Replies are written at every so many measurements, and at the last: that takes longer than a loss."""
+TARGET_BUCKETS = 3
 Curve = list[dict[str, float]]
+Batch = tuple[tf.Tensor, dict[str, tf.Tensor]]
+Batches = list[Batch]
 
 
-def make_batches(
-    examples: Examples, vectorizers: Vectorizers, *, batch_size: int, updates: int, seed: int
-) -> tf.data.Dataset:
-    """Whole batches for so many updates, the same and in the same order whenever they are read.
+def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: int, updates: int, seed: int) -> Batches:
+    """Whole batches for so many updates, of rows of like lengths, drawn anew in every epoch; the same for the same seed.
+
+    Rows are put into buckets by the source's length, and each of these into buckets by the target's.
 
     Raises:
         InputError: There may be no whole batch.
     """
-    if len(examples.texts) < NUM_BUCKETS * batch_size:
+    rows = len(examples.texts)
+    if rows < NUM_BUCKETS * batch_size:
         raise InputError(
             f"`--batch-size` must be at most an eighth of the training rows. Received: {batch_size}, with "
-            f"{len(examples.texts)} rows. Lower it, or bring more rows."
+            f"{rows} rows. Lower it, or bring more rows."
         )
-    keras.utils.set_random_seed(seed)
-    batches, _ = training_batches(examples, vectorizers, batch_size, seed=seed)
-    whole = batches.filter(lambda ids, targets: tf.shape(ids)[0] == batch_size)
-    kept = whole.repeat().take(updates).cache()
-    for _ in kept:  # fills the cache
-        pass
-    return kept
+    generator = np.random.default_rng(seed)
+    sources, targets = vectorizers(examples.texts, examples.targets)
+    by_source = _buckets(sources.row_lengths().numpy(), NUM_BUCKETS)
+    by_target = np.zeros_like(by_source)
+    for bucket in np.unique(by_source):
+        members = by_source == bucket
+        by_target[members] = _buckets(targets.row_lengths().numpy()[members], TARGET_BUCKETS)
+    numbers = by_source * TARGET_BUCKETS + by_target
+    batches: Batches = []
+    while len(batches) < updates:
+        order = generator.permutation(rows)[: rows - rows % batch_size]  # what is left over is another in each epoch
+        order = order[np.argsort(numbers[order], kind="stable")].reshape(-1, batch_size)
+        for place in generator.permutation(len(order))[: updates - len(batches)]:
+            chosen = order[place]
+            ids, reply = (tf.cast(tf.gather(ragged, chosen).to_tensor(), tf.int32) for ragged in (sources, targets))
+            batches.append((ids, {"reply": reply, "price": tf.constant(examples.labels[chosen], tf.int32)}))
+    return batches
 
 
-class Measurements(keras.callbacks.Callback):
-    """Measures at the start and at the end of every epoch, while the clock stands still.
-
-    Args:
-        network: What is trained.
-        every: Updates in an epoch.
-        epochs: How many epochs there are.
-        batch_size: Examples in an update.
-        advance: To be called at every update.
-    """
-
-    def __init__(self, network: Network, every: int, epochs: int, batch_size: int, advance: Callable[[], None]) -> None:
-        super().__init__()
-        self.curve: Curve = []
-        self._network, self._every, self._epochs, self._batch_size = network, every, epochs, batch_size
-        self._advance = advance
-        self._seconds, self._since = 0.0, 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.measure()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._advance()
-        if len(self.curve) == 1 and batch == 0:  # the first update may compile, so it does not count
-            self._since = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._seconds += time.perf_counter() - self._since
-        self.measure()
-
-    def measure(self) -> None:
-        """Adds a point to the curve and starts the clock."""
-        number = len(self.curve)
-        figures = self._network.evaluate(exact=number % EXACT_EVERY == 0 or number == self._epochs)
-        updates = number * self._every
-        point = {"updates": updates, "examples": updates * self._batch_size, "seconds": self._seconds}
-        self.curve.append({**point, **figures})
-        self._since = time.perf_counter()
+def _buckets(lengths: np.ndarray, number: int) -> np.ndarray:
+    """The number of each length's bucket; about as many rows are in each."""
+    return np.searchsorted(np.unique(np.quantile(lengths, np.arange(1, number) / number)), lengths)
 
 
 def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTrainer:
@@ -107,46 +86,81 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
     return trainer
 
 
-class LibraryRun:
-    """An arm by the library; one trainer, set back to its start for every seed, so that it is compiled once.
+class AbstractRun:
+    """An arm, ready to be trained on one seed after the other; it is compiled once.
 
     Args:
         network: What to train.
         arm: How.
-        batches: A data set to build the trainer for.
-        batch_size: Rows in a batch.
+        state: What an update changes, beside the network's weights; it is set back for every seed.
+        update: Makes one update of a batch's ids, reply ids and prices.
+        batch: One to compile for.
     """
 
-    def __init__(self, network: Network, arm: Arm, batches: tf.data.Dataset, batch_size: int) -> None:
-        self._network, self._heads, self._batch_size = network, arm.heads, batch_size
-        self.trainer = make_trainer(network, arm, batch_size)
-        batches = self._own(batches)
-        self.trainer.compute_gradients(next(iter(batches)))
-        self._state = [*self.trainer.variables, *self.trainer.optimizer.variables]
-        self._start = [tf.convert_to_tensor(variable).numpy() for variable in self._state]
-        self.trainer.fit(batches.repeat(), steps_per_epoch=2, epochs=1, verbose=0, shuffle=False)  # compiles
+    def __init__(
+        self,
+        network: Network,
+        arm: Arm,
+        state: list[Any],
+        update: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any],
+        batch: Batch,
+    ) -> None:
+        self._network, self._arm, self._state = network, arm, state
+        self._start = [tf.convert_to_tensor(variable).numpy() for variable in state]
+        self._rows = int(batch[0].shape[0])
+        ids = tf.TensorSpec([self._rows, None], tf.int32)
+        # Without AutoGraph, which takes longer than the tracing: no update branches in Python on a tensor.
+        self._step = tf.function(update, input_signature=[ids, ids, tf.TensorSpec([self._rows], tf.int32)], autograph=False)
+        self._train(batch)
 
-    def run(self, seed: int, batches: tf.data.Dataset, every: int, epochs: int, advance: Callable[[], None]) -> Curve:
-        """Trains from the seed's weights and gives what was measured, at the start and after each of the epochs."""
+    def run(self, seed: int, batches: Batches, every: int, epochs: int, advance: Callable[[], None]) -> Curve:
+        """Trains from the seed's weights and measures at the start and after each of the epochs, while the clock stands."""
         for variable, value in zip(self._state, self._start):
             variable.assign(value)
-        self._network.set(self._network.draw(seed))
-        measurements = Measurements(self._network, every, epochs, self._batch_size, advance)
-        self.trainer.fit(
-            self._own(batches).repeat().prefetch(4),
-            steps_per_epoch=every,
-            epochs=epochs,
-            verbose=0,
-            shuffle=False,
-            callbacks=[measurements],
-        )
-        return measurements.curve
+        self._network.set(self._network.draw(seed, self._arm.deviation))
+        seconds = 0.0
+        curve = [{"updates": 0, "examples": 0, "seconds": seconds, **self._network.evaluate(exact=False)}]
+        endless = itertools.cycle(batches)
+        for epoch in range(1, epochs + 1):
+            since = time.perf_counter()
+            for batch in itertools.islice(endless, every):
+                self._train(batch)
+                advance()
+            seconds += time.perf_counter() - since
+            updates = epoch * every
+            point = {"updates": updates, "examples": updates * self._rows, "seconds": seconds}
+            figures = self._network.evaluate(exact=epoch % EXACT_EVERY == 0 or epoch == epochs)
+            curve.append({**point, **figures})
+        return curve
 
-    def _own(self, batches: tf.data.Dataset) -> tf.data.Dataset:
-        return batches.map(lambda ids, targets: (ids, {head: targets[head] for head in self._heads}))
+    def _train(self, batch: Batch) -> None:
+        ids, targets = batch
+        self._step(ids, targets["reply"], targets["price"])
 
 
-class HandWrittenRun:
+class LibraryRun(AbstractRun):
+    """An arm by the library: what Keras calls at every update of `fit`, without what `fit` does beside.
+
+    Args:
+        network: What to train.
+        arm: How.
+        batches: What it is to be trained on.
+    """
+
+    def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
+        self.trainer = make_trainer(network, arm, int(batches[0][0].shape[0]))
+        ids, targets = batches[0]
+        # Creates the trainer's variables, its optimizer's too.
+        self.trainer.compute_gradients((ids, {head: targets[head] for head in arm.heads}))
+        state = [*self.trainer.variables, *self.trainer.optimizer.variables]
+        super().__init__(network, arm, state, self._update, batches[0])
+
+    def _update(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> None:
+        targets = {"reply": reply, "price": price}
+        self.trainer.train_step((ids, {head: targets[head] for head in self._arm.heads}))
+
+
+class HandWrittenRun(AbstractRun):
     """An arm without the library: two optimizers over shared variables.
 
     One takes the decoder's loss, averaged over tokens, with its gradients clipped by their global norm; the other takes the
@@ -155,37 +169,17 @@ class HandWrittenRun:
     Args:
         network: What to train.
         arm: How.
-        batches: A data set to compile the loop for.
-        batch_size: Rows in a batch.
+        batches: What it is to be trained on.
     """
 
-    def __init__(self, network: Network, arm: Arm, batches: tf.data.Dataset, batch_size: int) -> None:
-        self._network, self._arm, self._batch_size = network, arm, batch_size
+    def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
         encoder = network.encoder.trainable_variables
         self._variables = [[*encoder, *module.trainable_variables] for module in (network.reply, network.price)]
         self._optimizers = [make_optimizer(arm) for _ in self._variables]
         for optimizer, variables in zip(self._optimizers, self._variables):
             optimizer.build(variables)
-        self._state = [variable for optimizer in self._optimizers for variable in optimizer.variables]
-        self._start = [tf.convert_to_tensor(variable).numpy() for variable in self._state]
-        ids = tf.TensorSpec([None, None], tf.int32)
-        self._step = tf.function(self._update, input_signature=[ids, ids, tf.TensorSpec([None], tf.int32)])
-        ids, targets = next(iter(batches))
-        self._step(ids, targets["reply"], targets["price"])  # compiles
-
-    def run(self, seed: int, batches: tf.data.Dataset, every: int, epochs: int, advance: Callable[[], None]) -> Curve:
-        """Trains from the seed's weights and gives what was measured, at the start and after each of the epochs."""
-        for variable, value in zip(self._state, self._start):
-            variable.assign(value)
-        self._network.set(self._network.draw(seed, self._arm.deviation))
-        measurements = Measurements(self._network, every, epochs, self._batch_size, advance)
-        measurements.on_train_begin()
-        for number, (ids, targets) in enumerate(batches.repeat().take(every * epochs).prefetch(4)):
-            self._step(ids, targets["reply"], targets["price"])
-            measurements.on_train_batch_end(number)
-            if (number + 1) % every == 0:
-                measurements.on_epoch_end(number // every)
-        return measurements.curve
+        state = [variable for optimizer in self._optimizers for variable in optimizer.variables]
+        super().__init__(network, arm, state, self._update, batches[0])
 
     def _update(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> None:
         with tf.GradientTape(persistent=True) as tape:
@@ -198,9 +192,9 @@ class HandWrittenRun:
             optimizer.apply_gradients(zip(gradients, variables))
 
 
-def make_run(network: Network, arm: Arm, batches: tf.data.Dataset, batch_size: int) -> LibraryRun | HandWrittenRun:
+def make_run(network: Network, arm: Arm, batches: Batches) -> AbstractRun:
     """What trains an arm."""
-    return (HandWrittenRun if arm.by_hand else LibraryRun)(network, arm, batches, batch_size)
+    return (HandWrittenRun if arm.by_hand else LibraryRun)(network, arm, batches)
 
 
 def final(curve: Curve, figure: str) -> float:
