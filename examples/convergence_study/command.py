@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from examples._command_line import Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
@@ -23,18 +23,11 @@ DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 500, "orders": 6000, "measureme
 QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{PROGRAM}: error: {message}\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The options, all with help."""
     from examples.convergence_study import __doc__ as description
 
-    parser = _Parser(f"python -m {PROGRAM}", description=description, allow_abbrev=False)
+    parser = Parser(PROGRAM, description=description)
     add = parser.add_argument
     add("--quick", action="store_true", help="few arms, one seed, few updates: how it goes, in two minutes")
     add(
@@ -49,20 +42,20 @@ def build_parser() -> argparse.ArgumentParser:
         ("updates", "updates of a run, rounded down to as many for each measurement"),
         ("measurements", "how often a run is measured, at most once per update"),
     ):
-        add(f"--{name}", type=_whole, metavar="N", help=f"{what} (default: {DEFAULTS[name]}; quick: {QUICK[name]})")
+        add(f"--{name}", type=whole(1), metavar="N", help=f"{what} (default: {DEFAULTS[name]}; quick: {QUICK[name]})")
     add(
         "--optimizer",
         choices=("adam", "adadelta", "sgd"),
         default="adam",
         help="of all arms that do not name their own (default: adam)",
     )
-    add("--batch-size", type=_whole, default=64, metavar="N", help="rows in a batch (default: 64)")
-    add("--units", type=_whole, default=64, metavar="N", help="size of the hidden state (default: 64)")
-    add("--embedding", type=_whole, default=32, metavar="N", help="size of a token's vector (default: 32)")
+    add("--batch-size", type=whole(1), default=64, metavar="N", help="rows in a batch (default: 64)")
+    add("--units", type=whole(1), default=64, metavar="N", help="size of the hidden state (default: 64)")
+    add("--embedding", type=whole(1), default=32, metavar="N", help="size of a token's vector (default: 32)")
     add("--output", type=Path, default=Path("runs", "convergence_study"), metavar="DIR", help="folder of all results")
     data = parser.add_argument_group("data (own orders without --train)")
     orders = f"own orders to train on; a tenth more are held out (default: {DEFAULTS['orders']}; quick: {QUICK['orders']})"
-    data.add_argument("--orders", type=_whole, metavar="N", help=orders)
+    data.add_argument("--orders", type=whole(1), metavar="N", help=orders)
     data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, gzip or plain")
     data.add_argument("--dev", metavar="FILE", nargs=1, help="the same to measure on; needed with --train")
     for name, default, what in (
@@ -72,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         help_text = f"column with the {what} (default: {default})"
         data.add_argument(f"--{name}", metavar="COLUMN", default=default, help=help_text)
-    data.add_argument("--bands", type=_whole, metavar="N", help="cut a label column of numbers into N bands")
+    data.add_argument("--bands", type=whole(1), metavar="N", help="cut a label column of numbers into N bands")
     data.add_argument(
         "--missing",
         choices=("ignore", "class"),
@@ -108,22 +101,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0, or 2 after an error that was told in one line.
     """
     options = parse(arguments)
-    absent = [name for name in ("matplotlib", "rich") if importlib.util.find_spec(name) is None]
-    if absent:
-        return _fail(f"needs {' and '.join(absent)}. Install the extra: pip install -e '.[examples]'")
+    absent = what_to_install(("matplotlib", "rich"))
+    if absent is not None:
+        return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from examples.seq2seq_price.tables import InputError
 
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return _fail(f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+        return fail(PROGRAM, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
     try:
         _run(options)
     except InputError as error:
-        return _fail(str(error))
+        return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written.")
+        return fail(PROGRAM, "interrupted; nothing was written.")
     return 0
 
 
@@ -173,14 +166,3 @@ def _plain(options: argparse.Namespace) -> dict[str, Any]:
     """The options as JSON can hold them."""
     kept = {name: value for name, value in vars(options).items() if name not in ("test", "swap_column", "seed")}
     return {**kept, "output": str(options.output)}
-
-
-def _fail(message: str) -> int:
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text!r}.")
-    return int(text)

@@ -12,14 +12,15 @@ import tensorflow as tf
 
 from examples.convergence_study.arms import CLIP, Arm, ByPart, make_optimizer
 from examples.convergence_study.network import Network
-from examples.seq2seq_price.batches import NUM_BUCKETS, Examples, Vectorizers
+from examples.seq2seq_price.batches import Examples, Vectorizers, buckets_by_length
 from examples.seq2seq_price.ranges import NO_LABEL
 from examples.seq2seq_price.tables import InputError
 from multihead import MultiHeadTrainer, clipping, losses
 
 EXACT_EVERY = 5
 """Replies are written at every so many measurements, and at the last: that takes longer than a loss."""
-TARGET_BUCKETS = 3
+NUM_BUCKETS = (8, 3)
+"""By the source's and the target's length."""
 Curve = list[dict[str, float]]
 Batch = tuple[tf.Tensor, dict[str, tf.Tensor]]
 Batches = list[Batch]
@@ -34,19 +35,14 @@ def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: in
         InputError: There may be no whole batch.
     """
     rows = len(examples.texts)
-    if rows < NUM_BUCKETS * batch_size:
+    if rows < NUM_BUCKETS[0] * batch_size:
         raise InputError(
             f"`--batch-size` must be at most an eighth of the training rows. Received: {batch_size}, with "
             f"{rows} rows. Lower it, or bring more rows."
         )
     generator = np.random.default_rng(seed)
     sources, targets = vectorizers(examples.texts, examples.targets)
-    by_source = _buckets(sources.row_lengths().numpy(), NUM_BUCKETS)
-    by_target = np.zeros_like(by_source)
-    for bucket in np.unique(by_source):
-        members = by_source == bucket
-        by_target[members] = _buckets(targets.row_lengths().numpy()[members], TARGET_BUCKETS)
-    numbers = by_source * TARGET_BUCKETS + by_target
+    numbers = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
     batches: Batches = []
     while len(batches) < updates:
         order = generator.permutation(rows)[: rows - rows % batch_size]  # what is left over is another in each epoch
@@ -56,11 +52,6 @@ def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: in
             ids, reply = (tf.cast(tf.gather(ragged, chosen).to_tensor(), tf.int32) for ragged in (sources, targets))
             batches.append((ids, {"reply": reply, "price": tf.constant(examples.labels[chosen], tf.int32)}))
     return batches
-
-
-def _buckets(lengths: np.ndarray, number: int) -> np.ndarray:
-    """The number of each length's bucket; about as many rows are in each."""
-    return np.searchsorted(np.unique(np.quantile(lengths, np.arange(1, number) / number)), lengths)
 
 
 def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTrainer:
