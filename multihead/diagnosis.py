@@ -212,11 +212,14 @@ def _of_lengths(found: Diagnosis, longest: int, shortest: int, recipe: Recipe, c
     ratio = norms[longest] / norms[shortest]
     weighted = np.abs(found.losses * found.weights)
     by_losses = weighted[longest] / weighted[shortest] if weighted[shortest] > 0 else np.inf
-    cause = (
-        f"its weighted loss is {by_losses:.3g} times as large; either it is summed over the batch, or in other units"
-        if by_losses > ratio**0.5
-        else "not by the size of its loss, but by how its module hangs on the representation"
-    )
+    by_size = f"its weighted loss is {by_losses:.3g} times as large; either it is summed over the batch, or in other units"
+    by_module = "how its module hangs on the representation"
+    if by_losses > ratio**0.5:
+        cause = by_size
+    elif by_losses > ratio**0.25:
+        cause = f"{by_size}; and {by_module}"
+    else:
+        cause = f"not the size of its loss, but {by_module}"
     clipped = (
         f" Clipping by what both have in common then leaves {short!r} next to nothing."
         if clip is not None and found.clipped < _MUCH_CLIPPED

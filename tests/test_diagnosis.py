@@ -74,6 +74,33 @@ def test_nothing_changes():
     assert int(trainer.update_count) == 1
 
 
+@pytest.mark.parametrize(
+    ("weight", "cause"),
+    [
+        (1.0, "Cause: not the size of its loss, but how its module hangs on the representation."),
+        (
+            6.0,
+            "Cause: its weighted loss is 6 times as large; either it is summed over the batch, or in other units; and how",
+        ),
+        (200.0, "Cause: its weighted loss is 200 times as large; either it is summed over the batch, or in other units."),
+    ],
+)
+def test_a_steep_module_is_told_from_a_large_loss(weight, cause):
+    inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    for name, steepness, times in (("flat", 0.01, 1.0), ("steep", 1.0, weight)):
+        head = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(steepness))
+        trainer.add_head(name, head, "mae", weight=times)
+    trainer.compile("sgd")
+    predictions = trainer.predict(inputs, verbose=0)
+    targets = {
+        name: values + 1 for name, values in predictions.items()
+    }  # the loss of each is 1, its gradient's length apart
+    (found,) = trainer.diagnose([(inputs, targets)]).findings
+    assert f"The gradient of 'steep' where the heads meet is {100 * weight:.3g} times as long" in found
+    assert cause in found
+
+
 class Summed(keras.losses.Loss):
     """Each example's loss times the size of the batch: a loss that was not reduced over the batch."""
 
