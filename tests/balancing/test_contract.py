@@ -34,9 +34,14 @@ def update_of(name, rows, dtype=np.float64, **used):
     return make(name)(rows.astype(dtype), **used).numpy()
 
 
+def xla_heads(name):
+    """The number of heads at which XLA compiles a method here: for many it takes long, for CAGrad a minute at three."""
+    return 2 if name == "CAGrad" else 3
+
+
 @pytest.fixture(scope="module")
 def compiled():
-    """One XLA-compiled update per method and number of heads, with a fresh state at each call."""
+    """One update per method and number of heads, compiled at `xla_heads` of them, with a fresh state at each call."""
     made = {}
 
     def get(name, num_heads, size=31):
@@ -46,7 +51,7 @@ def compiled():
             balancer.build((num_heads, size))
             initial = [tf.identity(variable) for variable in map(_value, balancer.variables)]
 
-            @tf.function(jit_compile=num_heads == 3)  # XLA takes long to compile the unrolled solvers for many heads
+            @tf.function(jit_compile=num_heads == xla_heads(name))
             def update(matrix):
                 for variable, value in zip(balancer.variables, initial):
                     variable.assign(value)
@@ -103,15 +108,16 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
 
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name, compiled):
-    rows = zoo.matrix("conflicting", 3, 1.0)
+    num_heads = xla_heads(name)
+    rows = zoo.matrix("conflicting", num_heads, 1.0)
     matrix = tf.constant(rows, tf.float32)
     eager = make(name)(matrix).numpy()
     balancer = make(name)
-    balancer.build((3, 31))
+    balancer.build((num_heads, 31))
     graph = tf.function(lambda matrix: balancer(matrix))(matrix).numpy()
     scale = np.abs(eager).max()
     np.testing.assert_allclose(graph, eager, rtol=1e-5, atol=1e-6 * scale)
-    np.testing.assert_allclose(compiled(name, 3)(matrix).numpy(), eager, rtol=1e-5, atol=1e-6 * scale)
+    np.testing.assert_allclose(compiled(name, num_heads)(matrix).numpy(), eager, rtol=1e-5, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("name", ALL)
