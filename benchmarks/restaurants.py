@@ -5,8 +5,9 @@
 The reply (the target column) and the price are trained together and alone. Each of `--slots` is a further head: a
 classifier of the target's value of that slot, missing being a class of its own; all heads are then trained on one
 encoder, too. All arms of a seed see the same rows in as many epochs, and keep their last weights. Every further option
-is the example's (`python -m examples.seq2seq_price --help`), and so are its defaults; `--price-weight` is the weight of
-each classifier. As it stands it is small and takes minutes: `--rows 0` takes all rows.
+is the example's (`python -m examples.seq2seq_price --help`), save those for early stopping and for finished models, and
+so are its defaults; `--price-weight` is the weight of each classifier. As it stands it is small and takes minutes:
+`--rows 0` takes all rows.
 
 Prints the table, and writes the figures of every run to `--output` as soon as it is done. What the file holds already is
 not run again, so that a benchmark can go on where it was interrupted, or run in several processes by `--arms`.
@@ -37,7 +38,9 @@ from examples.seq2seq_price.metrics import reply_figures, slots
 from examples.seq2seq_price.ranges import NO_LABEL
 from models import PriceClassifier
 
-APART = ("seed", "seeds", "arms", "output", "load", "predict", "export")
+UNUSED = ("test", "patience", "load", "predict", "export")
+"""The example's options that a comparison at equal length, on one held-out file, has no use for."""
+APART = ("seed", "seeds", "arms", "output", *UNUSED)
 """Options that one run's figures do not hang on."""
 
 
@@ -102,17 +105,13 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
     batches, steps = training_batches(
         data.splits["train"], model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps
     )
-    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
-    model.trainer.compile(
-        keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
-        clip=run.CLIPPINGS[options.clip[0]](options.clip[1]),
-    )
+    run.compile_trainer(options, model, steps)
     started = time.perf_counter()
     model.trainer.fit(pick(batches), epochs=options.epochs, shuffle=False, verbose=0)
     figures = {"seconds": time.perf_counter() - started}
     dev = data.splits["dev"]
     if "reply" in heads:
-        figures |= reply_figures(dev.targets, model.answer(dev.texts).replies)
+        figures |= reply_figures(dev.targets, model.answer(dev.texts, beam_width=options.beam).replies)
     if columns:
         logs = model.trainer.evaluate(
             pick(evaluation_batches(dev, model.vectorizers, options.batch_size)), return_dict=True, verbose=0
@@ -198,6 +197,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the figures of every run")
     asked, others = parser.parse_known_args(arguments)
     options = command.parse(others)
+    unused = [f"--{name}" for name in UNUSED if getattr(options, name) is not None]
+    if unused:
+        parser.error(f"{unused[0]} has nothing to do here. Leave it out.")
     console = Console()
     try:
         whole, numbers = with_slots(run.load_data(options), asked.slots)

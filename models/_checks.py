@@ -57,6 +57,21 @@ def check_choice(value: Any, name: str, choices: Sequence[Any]) -> Any:
     return value
 
 
+def check_id(value: Any, name: str, vocabulary_size: int) -> int:
+    """Returns a token id that is at least 1 and below `vocabulary_size`.
+
+    Raises:
+        ValueError: If it is no integer or out of range.
+    """
+    check_count(value, name)
+    if value >= vocabulary_size:
+        raise ValueError(
+            f"`{name}` must be below `vocabulary_size`. "
+            f"Received: {name}={value}, vocabulary_size={vocabulary_size}. Count the special ids in the vocabulary."
+        )
+    return int(value)
+
+
 def check_ids(value: Any, name: str) -> tf.Tensor:
     """Returns integer ids `[batch, time]` as a tensor.
 

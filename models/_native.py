@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from models._recurrent import hidden_of
-from models._step import Step
+from models._step import Step, StepMemory
 from models.attention import Memory
 from models.decoding import Decoded, Search, penalty, pick, rank_beams
 
@@ -70,20 +70,9 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
         done = tf.logical_or(work.done, tf.equal(last, decoder.end_id))
         return work._replace(done=done, ids=_write(work.ids, time, last), last=last, state=state)
 
-    batch = tf.shape(tf.nest.flatten(state)[0])[0]
-    work = _Work(
-        number=tf.range(batch),
-        done=tf.zeros([batch], tf.bool),
-        ids=tf.zeros([batch, search.maximum_length], tf.int32),
-        totals=(),
-        ended=(),
-        last=tf.fill([batch], decoder.start_id),
-        state=state,
-        memory=advance.prepare(memory) or (),
-    )
+    work = _begin(tf.fill([_count(state)], decoder.start_id), state, advance.prepare(memory), search)
     # Draws belong to a place in the batch, so sampled examples keep theirs.
-    leave = not search.sample and work.done.shape[0] != 1
-    ids, _ = _finish(step, work, search, leave=leave)
+    ids, _ = _finish(step, work, search, leave=not search.sample)
     return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
 
 
@@ -138,19 +127,13 @@ def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sea
         done = tf.reduce_all(tf.gather(ended, best, batch_dims=1), axis=1)
         return work._replace(done=done, ids=ids, totals=totals, ended=ended, last=last, state=state)
 
-    batch = tf.shape(tf.nest.flatten(state)[0])[0]
-    work = _Work(
-        number=tf.range(batch),
-        done=tf.zeros([batch], tf.bool),
-        ids=tf.zeros([batch, width, search.maximum_length], tf.int32),
-        # At first all beams of an example are alike: only one may continue.
-        totals=tf.tile(tf.constant([[0.0] + [-float("inf")] * (width - 1)]), [batch, 1]),
-        ended=tf.zeros([batch, width], tf.bool),
-        last=tf.fill([batch, width], decoder.start_id),
-        state=tf.nest.map_structure(lambda tensor: tf.repeat(tensor[:, tf.newaxis], width, axis=1), state),
-        memory=advance.prepare(memory) or (),
-    )
-    ids, totals = _finish(step, work, search, leave=work.done.shape[0] != 1)
+    last = tf.fill([_count(state), width], decoder.start_id)
+    beams = tf.nest.map_structure(lambda tensor: tf.repeat(tensor[:, tf.newaxis], width, axis=1), state)
+    # At first all beams of an example are alike: only one may continue.
+    totals = tf.zeros_like(last, tf.float32) + tf.constant([0.0] + [-float("inf")] * (width - 1))
+    work = _begin(last, beams, advance.prepare(memory), search)
+    work = work._replace(totals=totals, ended=tf.zeros_like(last, tf.bool))
+    ids, totals = _finish(step, work, search, leave=True)
     return rank_beams(ids, totals, decoder.end_id, search)
 
 
@@ -170,6 +153,26 @@ def _candidates(logits: tf.Tensor, end_id: int, count: int) -> tuple[tf.Tensor, 
     values = tf.concat([logits[:, end_id, tf.newaxis], values], axis=1)
     log_probabilities = values - tf.reduce_logsumexp(logits, axis=1, keepdims=True)
     return log_probabilities, tf.concat([tf.fill([tf.shape(tokens)[0], 1], end_id), tokens], axis=1)
+
+
+def _count(state: Any) -> tf.Tensor:
+    """The number of examples of a state."""
+    return tf.shape(tf.nest.flatten(state)[0])[0]
+
+
+def _begin(last: tf.Tensor, state: Any, memory: StepMemory | None, search: Search) -> _Work:
+    """All examples before the first step, none of them done; without totals and `ended`."""
+    examples = tf.shape(last)[0]
+    return _Work(
+        number=tf.range(examples),
+        done=tf.zeros([examples], tf.bool),
+        ids=tf.zeros([examples, *last.shape[1:], search.maximum_length], tf.int32),
+        totals=(),
+        ended=(),
+        last=last,
+        state=state,
+        memory=memory or (),
+    )
 
 
 def _finish(step: Callable[[tf.Tensor, _Work], _Work], work: _Work, search: Search, *, leave: bool) -> tuple[tf.Tensor, Any]:
@@ -207,7 +210,7 @@ def _finish(step: Callable[[tf.Tensor, _Work], _Work], work: _Work, search: Sear
         return tf.logical_and(time < search.maximum_length, tf.size(work.done) > 0)
 
     start = tf.constant(0)
-    if not leave:
+    if not leave or work.done.shape[0] == 1:  # a single example has no others to leave
         _, work = run(start, work, tf.size(work.done))
         return work.ids, work.totals
     result_shapes = tf.nest.map_structure(lambda tensor: tensor.shape, results)

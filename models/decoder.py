@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from models import _addons, _native
 from models._bridge import StateBridge
-from models._checks import check_choice, check_count, check_ids, check_rate, check_representation, check_share
+from models._checks import check_choice, check_count, check_id, check_ids, check_rate, check_representation, check_share
 from models._recurrent import CELLS, State, build_layer, dropout, hidden_of, recurrent_layer, state_list, state_of
 from models.attention import KINDS, Attention, Memory
 from models.decoding import Decoded, Search, penalty, score_rows
@@ -95,8 +95,8 @@ class Seq2SeqDecoder(keras.layers.Layer):
         self.input_feeding = bool(input_feeding)
         self.dropout = check_rate(dropout, "dropout")
         self.sampling_probability = check_share(sampling_probability, "sampling_probability")
-        self.start_id = _check_id(start_id, "start_id", vocabulary_size)
-        self.end_id = _check_id(end_id, "end_id", vocabulary_size)
+        self.start_id = check_id(start_id, "start_id", vocabulary_size)
+        self.end_id = check_id(end_id, "end_id", vocabulary_size)
         self.maximum_length = check_count(maximum_length, "maximum_length")
         self.engine = check_choice(engine, "engine", ENGINES)
         if input_feeding and attention is None:
@@ -280,28 +280,26 @@ class Seq2SeqDecoder(keras.layers.Layer):
         state: DecoderState,
         memory: Memory | None,
         *,
-        rows: int = 1,
         training: bool | None = None,
     ) -> tuple[tf.Tensor, DecoderState]:
-        """One step for any number of rows per example.
+        """One step.
 
         Args:
-            inputs: Embedded ids, `[examples * rows, embedding_size]`; the rows of an example stand together.
+            inputs: Embedded ids, `[batch, embedding_size]`.
             state: The state before.
-            memory: What `begin` returned, one entry per example.
-            rows: Number of rows per example.
+            memory: What `begin` returned.
             training: Whether dropout is active.
 
         Returns:
-            The vectors, `[examples * rows, units]`, and the state after.
+            The vectors, `[batch, units]`, and the state after.
         """
         if self.input_feeding:
             inputs = tf.concat([inputs, state.vector], axis=-1)
         hidden, layers = self.step_layers(inputs, state.layers, training=training)
         if memory is None:
             return hidden, DecoderState(layers, ())
-        context, _ = self.attention_layer(tf.reshape(hidden, [-1, rows, self.units]), memory)
-        vectors = self.vector_layer(tf.concat([hidden, tf.reshape(context, [-1, context.shape[2]])], axis=-1))
+        context, _ = self.attention_layer(hidden[:, tf.newaxis], memory)
+        vectors = self.vector_layer(tf.concat([hidden, context[:, 0]], axis=-1))
         return vectors, DecoderState(layers, vectors if self.input_feeding else ())
 
     def step_layers(
@@ -396,13 +394,3 @@ class Seq2SeqDecoder(keras.layers.Layer):
         weights = self.attention_layer(hidden, memory)[1]
         weights = tf.where(tf.equal(ids, 0)[:, :, tf.newaxis], tf.zeros([], weights.dtype), weights)
         return tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])
-
-
-def _check_id(value: Any, name: str, vocabulary_size: int) -> int:
-    check_count(value, name)
-    if value >= vocabulary_size:
-        raise ValueError(
-            f"`{name}` must be below `vocabulary_size`. "
-            f"Received: {name}={value}, vocabulary_size={vocabulary_size}. Count the special ids in the vocabulary."
-        )
-    return int(value)

@@ -131,17 +131,17 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     )
 
 
-def train_model(options: Namespace, model: PriceModel, data: Data, console: Console) -> tuple[dict[str, Any], dict]:
-    """Trains a model and leaves it with the weights of its best epoch, by the loss on the development rows.
+def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
+    """Compiles a model's trainer as the options ask for.
 
-    Returns:
-        Figures of the training, and Keras's history by epoch.
+    Args:
+        options: The command line's.
+        model: The model, with all its heads.
+        steps: The number of batches in an epoch.
 
     Raises:
         InputError: The balancer, its level or the schedule does not fit the model.
     """
-    train, dev = data.splits["train"], data.splits["dev"]
-    batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
     rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
     try:
         model.trainer.compile(
@@ -154,12 +154,26 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
         )
     except ValueError as error:
         raise InputError(str(error)) from error
-    batches, validation = model.with_own_targets(batches), _batches_for(model, dev, options.batch_size)
+
+
+def train_model(options: Namespace, model: PriceModel, data: Data, console: Console) -> tuple[dict[str, Any], dict]:
+    """Trains a model and leaves it with the weights of its best epoch, by the loss on the development rows.
+
+    Returns:
+        Figures of the training, and Keras's history by epoch.
+
+    Raises:
+        InputError: The balancer, its level or the schedule does not fit the model.
+    """
+    train, dev = data.splits["train"], data.splits["dev"]
+    batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
+    compile_trainer(options, model, steps)
+    validation = _batches_for(model, dev, options.batch_size)
     bar, best, history = ProgressBar(console, steps), BestWeights(options.patience), keras.callbacks.History()
     started = time.perf_counter()
     try:
         model.trainer.fit(
-            batches,
+            model.with_own_targets(batches),
             validation_data=validation,
             epochs=options.epochs,
             callbacks=[bar, best, history],
@@ -180,6 +194,7 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
         "seconds": seconds,
         "examples_per_second": epochs * len(train.texts) / seconds,
         "updates": int(model.trainer.update_count),
+        "padding_share": padding_share(batches),
     }
     return figures, history.history
 
@@ -231,10 +246,6 @@ def train(options: Namespace, console: Console) -> None:
     _export(options, model, console)
     write_history(folder / "history.csv", history)
     draw_curves(folder / "curves.png", history, list(model.trainer.heads))
-    batches, _ = training_batches(
-        data.splits["train"], model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps
-    )
-    training["padding_share"] = padding_share(batches)
     metrics: dict[str, Any] = {"training": training, "options": _plain(options), "splits": {}}
     for split, examples in data.splits.items():
         with console.status(f"evaluating {len(examples.texts)} {split} rows"):

@@ -89,6 +89,9 @@ def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path,
     with pytest.raises(SystemExit):
         restaurants.main([*arguments, "--arms", "beer"])
     assert "`--arms` must be of 'reply', 'price', 'food'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        restaurants.main([*arguments, "--patience", "2"])
+    assert "--patience has nothing to do here" in capsys.readouterr().err
 
 
 def test_the_table_has_a_row_for_each_figure():
