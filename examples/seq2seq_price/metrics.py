@@ -12,6 +12,7 @@ import numpy as np
 from examples.seq2seq_price.ranges import NO_LABEL
 
 _SLOT = re.compile(r"([^\[\],;]+)\[([^\[\]]*)\]")
+_CUT = re.compile(r"@@( |$)")
 
 
 def slots(text: str) -> Counter[tuple[str, str]]:
@@ -36,13 +37,18 @@ def reply_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, f
 
 
 def overlap_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF of the corpus by sacrebleu, from 0 to 100; empty where sacrebleu is not installed."""
+    """BLEU and chrF of the corpus by sacrebleu, from 0 to 100; empty where sacrebleu is not installed.
+
+    Both are of whole words: texts that were cut into subwords, with `@@` at the end of a piece that the next one goes on
+    with (Sennrich, Haddow and Birch, 2016, arXiv 1508.07909, and their tool), are joined first.
+    """
     if importlib.util.find_spec("sacrebleu") is None:
         return {}
     from sacrebleu.metrics import BLEU, CHRF
 
+    wanted, received = ([_CUT.sub("", text) for text in texts] for texts in (wanted, received))
     # Forced: it takes replies that end with a blank and a full stop for texts cut into tokens.
-    bleu, chrf = (metric.corpus_score(list(received), [list(wanted)]) for metric in (BLEU(force=True), CHRF()))
+    bleu, chrf = (metric.corpus_score(received, [wanted]) for metric in (BLEU(force=True), CHRF()))
     return {"reply_bleu": float(bleu.score), "reply_chrf": float(chrf.score)}
 
 

@@ -62,6 +62,14 @@ def test_overlap_in_closed_form():
     assert chrf == pytest.approx(100 * np.mean([(7 - n) / (8 - n) for n in range(1, 7)]))
 
 
+def test_overlap_is_of_whole_words():
+    wanted = ["ein grosses haus am see .", "a b c d"]
+    cut = ["ein gro@@ sses haus am s@@ ee .", "a b c d@@"]
+    assert overlap_figures(cut, ["ein grosses ha@@ us am see .", "a b c d"])["reply_bleu"] == pytest.approx(100)
+    received = ["ein grosses boot am see .", "a b c d"]
+    assert overlap_figures(cut, ["ein gro@@ sses b@@ oot am see .", "a b c d"]) == overlap_figures(wanted, received)
+
+
 def test_no_overlap_without_sacrebleu(monkeypatch):
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     assert overlap_figures(["a"], ["a"]) == {}

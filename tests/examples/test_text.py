@@ -18,6 +18,7 @@ TARGETS = [
     "£20-25, isn't (x)!",
     "2 large oak desk varnished; 1 pine chair; express",
     "x - y -z a- b",
+    "ein wor@@ t mit f@@ ug@@ en .",
     "שלום 👩‍👩‍👧 é हिन्दी में",
     "...",
     "",
