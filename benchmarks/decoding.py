@@ -168,18 +168,26 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
 
         return compute
 
+    def inputs(targets: tf.Tensor) -> tf.Tensor:
+        starts = tf.fill([tf.shape(targets)[0], 1], decoder.start_id)
+        return decoder.embed(tf.concat([starts, targets[:, :-1]], axis=1))
+
     def stepwise(engine: Any) -> Callable[..., tf.Tensor]:
         def run(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
             memory, state = decoder.begin(representation)
-            starts = tf.fill([tf.shape(targets)[0], 1], decoder.start_id)
-            inputs = decoder.embed(tf.concat([starts, targets[:, :-1]], axis=1))
-            return decoder.output_layer(engine.run_stepwise(decoder, inputs, memory, state, training=True))
+            return decoder.output_layer(engine.run_stepwise(decoder, inputs(targets), memory, state, training=True))
 
         return run
 
+    def as_documented(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
+        seq2seq = importlib.import_module("tensorflow_addons.seq2seq")
+        cell, initial = _addons.wrap(decoder, *decoder.begin(representation))
+        loop = seq2seq.BasicDecoder(cell, seq2seq.TrainingSampler(), output_layer=decoder.output_layer)
+        return loop(inputs(targets), initial_state=initial, training=True)[0].rnn_output
+
     ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native)}
     if "addons" in engines:
-        ways["addons"] = stepwise(_addons)
+        ways |= {"addons": as_documented, "addons, logits after the loop": stepwise(_addons)}
     header("training steps per second", list(ways))
     for batch in options.train_batches:
         tokens, targets = pairs(options, batch, seed=0)
@@ -219,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--maximum-length", type=int, default=40, help="where decoding is cut off")
     parser.add_argument("--steps", type=int, default=60, help="training steps before decoding")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256], help="batch sizes for decoding")
-    parser.add_argument("--train-batches", type=int, nargs="+", default=[64], help="batch sizes for training")
+    parser.add_argument("--train-batches", type=int, nargs="+", default=[16, 64], help="batch sizes for training")
     parser.add_argument("--beam", type=int, default=5, help="width of the beam")
     parser.add_argument("--rounds", type=int, default=10, help="rounds, of which medians are taken")
     options = parser.parse_args(arguments)

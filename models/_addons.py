@@ -90,7 +90,7 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
 
     rows = _count(state)
     memory, state = _never_empty((memory, state))
-    cell, initial = _wrap(decoder, memory, state)
+    cell, initial = wrap(decoder, memory, state)
     loop = seq2seq.BasicDecoder(cell, Sampler(decoder.embed), _NextLogits(decoder), maximum_iterations=search.maximum_length)
     starts = tf.fill([_count(state)], decoder.start_id)
     outputs, _, _ = loop(None, start_tokens=starts, end_token=decoder.end_id, initial_state=initial)
@@ -106,7 +106,7 @@ def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sea
     starts = tf.fill([_count(state)], decoder.start_id)
     state = seq2seq.tile_batch(state, search.beam_width)
     memory = None if memory is None else seq2seq.tile_batch(memory, search.beam_width)
-    cell, initial = _wrap(decoder, memory, state)
+    cell, initial = wrap(decoder, memory, state)
     loop = seq2seq.BeamSearchDecoder(
         cell,
         search.beam_width,
@@ -139,7 +139,7 @@ def run_stepwise(
 
     rows = _count(state)
     memory, state, embedded = _never_empty((memory, state, embedded))
-    cell, initial = _wrap(decoder, memory, state)
+    cell, initial = wrap(decoder, memory, state)
     loop = seq2seq.BasicDecoder(cell, Sampler(sampling, decoder.embed) if sampling else seq2seq.TrainingSampler())
     outputs, _, _ = loop(embedded, initial_state=initial, training=training)
     return outputs.rnn_output[:rows]
@@ -163,7 +163,7 @@ def _never_empty(tensors: Any) -> Any:
     return tf.nest.map_structure(pad, tensors)
 
 
-def _wrap(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any) -> tuple[Any, Any]:
+def wrap(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any) -> tuple[Any, Any]:
     """The decoder's layers as a cell, with Addons' attention around it if it has any, and the cell's first state."""
     cell = _LayersCell(decoder, state.layers)
     if memory is None:
