@@ -5,9 +5,9 @@
 The reply (the target column) and the price are trained together and alone. Each of `--slots` is a further head: a
 classifier of the target's value of that slot, missing being a class of its own; all heads are then trained on one
 encoder, too. All arms of a seed see the same rows in as many epochs, and keep their last weights. Every further option
-is the example's (`python -m examples.seq2seq_price --help`), save those for early stopping and for finished models, and
-so are its defaults; `--price-weight` is the weight of each classifier. As it stands it is small and takes minutes:
-`--rows 0` takes all rows.
+is the example's (`python -m examples.seq2seq_price --help`), save those for one seed, a further file, turns, early stopping
+and finished models, and so are its defaults; `--price-weight` is the weight of each classifier. As it stands it is small
+and takes minutes: `--rows 0` takes all rows.
 
 Prints the table, and writes the figures of every run to `--output` as soon as it is done. What the file holds already is
 not run again, so that a benchmark can go on where it was interrupted, or run in several processes by `--arms`.
@@ -32,15 +32,24 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.sharing import summary
+from examples._command_line import Parser, whole
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, evaluation_batches, training_batches
 from examples.seq2seq_price.metrics import reply_figures, slots
 from examples.seq2seq_price.ranges import NO_LABEL
 from models import PriceClassifier
 
-UNUSED = ("test", "patience", "load", "predict", "export")
-"""The example's options that a comparison at equal length, on one held-out file, has no use for."""
-APART = ("seed", "seeds", "arms", "output", *UNUSED)
+UNUSED = {
+    "seed": "seeds are counted from 0; set --seeds",
+    "test": "there is one held-out file, that of --dev",
+    "schedule": "the arms have different heads",
+    "patience": "all arms train as long as each other; set --epochs",
+    "load": "models are trained anew",
+    "predict": "models are trained anew",
+    "export": "models are not kept",
+}
+"""The example's options that a comparison has no use for, and why."""
+APART = ("seeds", "arms", "output", *UNUSED)
 """Options that one run's figures do not hang on."""
 
 
@@ -187,22 +196,22 @@ class Record:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("benchmarks.restaurants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", nargs="+", default=[], metavar="SLOT", help="slots of the target to classify, too")
-    parser.add_argument("--rows", type=int, default=4000, metavar="N", help="training rows to draw; 0 takes all")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds")
+    parser.add_argument("--rows", type=whole(0), default=4000, metavar="N", help="training rows to draw; 0 takes all")
+    parser.add_argument("--seeds", type=whole(1), default=1, metavar="N", help="number of seeds")
     parser.add_argument(
         "--arms", nargs="+", metavar="ARM", help="of reply, price, the slots, 'reply and price', 'all'; all by default"
     )
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the figures of every run")
     asked, others = parser.parse_known_args(arguments)
     options = command.parse(others)
-    unused = [f"--{name}" for name in UNUSED if getattr(options, name) is not None]
-    if unused:
-        parser.error(f"{unused[0]} has nothing to do here. Leave it out.")
+    for name, reason in UNUSED.items():
+        if any(other.split("=")[0] == f"--{name}" for other in others):
+            parser.error(f"`--{name}` must be left out: {reason}. Received: {' '.join(others)}.")
     console = Console()
     try:
-        whole, numbers = with_slots(run.load_data(options), asked.slots)
+        everything, numbers = with_slots(run.load_data(options), asked.slots)
         settings = {name: value for name, value in {**vars(options), **vars(asked)}.items() if name not in APART}
         record = Record(Path(asked.output), json.loads(json.dumps(settings)))
     except run.InputError as error:
@@ -214,15 +223,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arms["all"] = heads
     unknown = [arm for arm in asked.arms or () if arm not in arms]
     if unknown:
-        parser.error(f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}.")
+        parser.error(
+            f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
+            "Correct the name, or add the slot to --slots."
+        )
     for options.seed in range(asked.seeds):
-        data = some_rows(whole, asked.rows, options.seed)
+        data = some_rows(everything, asked.rows, options.seed)
         for arm in asked.arms or arms:
             if str(options.seed) not in record.results.get(arm, {}):
-                figures = measure(arms[arm], classes, data, options)
+                try:
+                    figures = measure(arms[arm], classes, data, options)
+                except run.InputError as error:
+                    parser.error(str(error))
                 record.add(arm, options.seed, figures)
                 console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
-    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, {asked.seeds} seeds"
+    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, means ± standard deviations of seeds"
     console.print(draw_table(record.results, heads, title))
     return 0
 

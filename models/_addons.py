@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from models.attention import Memory
-from models.decoding import Decoded, Search, pick, rank_beams, tidy
+from models.decoding import Decoded, Search, count_rows, pick, rank_beams, tidy
 
 if TYPE_CHECKING:
     from models.decoder import Seq2SeqDecoder
@@ -88,11 +88,11 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
         def sample(self, time: tf.Tensor, outputs: tf.Tensor, state: Any) -> tf.Tensor:
             return pick(outputs, time, search)
 
-    rows = _count(state)
+    rows = count_rows(state)
     memory, state = _never_empty((memory, state))
     cell, initial = wrap(decoder, memory, state)
     loop = seq2seq.BasicDecoder(cell, Sampler(decoder.embed), _NextLogits(decoder), maximum_iterations=search.maximum_length)
-    starts = tf.fill([_count(state)], decoder.start_id)
+    starts = tf.fill([count_rows(state)], decoder.start_id)
     outputs, _, _ = loop(None, start_tokens=starts, end_token=decoder.end_id, initial_state=initial)
     ids, lengths = tidy(outputs.sample_id, decoder.end_id, search.maximum_length)
     return ids[:rows], lengths[:rows]
@@ -101,9 +101,9 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
 def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, search: Search) -> Decoded:
     """Beam search by `BeamSearchDecoder`; as `_native.decode_beams`."""
     seq2seq = _seq2seq()
-    rows = _count(state)
+    rows = count_rows(state)
     memory, state = _never_empty((memory, state))
-    starts = tf.fill([_count(state)], decoder.start_id)
+    starts = tf.fill([count_rows(state)], decoder.start_id)
     state = seq2seq.tile_batch(state, search.beam_width)
     memory = None if memory is None else seq2seq.tile_batch(memory, search.beam_width)
     cell, initial = wrap(decoder, memory, state)
@@ -137,17 +137,12 @@ def run_stepwise(
         def sample(self, time: tf.Tensor, outputs: tf.Tensor, state: Any) -> tf.Tensor:
             return super().sample(time, decoder.next_logits(outputs), state)
 
-    rows = _count(state)
+    rows = count_rows(state)
     memory, state, embedded = _never_empty((memory, state, embedded))
     cell, initial = wrap(decoder, memory, state)
     loop = seq2seq.BasicDecoder(cell, Sampler(sampling, decoder.embed) if sampling else seq2seq.TrainingSampler())
     outputs, _, _ = loop(embedded, initial_state=initial, training=training)
     return outputs.rnn_output[:rows]
-
-
-def _count(state: Any) -> tf.Tensor:
-    """The number of rows of a state."""
-    return tf.shape(tf.nest.flatten(state)[0])[0]
 
 
 def _never_empty(tensors: Any) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from models._recurrent import hidden_of
 from models._step import Step, StepMemory
 from models.attention import Memory
-from models.decoding import Decoded, Search, penalty, pick, rank_beams
+from models.decoding import Decoded, Search, count_rows, penalty, pick, rank_beams
 
 if TYPE_CHECKING:
     from models.decoder import Seq2SeqDecoder
@@ -70,7 +70,7 @@ def decode_rows(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sear
         done = tf.logical_or(work.done, tf.equal(last, decoder.end_id))
         return work._replace(done=done, ids=_write(work.ids, time, last), last=last, state=state)
 
-    work = _begin(tf.fill([_count(state)], decoder.start_id), state, advance.prepare(memory), search)
+    work = _begin(tf.fill([count_rows(state)], decoder.start_id), state, advance.prepare(memory), search)
     # Draws belong to a place in the batch, so sampled examples keep theirs.
     ids, _ = _finish(step, work, search, leave=not search.sample)
     return ids, tf.math.count_nonzero(ids, axis=1, dtype=tf.int32)
@@ -127,7 +127,7 @@ def decode_beams(decoder: Seq2SeqDecoder, memory: Memory | None, state: Any, sea
         done = tf.reduce_all(tf.gather(ended, best, batch_dims=1), axis=1)
         return work._replace(done=done, ids=ids, totals=totals, ended=ended, last=last, state=state)
 
-    last = tf.fill([_count(state), width], decoder.start_id)
+    last = tf.fill([count_rows(state), width], decoder.start_id)
     beams = tf.nest.map_structure(lambda tensor: tf.repeat(tensor[:, tf.newaxis], width, axis=1), state)
     # At first all beams of an example are alike: only one may continue.
     totals = tf.zeros_like(last, tf.float32) + tf.constant([0.0] + [-float("inf")] * (width - 1))
@@ -153,11 +153,6 @@ def _candidates(logits: tf.Tensor, end_id: int, count: int) -> tuple[tf.Tensor, 
     values = tf.concat([logits[:, end_id, tf.newaxis], values], axis=1)
     log_probabilities = values - tf.reduce_logsumexp(logits, axis=1, keepdims=True)
     return log_probabilities, tf.concat([tf.fill([tf.shape(tokens)[0], 1], end_id), tokens], axis=1)
-
-
-def _count(state: Any) -> tf.Tensor:
-    """The number of examples of a state."""
-    return tf.shape(tf.nest.flatten(state)[0])[0]
 
 
 def _begin(last: tf.Tensor, state: Any, memory: StepMemory | None, search: Search) -> _Work:

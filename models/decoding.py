@@ -103,6 +103,11 @@ def penalty(lengths: tf.Tensor, power: float) -> tf.Tensor:
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** power
 
 
+def count_rows(state: Any) -> tf.Tensor:
+    """The number of rows of a decoder's state."""
+    return tf.shape(tf.nest.flatten(state)[0])[0]
+
+
 def tidy(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Pads ids to a fixed length with 0 after the first end id.
 

@@ -156,11 +156,13 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
         raise InputError(str(error)) from error
 
 
-def train_model(options: Namespace, model: PriceModel, data: Data, console: Console) -> tuple[dict[str, Any], dict]:
+def train_model(
+    options: Namespace, model: PriceModel, data: Data, console: Console
+) -> tuple[dict[str, Any], dict[str, Any], tf.data.Dataset]:
     """Trains a model and leaves it with the weights of its best epoch, by the loss on the development rows.
 
     Returns:
-        Figures of the training, and Keras's history by epoch.
+        Figures of the training, Keras's history by epoch, and the training batches.
 
     Raises:
         InputError: The balancer, its level or the schedule does not fit the model.
@@ -194,9 +196,8 @@ def train_model(options: Namespace, model: PriceModel, data: Data, console: Cons
         "seconds": seconds,
         "examples_per_second": epochs * len(train.texts) / seconds,
         "updates": int(model.trainer.update_count),
-        "padding_share": padding_share(batches),
     }
-    return figures, history.history
+    return figures, history.history, batches
 
 
 def evaluate(
@@ -241,11 +242,12 @@ def train(options: Namespace, console: Console) -> None:
     words = " and ".join(str(len(vocabulary)) for vocabulary in model.vocabularies)
     prices = f"{len(data.ranges.names)} price ranges" if "price" in data.heads else "no prices"
     console.print(f"{sizes} rows; {prices}; {words} tokens", highlight=False)
-    training, history = train_model(options, model, data, console)
+    training, history, batches = train_model(options, model, data, console)
     model.save(folder, data.columns)
     _export(options, model, console)
     write_history(folder / "history.csv", history)
     draw_curves(folder / "curves.png", history, list(model.trainer.heads))
+    training["padding_share"] = padding_share(batches)
     metrics: dict[str, Any] = {"training": training, "options": _plain(options), "splits": {}}
     for split, examples in data.splits.items():
         with console.status(f"evaluating {len(examples.texts)} {split} rows"):

@@ -88,7 +88,8 @@ def test_values_are_swapped_anew_in_text_and_target():
     reader = text.TargetReader(vectorizers.target.get_vocabulary()[2:])
     data, steps = training_batches(rows, vectorizers, 2, seed=1, swaps=[column])
     seen = [set() for _ in range(6)]
-    assert not data.options().autotune.enabled  # it may sleep at the end of an epoch
+    for each in (data, evaluation_batches(rows, vectorizers, 2)):
+        assert each.options().autotune.enabled is False  # it may sleep at the end of an epoch
     assert data.cardinality() == steps  # Keras would take an epoch of fewer batches than the first for an accident, and stop
     for _ in range(12):
         assert len(epoch(data)) == steps

@@ -91,7 +91,13 @@ def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path,
     assert "`--arms` must be of 'reply', 'price', 'food'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         restaurants.main([*arguments, "--patience", "2"])
-    assert "--patience has nothing to do here" in capsys.readouterr().err
+    assert "`--patience` must be left out: all arms train as long" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        restaurants.main([*arguments, "--seed", "5"])
+    assert "`--seed` must be left out" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        restaurants.main([*arguments, "--output", str(tmp_path / "other.json"), "--balancer", "beer"])
+    assert "`balancer` must" in capsys.readouterr().err
 
 
 def test_the_table_has_a_row_for_each_figure():

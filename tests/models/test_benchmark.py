@@ -11,7 +11,7 @@ def test_both_tables_are_printed(capsys):
     sizes = ["--vocabulary", "30", "--embedding", "4", "--units", "6", "--source-length", "4", "--maximum-length", "5"]
     main([*sizes, "--batches", "2", "--train-batches", "2", "--beam", "2", "--steps", "1", "--rounds", "1"])
     printed = capsys.readouterr().out
-    assert "the engines' results differ" not in printed
+    assert "differ" not in printed
     for line in (r"greedy, batch 2", r"beam 2, batch 2", r"batch 2"):
         assert re.search(rf"^\| {line} \| [0-9.]+ \|", printed, re.MULTILINE)
 
