@@ -168,22 +168,20 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
 
         return compute
 
-    def inputs(targets: tf.Tensor) -> tf.Tensor:
-        starts = tf.fill([tf.shape(targets)[0], 1], decoder.start_id)
-        return decoder.embed(tf.concat([starts, targets[:, :-1]], axis=1))
-
     def stepwise(engine: Any) -> Callable[..., tf.Tensor]:
         def run(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
+            inputs = decoder.embed(decoder.shift_right(targets))
             memory, state = decoder.begin(representation)
-            return decoder.output_layer(engine.run_stepwise(decoder, inputs(targets), memory, state, training=True))
+            return decoder.output_layer(engine.run_stepwise(decoder, inputs, memory, state, training=True))
 
         return run
 
     def as_documented(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
         seq2seq = importlib.import_module("tensorflow_addons.seq2seq")
+        inputs = decoder.embed(decoder.shift_right(targets))
         cell, initial = _addons.wrap(decoder, *decoder.begin(representation))
         loop = seq2seq.BasicDecoder(cell, seq2seq.TrainingSampler(), output_layer=decoder.output_layer)
-        return loop(inputs(targets), initial_state=initial, training=True)[0].rnn_output
+        return loop(inputs, initial_state=initial, training=True)[0].rnn_output
 
     ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native)}
     if "addons" in engines:

@@ -194,6 +194,42 @@ class Record:
         return json.loads(self._path.read_text(encoding="utf-8"))
 
 
+def compare(asked: argparse.Namespace, options: argparse.Namespace, console: Console) -> None:
+    """Measures what is asked for and not in the file yet, and prints the table.
+
+    Args:
+        asked: The benchmark's own options.
+        options: The example's.
+        console: Where to print.
+
+    Raises:
+        InputError: The data or an option cannot be used.
+    """
+    everything, numbers = with_slots(run.load_data(options), asked.slots)
+    settings = {name: value for name, value in {**vars(options), **vars(asked)}.items() if name not in APART}
+    record = Record(Path(asked.output), json.loads(json.dumps(settings)))
+    classes = dict(zip(("price", *asked.slots), numbers))
+    heads = ("reply", *classes)
+    arms = {**{head: (head,) for head in heads}, "reply and price": ("reply", "price")}
+    if asked.slots:
+        arms["all"] = heads
+    unknown = [arm for arm in asked.arms or () if arm not in arms]
+    if unknown:
+        raise run.InputError(
+            f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
+            "Correct the name, or add the slot to --slots."
+        )
+    for options.seed in range(asked.seeds):
+        data = some_rows(everything, asked.rows, options.seed)
+        for arm in asked.arms or arms:
+            if str(options.seed) not in record.results.get(arm, {}):
+                figures = measure(arms[arm], classes, data, options)
+                record.add(arm, options.seed, figures)
+                console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
+    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, means ± standard deviations of seeds"
+    console.print(draw_table(record.results, heads, title))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table."""
     parser = Parser("benchmarks.restaurants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -209,36 +245,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, reason in UNUSED.items():
         if any(other.split("=")[0] == f"--{name}" for other in others):
             parser.error(f"`--{name}` must be left out: {reason}. Received: {' '.join(others)}.")
-    console = Console()
     try:
-        everything, numbers = with_slots(run.load_data(options), asked.slots)
-        settings = {name: value for name, value in {**vars(options), **vars(asked)}.items() if name not in APART}
-        record = Record(Path(asked.output), json.loads(json.dumps(settings)))
+        compare(asked, options, Console())
     except run.InputError as error:
         parser.error(str(error))
-    classes = dict(zip(("price", *asked.slots), numbers))
-    heads = ("reply", *classes)
-    arms = {**{head: (head,) for head in heads}, "reply and price": ("reply", "price")}
-    if asked.slots:
-        arms["all"] = heads
-    unknown = [arm for arm in asked.arms or () if arm not in arms]
-    if unknown:
-        parser.error(
-            f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
-            "Correct the name, or add the slot to --slots."
-        )
-    for options.seed in range(asked.seeds):
-        data = some_rows(everything, asked.rows, options.seed)
-        for arm in asked.arms or arms:
-            if str(options.seed) not in record.results.get(arm, {}):
-                try:
-                    figures = measure(arms[arm], classes, data, options)
-                except run.InputError as error:
-                    parser.error(str(error))
-                record.add(arm, options.seed, figures)
-                console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
-    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, means ± standard deviations of seeds"
-    console.print(draw_table(record.results, heads, title))
     return 0
 
 

@@ -148,7 +148,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         """
         targets = check_ids(targets, "targets")
         memory, state = self.begin(representation)
-        vectors = self.run(self._shift_right(targets), memory, state, training=training)
+        vectors = self.run(self.shift_right(targets), memory, state, training=training)
         return self.output_layer(dropout(vectors, self.dropout, training))
 
     def generate(
@@ -234,7 +234,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
             result = self._engine().decode_beams(self, memory, state, search)
         else:
             ids, lengths = self._engine().decode_rows(self, memory, state, search)
-            logits = self.next_logits(self.run(self._shift_right(ids), memory, state))
+            logits = self.next_logits(self.run(self.shift_right(ids), memory, state))
             scores = score_rows(logits, ids, lengths) / penalty(lengths, length_penalty)
             result = Decoded(ids[:, tf.newaxis], lengths[:, tf.newaxis], scores[:, tf.newaxis], None)
         if memory is not None and return_attention:
@@ -273,6 +273,11 @@ class Seq2SeqDecoder(keras.layers.Layer):
             return hidden
         context, _ = self.attention_layer(hidden, memory)
         return self.vector_layer(tf.concat([hidden, context], axis=-1))
+
+    def shift_right(self, targets: tf.Tensor) -> tf.Tensor:
+        """The inputs that belong to targets: the start id, then all but the last."""
+        starts = tf.fill([tf.shape(targets)[0], 1], tf.cast(self.start_id, targets.dtype))
+        return tf.concat([starts, targets], axis=1)[:, :-1]
 
     def advance(
         self,
@@ -369,11 +374,6 @@ class Seq2SeqDecoder(keras.layers.Layer):
             tf.nest.map_structure(lambda leaf: tf.cast(leaf, dtype) if leaf.dtype.is_floating else leaf, representation)
         )
 
-    def _shift_right(self, targets: tf.Tensor) -> tf.Tensor:
-        """The inputs that belong to targets: the start id, then all but the last."""
-        starts = tf.fill([tf.shape(targets)[0], 1], tf.cast(self.start_id, targets.dtype))
-        return tf.concat([starts, targets], axis=1)[:, :-1]
-
     def _run_layers(self, ids: tf.Tensor, state: DecoderState, training: bool | None) -> tf.Tensor:
         """Hidden states of the upper layer over a whole input sequence, `[batch, time, units]`."""
         outputs = self.embedding(ids)
@@ -388,9 +388,9 @@ class Seq2SeqDecoder(keras.layers.Layer):
         ids = tf.reshape(result.ids, [-1, length])
         memory, state = tf.nest.map_structure(lambda tensor: tf.repeat(tensor, num_best, axis=0), (memory, state))
         if self.input_feeding:
-            hidden = _native.run_stepwise(self, self.embedding(self._shift_right(ids)), memory, state, hidden=True)
+            hidden = _native.run_stepwise(self, self.embedding(self.shift_right(ids)), memory, state, hidden=True)
         else:
-            hidden = self._run_layers(self._shift_right(ids), state, training=False)
+            hidden = self._run_layers(self.shift_right(ids), state, training=False)
         weights = self.attention_layer(hidden, memory)[1]
         weights = tf.where(tf.equal(ids, 0)[:, :, tf.newaxis], tf.zeros([], weights.dtype), weights)
         return tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])

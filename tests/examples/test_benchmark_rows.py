@@ -83,21 +83,16 @@ def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path,
     assert results["price"] == before["price"] and "seed 0, price:" not in printed
     assert set(results) == {"price", "all"}
     assert {"reply_exact", "price_accuracy", "food_accuracy"} <= set(results["all"]["0"])
-    with pytest.raises(SystemExit):
-        restaurants.main([*arguments, "--dropout", "0.5"])
-    assert "`--output` must be a file of the same options" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        restaurants.main([*arguments, "--arms", "beer"])
-    assert "`--arms` must be of 'reply', 'price', 'food'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        restaurants.main([*arguments, "--patience", "2"])
-    assert "`--patience` must be left out: all arms train as long" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        restaurants.main([*arguments, "--seed", "5"])
-    assert "`--seed` must be left out" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        restaurants.main([*arguments, "--output", str(tmp_path / "other.json"), "--balancer", "beer"])
-    assert "`balancer` must" in capsys.readouterr().err
+    for options, message in (
+        (["--dropout", "0.5"], "`--output` must be a file of the same options"),
+        (["--arms", "beer"], "`--arms` must be of 'reply', 'price', 'food'"),
+        (["--patience", "2"], "`--patience` must be left out: all arms train as long"),
+        (["--seed", "5"], "`--seed` must be left out"),
+        (["--output", str(tmp_path / "other.json"), "--balancer", "beer"], "`balancer` must"),
+    ):
+        with pytest.raises(SystemExit):
+            restaurants.main([*arguments, *options])
+        assert message in capsys.readouterr().err
 
 
 def test_the_table_has_a_row_for_each_figure():
