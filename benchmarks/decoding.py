@@ -21,8 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-
-from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons, _native
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons, _native
 
 
 def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

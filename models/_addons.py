@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from models.attention import Memory
-from models.decoding import Decoded, Search, count_rows, pick, rank_beams, tidy
+from .attention import Memory
+from .decoding import Decoded, Search, count_rows, pick, rank_beams, tidy
 
 if TYPE_CHECKING:
-    from models.decoder import Seq2SeqDecoder
+    from .decoder import Seq2SeqDecoder
 
 
 @functools.cache

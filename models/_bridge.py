@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models._recurrent import State, build_layer, state_list, state_of
+from ._recurrent import State, build_layer, state_list, state_of
 
 
 class StateBridge(keras.layers.Layer):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from models._recurrent import hidden_of
-from models._step import Step, StepMemory
-from models.attention import Memory
-from models.decoding import Decoded, Search, count_rows, penalty, pick, rank_beams
+from ._recurrent import hidden_of
+from ._step import Step, StepMemory
+from .attention import Memory
+from .decoding import Decoded, Search, count_rows, penalty, pick, rank_beams
 
 if TYPE_CHECKING:
-    from models.decoder import Seq2SeqDecoder
+    from .decoder import Seq2SeqDecoder
 
 
 _SHARE = 16

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from models.attention import Memory
+from .attention import Memory
 
 if TYPE_CHECKING:
-    from models.decoder import Seq2SeqDecoder
+    from .decoder import Seq2SeqDecoder
 
 
 class StepMemory(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from models._recurrent import build_layer
+from ._recurrent import build_layer
 
 KINDS = ("luong", "bahdanau", None)
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from models import _addons, _native
-from models._bridge import StateBridge
-from models._checks import check_choice, check_count, check_id, check_ids, check_rate, check_representation, check_share
-from models._recurrent import CELLS, State, build_layer, dropout, hidden_of, recurrent_layer, state_list, state_of
-from models.attention import KINDS, Attention, Memory
-from models.decoding import Decoded, Search, penalty, score_rows
+from . import _addons, _native
+from ._bridge import StateBridge
+from ._checks import check_choice, check_count, check_id, check_ids, check_rate, check_representation, check_share
+from ._recurrent import CELLS, State, build_layer, dropout, hidden_of, recurrent_layer, state_list, state_of
+from .attention import KINDS, Attention, Memory
+from .decoding import Decoded, Search, penalty, score_rows
 
 ENGINES = ("addons", "native", None)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from models._checks import check_count
+from ._checks import check_count
 
 _ABSENT = -1e30
 """Log probabilities below this belong to no hypothesis: a beam was wider than the number of sequences there are."""

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models._checks import check_choice, check_count, check_ids, check_rate
-from models._recurrent import CELLS, build_layer, dropout, hidden_of, recurrent_layer, state_of
+from ._checks import check_choice, check_count, check_ids, check_rate
+from ._recurrent import CELLS, build_layer, dropout, hidden_of, recurrent_layer, state_of
 
 
 @keras.saving.register_keras_serializable(package="models")

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models._checks import check_count, check_rate, check_representation
-from models._recurrent import build_layer, dropout
+from ._checks import check_count, check_rate, check_representation
+from ._recurrent import build_layer, dropout
 
 
 @keras.saving.register_keras_serializable(package="models")

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import multihead
-from multihead import _compatibility, balancing
+from multihead import _compatibility, balancing, models
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -96,6 +96,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed into a folder of its own; what it needs comes from where this runs."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel.filename)]
+    subprocess.run(command, check=True, timeout=300)
+    return folder
+
+
 def test_wheel_has_one_top_level_name(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"multihead"}
@@ -104,8 +113,44 @@ def test_wheel_has_one_top_level_name(wheel: zipfile.ZipFile) -> None:
 def test_wheel_holds_every_module_types_and_licence(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {path.relative_to(ROOT).as_posix() for path in sources("multihead")} <= names
+    assert {f"multihead/{path.relative_to(ROOT).as_posix()}" for path in sources("models")} <= names
     assert "multihead/py.typed" in names
     assert any(re.fullmatch(r".*\.dist-info/(licenses/)?LICENSE", name) for name in names)
+
+
+PROGRAM = """
+import pathlib, sys
+import keras
+import numpy as np
+import multihead
+from multihead import MultiHeadTrainer, losses
+assert not any(name.startswith("multihead.models") for name in sys.modules), "the core imports the models"
+from multihead import models
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
+
+for module in (multihead, models):
+    assert pathlib.Path(module.__file__).is_relative_to(sys.argv[1]), module.__file__
+keras.utils.set_random_seed(0)
+tokens = np.array([[4, 5, 6, 3], [7, 3, 0, 0]] * 4)
+trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 8, cell="gru"))
+decoder = Seq2SeqDecoder(9, 4, 8, cell="gru", maximum_length=4)
+trainer.add_head("reply", decoder, losses.SequenceCrossentropy(), teacher_forcing=True)
+trainer.add_head("price", PriceClassifier(2, hidden_units=8), "sparse_categorical_crossentropy", metrics=["accuracy"])
+trainer.compile(keras.optimizers.Adam(0.02))
+history = trainer.fit(tokens, {"reply": tokens, "price": np.array([0, 1] * 4)}, batch_size=8, epochs=60, verbose=0).history
+assert history["price_accuracy"][-1] == 1.0, history["price_accuracy"]
+assert np.array_equal(trainer.predict(tokens, verbose=0)["reply"], tokens)
+"""
+
+
+def test_installed_wheel_trains_and_decodes(installed: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(installed)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        check=True,
+        timeout=300,
+    )
 
 
 def test_wheel_states_version_and_needs_only_tensorflow_and_numpy(wheel: zipfile.ZipFile) -> None:
@@ -231,10 +276,26 @@ def test_weighting_and_balancing_do_not_know_each_other() -> None:
 
 
 def test_package_and_reference_models_do_not_know_each_other() -> None:
-    strangers = {"multihead": {"models", "examples", "benchmarks", "tests"}, "models": {"multihead", "examples"}}
-    for folder, others in strangers.items():
-        for path in sources(folder):
-            assert {name.split(".")[0] for name in imported(path)} & others == set(), path
+    for path in sources("multihead"):
+        assert "models" not in modules_imported(path), path
+    for path in sources("models"):
+        allowed = {"models", "tensorflow", "tensorflow_addons", "keras", "numpy", *sys.stdlib_module_names}
+        assert {name.split(".")[0] for name in imported(path)} <= allowed, path
+
+
+def test_models_are_imported_by_the_name_under_which_they_are_installed() -> None:
+    folders = ("multihead", "models", "examples", "benchmarks", "tests", "docs")
+    texts = [path for folder in folders for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind)]
+    for path in [*texts, *ROOT.glob("*.py"), *ROOT.glob("*.md")]:
+        bare = re.findall(r"^[>\s]*(?:import|from) models\b.*", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert bare == [], f"{path}: import `multihead.models`"
+
+
+def test_doctests_of_models_see_the_installed_classes(request: pytest.FixtureRequest) -> None:
+    collect = request.config.hook.pytest_collect_file
+    collectors = collect(file_path=ROOT / "models" / "encoder.py", parent=request.session)
+    (example,) = [item for collector in collectors for item in collector.collect()]
+    assert example.dtest.globs["Seq2SeqEncoder"] is models.Seq2SeqEncoder
 
 
 def test_one_file_imports_tensorflow_addons() -> None:
@@ -268,7 +329,7 @@ def test_public_names_exist_and_nothing_else_is_public() -> None:
     for name in multihead.__all__:
         assert hasattr(multihead, name)
     public = {name for name in vars(multihead) if not name.startswith("_")}
-    submodules = {path.stem for path in (ROOT / "multihead").iterdir()}
+    submodules = {path.stem for path in (ROOT / "multihead").iterdir()} | {"models"}
     assert public - submodules <= set(multihead.__all__) | {"annotations"}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
 from examples.seq2seq_price import command, run
-from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 from tests import alone
 
 TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום, מה שלומך?", "Zyzzyva £20-25 isn't", "Two oak chairs, waxed."]

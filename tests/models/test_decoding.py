@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
-from models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 from tests.models.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
 from tests.models.test_decoder import ENGINES, KINDS, LENGTHS, SOME_KINDS, TOKENS, bridge, grow
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
-from models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from multihead import MultiHeadTrainer, losses
 from tests import tiny
 

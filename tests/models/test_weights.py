@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder, load_weights, save_weights
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder, load_weights, save_weights
 
 SAVED = pathlib.Path(__file__).parent / "saved"
 TOKENS = tf.constant([[4, 5, 6, 7], [9, 4, 0, 0], [5, 0, 0, 0]])

@@ -1,0 +1,31 @@
+"""Collects `models/` under the name by which it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parent / "models"
+
+
+def pytest_configure() -> None:
+    """Checks, without importing TensorFlow, that `multihead.models` is this checkout's."""
+    package = importlib.util.find_spec("multihead")
+    path = package.submodule_search_locations if package else None
+    found = (finder.find_spec("multihead.models", path) for finder in sys.meta_path)
+    if str(MODELS / "__init__.py") not in [spec.origin for spec in found if spec]:
+        raise pytest.UsageError("`multihead.models` is not installed from this checkout. Run `pip install -e .` in it.")
+
+
+def pytest_collect_file(file_path: Path) -> None:
+    """Imports a file of `models/` as part of `multihead.models`.
+
+    By its path pytest would name it `models.encoder`, import it a second time, and register its layers with Keras twice.
+    """
+    if file_path.parent == MODELS and file_path.suffix == ".py":
+        name = "models" if file_path.stem == "__init__" else f"models.{file_path.stem}"
+        sys.modules[name] = importlib.import_module(f"multihead.{name}")
