@@ -1,6 +1,6 @@
-"""Makes the tables of methods in the README from the methods' own docstrings and attributes.
+"""Generates the tables of methods in the README from the docstrings and attributes of the methods.
 
-`python docs/methods_table.py` writes them anew; a test keeps them so.
+`python docs/methods_table.py` rewrites them; a test checks that they are up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- methods: begin -->\n", "<!-- methods: end -->\n"
 
 
 def said(method: type, start: str, stop: str, *, with_asides: bool = True) -> str:
-    """What a docstring says after some words, up to a pattern; empty if it does not say them."""
+    """The text of a docstring between `start` and the pattern `stop`; empty if `start` does not occur."""
     text = " ".join((inspect.getdoc(method) or "").split())
     if not with_asides:
         text = re.sub(r" \([^)]*\)", "", text)
@@ -42,16 +42,16 @@ def paper(method: type) -> str:
 
 
 def balancer_row(method: Any) -> list[str]:
-    """Name, what it fixes, what it needs, its extra cost, the size of its update, paper."""
+    """Name, what it fixes, what it needs, extra cost, size of the update, paper."""
     needs = ["inner products" if method().needs == "gramian" else "gradients", *method().uses]
-    names = {"update": "the count of updates", "losses": "losses", "halves": "two halves of the examples"}
+    names = {"update": "the step", "losses": "losses", "halves": "two folds of the examples"}
     levels = method().levels
-    cost = "none" if "representation" in levels else "an encoder pass per head"
+    cost = "none" if "representation" in levels else "one encoder backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
-        cost += ", and a gradient kept per head"
+        cost += ", one stored gradient per head"
     return [
         f"`{method.__name__}`",
-        said(method, "What it fixes:", r"[.;:] |, (?!the more)|,? and, ", with_asides=False),
+        said(method, "What it fixes:", r"[.;:] |, (?!increasingly)|,? and, ", with_asides=False),
         ", ".join(names.get(need, need) for need in needs),
         cost,
         said(method, "Size of the update:", r"[.;] "),
@@ -60,15 +60,15 @@ def balancer_row(method: Any) -> list[str]:
 
 
 def weighting_row(method: Any) -> list[str]:
-    """Name, what it fixes, whether it learns, its extra cost, paper."""
-    made = method()
-    made([1.0, 1.0])
-    kinds = {True: "learned", False: "kept over updates" if made.variables else "none"}
-    cost = "a second forward pass" if made.reads_losses_after else "none"
+    """Name, what it fixes, its state, extra cost, paper."""
+    weighting = method()
+    weighting([1.0, 1.0])
+    kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
+    cost = "one more forward pass" if weighting.reads_losses_after else "none"
     return [
         f"`{method.__name__}`",
         said(method, "What it fixes:", r"[.;:] "),
-        kinds[bool(made.trainable_variables)],
+        kinds[bool(weighting.trainable_variables)],
         cost,
         paper(method),
     ]
@@ -81,12 +81,12 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def tables() -> str:
-    """Both tables as they stand in the README."""
+    """Both tables, as they appear in the README."""
     from multihead import balancing, weighting
     from multihead._method import methods
 
     balancers = table(
-        ["`balancing.`", "fixes", "needs", "extra cost", "size of its update", "paper"],
+        ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "paper"],
         [balancer_row(method) for method in methods(balancing, balancing.Balancer).values()],
     )
     weightings = table(

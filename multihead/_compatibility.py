@@ -1,7 +1,7 @@
-"""Explains, at import and in one sentence, why the installed TensorFlow or Keras cannot be used.
+"""Explains at import, in one sentence, why the installed TensorFlow or Keras cannot be used.
 
-The package runs on two stacks: TensorFlow 2.15 with Keras 2.15, and newer TensorFlow with Keras 3. `setup.cfg` states
-the same TensorFlow versions to installers; a test keeps the two alike.
+The package runs on two stacks: TensorFlow 2.15 with Keras 2.15, and newer TensorFlow with Keras 3. `setup.cfg` declares
+the same TensorFlow versions; a test keeps them in sync.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from importlib import metadata
 
 OLDEST_TENSORFLOW = (2, 15, 1)
-"""The last TensorFlow on which TensorFlow Addons imports, in its last patch release; older ones are not tested."""
+"""The last TensorFlow that supports TensorFlow Addons, in its last patch release; older versions are not tested."""
 
 OLDEST_KERAS_3_TENSORFLOW = (2, 16)
-"""From here on TensorFlow brings Keras 3."""
+"""From this version on, TensorFlow uses Keras 3."""
 
 KERAS_2 = (2, 15)
-"""The Keras that TensorFlow 2.15 is built with; `tf.keras` and `keras` are the same only there."""
+"""The Keras version of TensorFlow 2.15; only with this version are `tf.keras` and `keras` the same."""
 
 OLDEST_KERAS_3 = (3, 12)
-"""The newest Keras on Python 3.10, so the oldest that is tested."""
+"""The newest Keras for Python 3.10, and so the oldest that is tested."""
 
 _INSTALL = "`pip install --upgrade tensorflow`"
 _INSTALL_KERAS_2 = "`pip install 'keras==2.15.*'`"
@@ -28,15 +28,15 @@ _REINSTALL = "`pip install --force-reinstall tensorflow`"
 
 
 def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | None:
-    """What is wrong with a combination of versions.
+    """Explains what is wrong with a combination of versions.
 
     Args:
-        tensorflow: Version of the installed TensorFlow, None where there is none.
-        keras: Version of the installed Keras, None where there is none.
-        backend: Name of the backend that Keras 3 runs on.
+        tensorflow: Version of the installed TensorFlow, or None if it is not installed.
+        keras: Version of the installed Keras, or None if it is not installed.
+        backend: Name of the Keras 3 backend.
 
     Returns:
-        One sentence that names the rule, what was found, and the remedy; None where all is well.
+        One sentence with the rule, what was found and the fix; None if the versions are supported.
     """
     if tensorflow is None:
         return f"multihead needs TensorFlow, which is not installed: run {_INSTALL}."
@@ -46,7 +46,7 @@ def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | No
             f"but TensorFlow {tensorflow} is installed: run {_INSTALL}."
         )
     if keras is None:
-        return f"multihead needs Keras beside TensorFlow {tensorflow}, but Keras is not installed: run {_INSTALL}."
+        return f"multihead on TensorFlow {tensorflow} needs Keras, which is not installed: run {_INSTALL}."
     if _numbers(tensorflow) < OLDEST_KERAS_3_TENSORFLOW:
         if _numbers(keras)[:2] != KERAS_2:
             return f"TensorFlow {tensorflow} needs Keras 2.15, but Keras {keras} is installed: run {_INSTALL_KERAS_2}."
@@ -58,29 +58,29 @@ def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | No
         )
     if backend != "tensorflow":
         return (
-            f"multihead needs Keras on its TensorFlow backend, but the backend is {backend!r}: set the environment "
+            f"multihead needs the TensorFlow backend of Keras, but the backend is {backend!r}: set the environment "
             "variable KERAS_BACKEND=tensorflow before Python starts."
         )
     return None
 
 
 def usable_tensorflow(version: str) -> bool:
-    """Whether the package runs on this version of TensorFlow."""
+    """Whether the package supports this version of TensorFlow."""
     return _numbers(version) >= OLDEST_TENSORFLOW
 
 
 def check() -> None:
-    """Raises an `ImportError` of one sentence if the installed TensorFlow and Keras cannot be used."""
+    """Raises a one-sentence `ImportError` if the installed TensorFlow or Keras cannot be used."""
     try:
         import tensorflow as tf
     except ImportError as error:
         if getattr(error, "name", None) == "tensorflow":
             raise ImportError(problem(None, None, "tensorflow")) from error
-        raise ImportError(f"TensorFlow is installed, but its import fails ({error}): run {_REINSTALL}.") from error
-    # Before Keras is imported: an unsuitable version, or one whose backend is missing, fails with words of its own.
+        raise ImportError(f"TensorFlow is installed, but importing it fails ({error}): run {_REINSTALL}.") from error
+    # Checked before Keras is imported: an unsupported version or a missing backend would raise an error of its own.
     keras = _keras_version()
     _raise(problem(tf.__version__, keras, os.environ.get("KERAS_BACKEND") or "tensorflow"))
-    # The backend can also stand in Keras's configuration file.
+    # The backend can also be set in Keras's configuration file.
     try:
         import keras as installed_keras
 

@@ -1,8 +1,8 @@
 """Gradient clipping: by value, norm, average norm and global norm.
 
-Each class limits a list of gradients and can be passed as `clip=` to `MultiHeadTrainer.compile`, which applies it once
-per update to the final gradient, or called on any list of gradients: dense tensors, `tf.IndexedSlices` and None. Rows
-that occur several times in an `IndexedSlices` are summed first, since a limit on the parts is no limit on their sum.
+Pass an instance as `clip=` to `MultiHeadTrainer.compile`, which applies it once per update to the final gradients, or
+call it on any list of gradients: dense tensors, `tf.IndexedSlices` and None. Duplicate rows of an `IndexedSlices` are
+summed first, because limiting each of them does not limit their sum.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByVal
 
 
 class AbstractClipping:
-    """A limit on gradients. Subclasses implement `_clip` on gradients without None and without duplicate rows.
+    """A limit on gradients. Subclasses implement `_clip`, which receives gradients without None and duplicate rows.
 
     Args:
-        limit: The largest value, norm, average norm or global norm that the gradients may have; a number above 0.
+        limit: The largest allowed value, norm, average norm or global norm; a number above 0.
 
     Raises:
         ValueError: `limit` is not a finite number above 0.
@@ -36,11 +36,11 @@ class AbstractClipping:
         """Clips gradients.
 
         Args:
-            gradients: Dense tensors, `tf.IndexedSlices` or None, in any order.
+            gradients: Dense tensors, `tf.IndexedSlices` or None.
 
         Returns:
-            The clipped gradients in the same order and of the same kinds; None stays None. Non-finite gradients give
-            non-finite results (the trainer skips such an update before it clips).
+            The clipped gradients in the same order and of the same types; None stays None. Non-finite gradients give
+            non-finite results (the trainer skips such an update before clipping).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
         clipped = iter(self._clip(present) if present else [])
@@ -55,22 +55,22 @@ class AbstractClipping:
 
     @classmethod
     def from_config(cls, config: dict[str, float]) -> AbstractClipping:
-        """Makes a clipping of what `get_config` gave."""
+        """Creates the clipping from the result of `get_config`."""
         return cls(**config)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.limit:g})"
 
 
-def _scaled_down(gradient: Any, length: tf.Tensor, limit: float) -> Any:
-    """Multiplies a gradient by `limit / length` where that is below 1."""
-    factor = limit / tf.maximum(length, limit)
+def _scaled_down(gradient: Any, magnitude: tf.Tensor, limit: float) -> Any:
+    """Multiplies a gradient by `limit / magnitude` if this is below 1."""
+    factor = limit / tf.maximum(magnitude, limit)
     return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByValue(AbstractClipping):
-    """Limits every element `g` to `[-limit, limit]`. Changes the gradient's direction.
+    """Limits every element to `[-limit, limit]`. Changes the gradient's direction.
 
     Example:
         >>> ByValue(1.0)([tf.constant([3.0, -0.5])])[0].numpy().tolist()
@@ -83,7 +83,7 @@ class ByValue(AbstractClipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByNorm(AbstractClipping):
-    """Limits each variable's gradient to a norm: `g * limit / max(limit, |g|)`. Keeps each variable's direction.
+    """Limits the norm of each variable's gradient: `g * limit / max(limit, |g|)`. Keeps each gradient's direction.
 
     Example:
         >>> ByNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
@@ -96,9 +96,10 @@ class ByNorm(AbstractClipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByAverageNorm(AbstractClipping):
-    """Limits each variable's norm per element: `g * limit / max(limit, |g| / n)`, `n` being the number of elements.
+    """Limits each gradient's norm per element: `g * limit / max(limit, |g| / n)`, with `n` the number of elements.
 
-    A variable's limit thus grows with its size. For an `IndexedSlices`, `n` counts the whole variable.
+    The limit on the norm thus grows with the size of the variable. For an `IndexedSlices`, `n` is the size of the whole
+    variable.
 
     Example:
         >>> ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
@@ -111,10 +112,10 @@ class ByAverageNorm(AbstractClipping):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByGlobalNorm(AbstractClipping):
-    """Limits all gradients together: `g * limit / max(limit, |all|)`, `|all|` being the norm of all elements.
+    """Limits the norm of all gradients together: `g * limit / max(limit, |all|)`, with `|all|` the global norm.
 
-    Keeps the update's direction (Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks",
-    ICML 2013).
+    Keeps the direction of the update (Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+    networks", ICML 2013).
 
     Example:
         >>> ByGlobalNorm(1.0)([tf.constant([3.0]), None, tf.constant([4.0])])[2].numpy().round(6).tolist()

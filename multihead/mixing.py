@@ -1,4 +1,4 @@
-"""Mixing data sets: heads that have data of their own, in one `fit`."""
+"""Mixing datasets: train heads that each have their own data in one `fit`."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ def mix_datasets(
     temperature: float | None = None,
     seed: int = 0,
 ) -> tf.data.Dataset:
-    """Draws batches from several heads' data sets into one.
+    """Samples batches from the datasets of several heads into one dataset.
 
-    Each batch comes from one data set, drawn with probability `p_k / sum_j p_j`: `p_k` is `weights[k]`, or
-    `n_k^(1 / temperature)` with `n_k` the number of batches of data set `k` (Devlin, "Multilingual BERT", 2018, writes
-    the exponent `S = 1 / temperature`). Temperature 1 draws in proportion to size, a high one evenly. The draw is a
-    function of `seed` and the position in the epoch. An epoch has as many batches as all data sets together; a data set
-    that ends before begins again.
+    Each batch comes from one dataset, drawn with probability `p_k / sum_j p_j`: `p_k` is `weights[k]`, or
+    `n_k^(1 / temperature)` with `n_k` the number of batches of dataset `k` (Devlin, "Multilingual BERT", 2018, writes
+    the exponent as `S = 1 / temperature`). Temperature 1 samples in proportion to size; a high temperature samples
+    evenly. The choice is a function of `seed` and the position in the epoch. An epoch has as many batches as all
+    datasets together; a dataset that runs out starts again.
 
-    The other heads have no labels in a batch: their targets are placeholders under sample weights of 0, so they stay
+    The other heads have no labels in a batch: their targets are placeholders with a sample weight of 0. These heads are
     idle, and neither their forward nor their backward pass is computed.
 
     Args:
-        datasets: By head name, data sets of batches `(inputs, target)` or `(inputs, target, sample_weight)`; the inputs
-            of all have the same structure and dtypes.
-        weights: Sampling proportions by head name, above 0; every data set must be named.
-        temperature: Above 0. At most one of `weights` and `temperature` may be given; neither is temperature 1.
-        seed: A whole number.
+        datasets: Datasets by head name, with batches `(inputs, target)` or `(inputs, target, sample_weight)`. The inputs
+            of all datasets must have the same structure and dtypes.
+        weights: Sampling proportions by head name, above 0; every dataset must be named.
+        temperature: Above 0. At most one of `weights` and `temperature` may be given; without both, the temperature is 1.
+        seed: Seed of the random choices, a whole number.
 
     Returns:
-        A data set of `(inputs, targets, sample_weights)` with a target and weights for every head. Its length is known
-        if the lengths of all data sets are.
+        A dataset of `(inputs, targets, sample_weights)` with targets and weights for every head. Its cardinality is known
+        if those of all datasets are.
 
     Raises:
-        ValueError: An argument is out of its range, or the inputs differ in structure.
+        ValueError: An argument is out of range, or the inputs differ in structure.
     """
     if not isinstance(datasets, Mapping) or not datasets:
         raise ValueError(
-            "`datasets` must be a mapping from head names to data sets. "
-            f"Received: datasets={datasets!r}. Pass, say, {{'price': prices, 'reply': replies}}."
+            "`datasets` must be a mapping from head names to datasets. "
+            f"Received: datasets={datasets!r}. Pass, for example, {{'price': prices, 'reply': replies}}."
         )
     if weights is not None and temperature is not None:
         raise ValueError(
             "At most one of `weights` and `temperature` may be given. "
-            f"Received: weights={weights!r}, temperature={temperature!r}. Leave one out."
+            f"Received: weights={weights!r}, temperature={temperature!r}. Omit one."
         )
     seed = check_whole("seed", seed)
     names = list(datasets)
@@ -83,8 +83,8 @@ def _probabilities(
         unknown = [name for name in names if lengths[name] <= 0]
         if unknown:
             raise ValueError(
-                f"`weights` must be given where the length of a data set is unknown, infinite or 0, as for "
-                f"{quoted(unknown)}. Received: weights=None. Pass `weights`, or `assert_cardinality` on the data set."
+                f"`weights` must be given if the cardinality of a dataset is unknown, infinite or 0, as for "
+                f"{quoted(unknown)}. Received: weights=None. Pass `weights`, or use `assert_cardinality` on the dataset."
             )
         largest = max(lengths.values())
         proportions = [(lengths[name] / largest) ** exponent for name in names]
@@ -97,8 +97,8 @@ def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
         spec = dataset.element_spec
         if not isinstance(spec, tuple) or len(spec) not in (2, 3):
             raise ValueError(
-                f"`datasets[{name!r}]` must hold batches (inputs, target) or (inputs, target, sample_weight). "
-                f"Received: elements of {spec!r}. Map the data set to that."
+                f"`datasets[{name!r}]` must yield batches (inputs, target) or (inputs, target, sample_weight). "
+                f"Received: elements of {spec!r}. Map the dataset to this structure."
             )
         described[name] = tf.nest.map_structure(lambda leaf: (leaf.dtype.name, leaf.shape.rank), spec[0])
     first = next(iter(described))
@@ -106,12 +106,12 @@ def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
         if description != described[first]:
             raise ValueError(
                 f"The inputs of all `datasets` must have the same structure, dtypes and ranks. Received: {first!r} with "
-                f"{described[first]} and {name!r} with {description}. Map them to one form."
+                f"{described[first]} and {name!r} with {description}. Map them to one structure."
             )
 
 
 def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dataset:
-    """The data set of one head with placeholders for the others' targets."""
+    """The dataset of one head, with placeholders for the targets of the others."""
 
     def complete(inputs: Any, target: Any, sample_weight: Any = None) -> Any:
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]

@@ -204,7 +204,7 @@ def test_usable_stacks_pass(tensorflow: str, keras: str, backend: str) -> None:
         (None, None, "tensorflow", r"needs TensorFlow, which is not installed: run `pip install .*tensorflow`\.$"),
         ("2.14.1", "2.14.0", "tensorflow", r"needs TensorFlow 2\.15\.1 or newer, but TensorFlow 2\.14\.1 is installed"),
         ("2.16.2", "3.3.0", "tensorflow", r"needs Keras 3\.12 or newer, but Keras 3\.3\.0 is installed"),
-        ("2.21.0", None, "tensorflow", r"needs Keras beside TensorFlow 2\.21\.0, but Keras is not installed: run"),
+        ("2.21.0", None, "tensorflow", r"multihead on TensorFlow 2\.21\.0 needs Keras, which is not installed: run"),
         ("2.15.1", "3.12.0", "tensorflow", r"needs Keras 2\.15, but Keras 3\.12\.0 is installed: run `pip install"),
         ("2.21.0", "2.15.0", "tensorflow", r"needs Keras 3\.12 or newer, but Keras 2\.15\.0 is installed: run"),
         ("2.21.0", "3.15.1", "jax", r"the backend is 'jax': set the environment variable KERAS_BACKEND=tensorflow"),
@@ -244,7 +244,7 @@ def test_import_explains_an_old_tensorflow(tmp_path: Path) -> None:
 
 def test_import_explains_a_broken_tensorflow(tmp_path: Path) -> None:
     message = import_with(tmp_path, "tensorflow", "raise ImportError('numpy.core.umath failed to import')")
-    assert re.match(r"ImportError: TensorFlow is installed, but its import fails \(numpy.core.umath", message)
+    assert re.match(r"ImportError: TensorFlow is installed, but importing it fails \(numpy.core.umath", message)
 
 
 # Who imports whom

@@ -88,7 +88,7 @@ ERRORS = {
     ),
     "endless": (
         lambda: mix_datasets({"a": tf.data.Dataset.from_tensors((1.0, 1.0)).repeat()}),
-        r"`weights` must be given where the length",
+        r"`weights` must be given if the cardinality",
     ),
     "inputs": (
         lambda: mix_datasets({k: tf.data.Dataset.from_tensors((v, [1.0])) for k, v in {"a": [1.0], "b": [1]}.items()}),

@@ -1,6 +1,6 @@
-"""Balancers: how the heads' gradients are combined into one gradient for the encoder.
+"""A balancer combines the heads' encoder gradients into one gradient and so decides how each head moves the encoder.
 
-Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it by hand
+Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it directly
 on a `[num_heads, num_parameters]` matrix.
 """
 

@@ -1,4 +1,4 @@
-"""The dual cone `{x: x . g_k >= 0 for all k}`: the updates that oppose no head."""
+"""The dual cone `{x: x . g_k >= 0 for all k}`: the updates that conflict with no head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multihead.balancing._least_squares import nonnegative_least_squares, pseudo
 from multihead.balancing._newton import solve_bargain
 from multihead.balancing._rows import UnitRows
 
-# Half of what the promise of no conflict leaves open: `d . g_k >= -1e-5 |d| |g_k|`.
+# Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
 _ALLOWED = 5e-6
 
 
@@ -18,11 +18,11 @@ class DualCone(NamedTuple):
     """The dual cone of unit rows.
 
     Attributes:
-        rows: The rows.
+        rows: The unit rows.
         projections: `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone.
-        squares: `[num_heads]` float64: the projections' squared lengths, which are also their products with `u_i`.
-        opposed: `[num_heads]` booleans: the rows whose projection is zero, because the others together point exactly
-            against them. Everything in the cone is orthogonal to these.
+        squares: `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`.
+        opposed: `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points
+            exactly in the opposite direction. Everything in the cone is orthogonal to them.
     """
 
     rows: UnitRows
@@ -31,7 +31,7 @@ class DualCone(NamedTuple):
     opposed: tf.Tensor
 
     def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
-        """Removes from a vector its part in the span of the opposed rows, and with it the rounding of what cancels.
+        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels.
 
         Args:
             weights: `[num_heads]` float64.
@@ -46,7 +46,7 @@ class DualCone(NamedTuple):
         return tf.cond(tf.reduce_any(self.opposed), removed, lambda: tf.identity(weights))
 
     def reduced_cosines(self) -> tf.Tensor:
-        """`[num_heads, num_heads]`: the rows' inner products without their parts in the span of the opposed rows."""
+        """`[num_heads, num_heads]`: inner products of the rows without their components along the opposed rows."""
 
         def reduced() -> tf.Tensor:
             cosines, among = self.rows.cosines, tf.cast(self.opposed, tf.float64)
@@ -57,19 +57,19 @@ class DualCone(NamedTuple):
         return tf.cond(tf.reduce_any(self.opposed), reduced, lambda: tf.identity(self.rows.cosines))
 
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
-        """Moves a vector at the cone's edge inwards by what rounding may have moved it outwards.
+        """Moves a vector on the boundary of the cone inwards, by as much as rounding may have moved it outwards.
 
-        Nothing is changed unless the rounding exceeds what the promise of no conflict leaves open, that is, unless the
-        vector is the small difference of large rows. Where the cone is thinner than rounding, and where nothing but
-        rounding is left of the vector, the result is zero.
+        The vector changes only if the rounding error exceeds the tolerance for "no conflict", that is, only if it is
+        the small difference of large rows. The result is zero if the cone is narrower than the rounding error, or if
+        the vector is nothing but rounding error.
 
         Args:
-            weights: `[num_heads]` float64, in the cone but for rounding.
+            weights: `[num_heads]` float64, in the cone up to rounding.
         """
         rows, cosines, magnitudes = self.rows, self.rows.cosines, tf.abs(self.rows.cosines)
         free = (rows.active > 0) & ~self.opposed
         share = tf.where(free, 1.0 / tf.where(free, self.squares, 1.0), 0.0)
-        # The product of this vector with every free row is at least 1.
+        # The inner product of this vector with every row that is not opposed is at least 1.
         inner = self.without_opposed(tf.linalg.matvec(self.projections, share, transpose_a=True))
         gain = tf.linalg.matvec(cosines, inner) - rows.noise * tf.linalg.matvec(magnitudes, tf.abs(inner))
         error = rows.noise * tf.linalg.matvec(magnitudes, tf.abs(weights))
@@ -85,7 +85,7 @@ class DualCone(NamedTuple):
         return tf.where(is_outside | has_vanished, tf.zeros_like(weights), weights)
 
     def _length(self, weights: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
-        """A lower bound of a vector's length that holds in spite of rounding."""
+        """A lower bound on a vector's norm that holds despite rounding."""
         rounding = self.rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         square = tf.reduce_sum(weights * products) - rounding
         return tf.maximum(tf.sqrt(tf.maximum(square, 0.0)), tf.reduce_max(tf.abs(products)))
@@ -97,27 +97,27 @@ def dual_cone(rows: UnitRows) -> DualCone:
     gramians = tf.tile(rows.cosines[None], [num_heads, 1, 1])
     lifts = nonnegative_least_squares(gramians, rows.cosines, rows.active, rows.noise, rows.tolerance)
     projections = tf.linalg.diag(rows.active) + lifts
-    # `|x|^2 = x . u_i` for the projection x of u_i; the right side is the more exact one.
+    # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
     squares = tf.linalg.diag_part(tf.matmul(projections, rows.cosines))
     error = rows.noise * tf.linalg.diag_part(tf.matmul(tf.abs(projections), tf.abs(rows.cosines)))
     limit = rows.tolerance + error
     opposed = (rows.active > 0) & (squares <= limit)
-    # If a combination of rows vanishes, each row in it is opposed by the rest; its own projection need not show it.
+    # If a combination of rows is zero, each row in it is opposed by the others, even if its own projection is not zero.
     weighty = projections**2 > (limit / (16 * rows.tolerance))[:, None]
     opposed |= tf.reduce_any(weighty & opposed[:, None], axis=0)
     return DualCone(rows, projections, squares, opposed)
 
 
 def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
-    """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power`, among the heads that are not opposed.
+    """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
 
     Args:
-        rows: The rows.
+        rows: The unit rows.
         scales: `[num_heads]` float64, positive.
         power: Above 0.
 
     Returns:
-        `[num_heads]` float64 weights of the unit rows. Opposed heads get those that make the result orthogonal to them.
+        `[num_heads]` float64 weights of the unit rows. The weights of opposed heads make the result orthogonal to them.
     """
     cone = dual_cone(rows)
     takes_part = (rows.active > 0) & ~cone.opposed

@@ -1,4 +1,4 @@
-"""Eigenvectors of a Gramian whose rows differ much in length."""
+"""Singular vectors of gradient matrices whose rows differ widely in norm."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from multihead.balancing._rows import UnitRows
 
 
 def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Singular values and left singular vectors of the matrix of rows, small ones as exact as large ones.
+    """Singular values and left singular vectors of the matrix of rows, the small ones as accurate as the large ones.
 
-    An eigensolver finds the small eigenvalues of a Gramian to the precision of the largest only: with lengths from 1e-6
-    to 1e6 nothing is left of them. One-sided Jacobi rotations of a factor of the cosines, scaled by the lengths, keep
-    every digit. A sweep rotates all pairs of columns, as many at once as do not overlap.
+    An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms
+    from 1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep
+    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time.
 
     Args:
-        rows: The rows.
+        rows: The unit rows.
 
     Returns:
-        `[num_heads]` singular values, in units of the longest row; `[num_heads, num_heads]` vectors, one per column;
-        `[num_heads]` booleans, true for the singular values that are not zero.
+        `[num_heads]` singular values, in units of the largest row norm; `[num_heads, num_heads]` vectors, one per
+        column; `[num_heads]` booleans, true for nonzero singular values.
 
     Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
     """
@@ -28,7 +28,7 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
     lengths = rows.norms * rows.active
     lengths = tf.math.divide_no_nan(lengths, tf.reduce_max(lengths))
-    order = tf.argsort(lengths, direction="DESCENDING")  # the longest first: rotations then stay small
+    order = tf.argsort(lengths, direction="DESCENDING")  # the largest first keeps the rotations small
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * lengths[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
@@ -51,17 +51,17 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return singular, basis, singular > _ROUNDING * _sizes(basis, lengths)
 
 
-# A column this much shorter than what it is composed of is rounding.
+# A column this much smaller than the vectors it is composed of is rounding error.
 _ROUNDING = 1e-10
 
 
 def _sizes(basis: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
-    """The lengths that the columns would have if the rows were orthogonal."""
+    """The norms that the columns would have if the rows were orthogonal."""
     return tf.sqrt(tf.reduce_sum((basis * lengths[:, None]) ** 2, axis=0))
 
 
 def _rounds(size: int) -> list[list[int]]:
-    """A tournament: in each round every column has another partner (itself if it pauses), and all pairs occur."""
+    """A round-robin tournament: each round pairs every column with a new partner (or itself), until all pairs occur."""
     players: list[int | None] = [*range(size), *([None] if size % 2 else [])]
     rounds = []
     for _ in range(len(players) - 1):
@@ -86,7 +86,7 @@ def _rotation(columns: tf.Tensor, basis: tf.Tensor, lengths: tf.Tensor, partners
 
     ratio = (others - own) / tf.where(turns, 2.0 * product, 1.0)
     sign = tf.where(ratio >= 0, 1.0 + 0.0 * ratio, -1.0)
-    # For equal lengths both partners must turn the same way: the first of the pair decides.
+    # With equal norms, both partners must rotate in the same direction: the first of the pair decides.
     is_first = tf.constant([partner > index for index, partner in enumerate(partners)])
     sign = tf.where((ratio == 0) & ~is_first, -sign, sign)
     tangent = tf.where(turns, sign / (tf.abs(ratio) + tf.sqrt(1.0 + ratio**2)), 0.0 * ratio)

@@ -1,4 +1,4 @@
-"""Non-negative least squares and the pseudo-inverse, exact and inside the graph."""
+"""Non-negative least squares and the pseudo-inverse, exact and in pure TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def nonnegative_least_squares(
     """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
 
     Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
-    pivots, so that an iteration is one rank-one change and needs no linear solver. A column enters only if it is
-    independent of those inside, by `tolerance`, so that equal and opposed columns do no harm.
+    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
+    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
 
     Args:
-        gramian: `[num_targets, n, n]` float64, `a_i . a_j`; the columns of about unit length.
+        gramian: `[num_targets, n, n]` float64, `a_i . a_j`; the columns have about unit norm.
         linear: `[num_targets, n]` float64, `a_k . t`.
         square: `[num_targets]` float64, `|t|^2`, about 1.
-        noise: The size of rounding errors in `gramian`: smaller slopes count as zero.
-        tolerance: A squared length below which a vector counts as zero.
+        noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
+        tolerance: Squared norm below which a vector is treated as zero.
 
     Returns:
         `[num_targets, n]` float64: `v`.
@@ -42,8 +42,8 @@ def nonnegative_least_squares(
         is_blocked = tf.reduce_any(leaves, axis=-1)
         ratios = tf.where(solution > 0, solution / tf.where(leaves, solution - goal, 1.0), 0.0)
         ratios = tf.where(leaves, ratios, infinity)
-        part = tf.where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
-        moved = tf.where(is_blocked[:, None], solution + part * (goal - solution), goal)
+        fraction = tf.where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
+        moved = tf.where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
 
         remainder = square + tf.reduce_sum(linear * goal, axis=-1)
         free = tf.linalg.diag_part(tableau[..., :size])
@@ -60,14 +60,14 @@ def nonnegative_least_squares(
 
     state = (tableau, solution, passive, done)
     tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
-    # One refinement with the inverse that the tableau holds removes what rounding the pivots have gathered.
+    # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
     slope = tf.where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
     correction = tf.where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
     return tf.maximum(solution - correction, 0.0)
 
 
 def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
-    """Principal pivot at the marked index of each tableau; a tableau without a mark stays as it is."""
+    """Principal pivot at the marked index of each tableau; a tableau without a mark does not change."""
     chosen = tf.cast(mark, tableau.dtype)
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
     column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
@@ -85,7 +85,7 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
 
     Args:
         matrix: The matrix.
-        tolerance: Eigenvalues up to this count as zero.
+        tolerance: Eigenvalues up to this value are treated as zero.
     """
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance

@@ -8,9 +8,9 @@ import tensorflow as tf
 def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
     """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
 
-    The solution minimises the convex `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a logarithm
-    for `power == 1`). Newton's step is cut short where it would leave `y > 0` or pass the minimum along its line.
-    Everything is relative to the size of each `y_k`, so that scales do no harm.
+    The solution minimizes the convex function `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a
+    logarithm for `power == 1`). A Newton step is shortened if it would leave `y > 0` or overshoot the minimum along its
+    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale.
 
     Args:
         gramian: `[n, n]` float64, positive semidefinite, with a positive diagonal, and such that `gramian y = 0` for no

@@ -1,4 +1,4 @@
-"""How much each head counts, for the methods that leave this to the user."""
+"""The preference: how much each head counts, for the methods that accept one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from multihead.balancing._base import Balancer
 
 
 class PreferenceBalancer(Balancer):
-    """A balancer that takes a preference.
+    """A balancer with a preference.
 
     Args:
-        preference: One number of at least 0 per head, as a sequence in the order of the heads or as a dict by name, in
-            which heads may be left out. Default: 1 for every head.
+        preference: One number of at least 0 per head, as a sequence in the order of the heads or as a dict by name.
+            Heads missing from the dict have 1. Default: 1 for every head.
         name: Name of the layer.
 
     Raises:
@@ -32,7 +32,7 @@ class PreferenceBalancer(Balancer):
 
     @property
     def preference(self) -> tuple[float, ...] | dict[str, float] | None:
-        """The preference as it was given."""
+        """The preference as passed to the constructor."""
         return self._preference.value
 
     def bind(self, head_names: Sequence[str]) -> None:
@@ -52,8 +52,8 @@ class PreferenceBalancer(Balancer):
         if isinstance(preference, dict):
             if self.head_names is None:
                 raise ValueError(
-                    "`preference` by name needs the heads' names. "
-                    f"Received: preference={preference!r}, and `bind` was not called. "
+                    "`preference` by name requires the heads' names. "
+                    f"Received: preference={preference!r}, but `bind` was not called. "
                     "Call `bind(head_names)` first, or pass a sequence in the order of the rows."
                 )
             values = [preference.get(name, 1.0) for name in self.head_names]
@@ -65,7 +65,7 @@ class PreferenceBalancer(Balancer):
             raise ValueError(
                 f"`preference` must have one number per head. Received: {len(values)} numbers for {num_heads} heads"
                 f"{'' if self.head_names is None else ' (' + quoted(self.head_names) + ')'}. "
-                "Pass as many as there are heads, or a dict by name."
+                "Pass one number per head, or a dict by name."
             )
         return values
 
@@ -87,7 +87,7 @@ def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
         isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
         for value in values
     )
-    if not is_valid or not (by_name or any(value > 0 for value in values)):  # heads not named have 1
+    if not is_valid or not (by_name or any(value > 0 for value in values)):  # heads missing from a dict have 1
         raise _not_a_preference(preference)
     if by_name:
         return {str(name): float(value) for name, value in preference.items()}
@@ -96,6 +96,6 @@ def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
 
 def _not_a_preference(preference: Any) -> ValueError:
     return ValueError(
-        "`preference` must hold finite numbers of at least 0, one of them above 0. "
-        f"Received: preference={preference!r}. Leave it out to count all heads alike."
+        "`preference` must contain finite numbers of at least 0, and at least one above 0. "
+        f"Received: preference={preference!r}. Omit it to treat all heads equally."
     )

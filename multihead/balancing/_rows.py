@@ -1,4 +1,4 @@
-"""Rows of unit length: how methods see the Gramian, so that the heads' scales cannot spoil what they compute."""
+"""Rows scaled to unit norm: the form in which methods use the Gramian, so that scales do not affect precision."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import tensorflow as tf
 
 
 class UnitRows(NamedTuple):
-    """The rows `u_k = g_k / |g_k|`, known by their inner products.
+    """The rows `u_k = g_k / |g_k|`, represented by their inner products.
 
     A vector in the span of the rows is written `sum_k weights_k u_k`.
 
     Attributes:
-        cosines: `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of absent heads.
-        norms: `[num_heads]` float64, `|g_k|`; 1 for absent heads.
-        active: `[num_heads]` float64, 1 for a head with a gradient, 0 for an absent one.
-        noise: The size of rounding errors in `cosines`.
-        tolerance: A squared length, in units of the rows, below which what is left of a row is rounding.
-        dtype: Dtype of the Gramian, and of the coefficients.
-        finite: Whether the Gramian was finite; a boolean scalar.
+        cosines: `[num_heads, num_heads]` float64, `u_i . u_j`; 0 in the rows and columns of idle heads.
+        norms: `[num_heads]` float64, `|g_k|`; 1 for idle heads.
+        active: `[num_heads]` float64, 1 for a head with a gradient, 0 for an idle one.
+        noise: Magnitude of the rounding errors in `cosines`.
+        tolerance: Squared norm below which the remainder of a unit row is treated as rounding error.
+        dtype: Dtype of the Gramian and of the coefficients.
+        finite: Whether the Gramian is finite; a boolean scalar.
     """
 
     cosines: tf.Tensor
@@ -32,27 +32,27 @@ class UnitRows(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """How many rows there are, absent ones included."""
+        """The number of rows, including those of idle heads."""
         return int(self.norms.shape[0])
 
     def coefficients(self, weights: tf.Tensor) -> tf.Tensor:
-        """Coefficients of the rows themselves from weights of the unit rows.
+        """Converts weights of the unit rows into coefficients of the original rows.
 
         Args:
             weights: `[num_heads]` float64.
 
         Returns:
-            `[num_heads]` of the Gramian's dtype: 0 for absent heads; all NaN if the Gramian was not finite.
+            `[num_heads]` of the Gramian's dtype: 0 for idle heads; all NaN if the Gramian is not finite.
         """
         result = tf.where(self.active > 0, weights / self.norms, 0.0)
         return tf.cast(tf.where(self.finite, result, float("nan")), self.dtype)
 
 
 def unit_rows(gramian: tf.Tensor) -> UnitRows:
-    """Splits a Gramian into lengths and cosines.
+    """Splits a Gramian into norms and cosines.
 
-    A diagonal element that is zero, or so small that its precision is lost (below 1.2e-38 in float32: a gradient of
-    norm 1e-19), makes a head absent.
+    A head is idle if its diagonal element is zero, or so small that its precision is lost (below 1.2e-38 in float32,
+    that is, a gradient norm of 1e-19).
 
     Args:
         gramian: `[num_heads, num_heads]`, float32 or float64.

@@ -17,15 +17,15 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class AlignedMTL(PreferenceBalancer):
-    """Makes the principal components of the heads' gradients equally long.
+    """Rescales the principal components of the heads' gradients to the same singular value.
 
-    Formula: with the singular value decomposition `J = U S V^T` of the matrix of rows, the aligned rows are
-    `s U V^T`, whose condition number is 1; `d = s V U^T p`, with `p` the `preference` and `s` the smallest singular
-    value that is not zero (`scale="min"`), their median, or the root of the mean of their squares (`"rmse"`).
+    Formula: with the singular value decomposition `J = U S V^T` of the gradient matrix, the aligned gradients are the
+    rows of `s U V^T`, whose condition number is 1, and `d = s V U^T p`. `p` is the `preference`; `s` is the smallest
+    nonzero singular value (`scale="min"`), the median (`"median"`) or the root mean square (`"rmse"`) of them.
 
-    What it fixes: magnitude and direction of the system as a whole. No aligned row is opposed, but an original gradient
-    may be. Size of the update: with `scale="min"` at most that of the weakest principal component times the length of
-    `p`, and so governed by the shortest gradients.
+    What it fixes: magnitude and direction of the gradient matrix as a whole. The update never conflicts with an aligned
+    gradient, but it may conflict with an original one. Size of the update: with `scale="min"`, at most the smallest
+    singular value times the norm of `p`, so it is governed by the smallest gradients.
 
     Args:
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
@@ -33,7 +33,7 @@ class AlignedMTL(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range or of the wrong length, or there are more than 16 heads.
+        ValueError: An argument is out of range or has the wrong length, or there are more than 16 heads.
 
     Example:
         >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -63,7 +63,7 @@ class AlignedMTL(PreferenceBalancer):
         return rows.coefficients(self._common(singular, exists) * aligned * rows.norms)
 
     def _common(self, singular: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
-        """The common singular value, in units of the longest row."""
+        """The common singular value, in units of the largest row norm."""
         count = tf.reduce_sum(tf.cast(exists, tf.int32))
         if self.scale == "rmse":
             squares = tf.reduce_sum(tf.where(exists, singular**2, 0.0 * singular))

@@ -18,30 +18,31 @@ from multihead.balancing._rows import UnitRows, unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class CAGrad(PreferenceBalancer):
-    """Near the mean gradient, takes the update from which the head that gains least gains most.
+    """Maximizes the smallest improvement over all heads, within a ball around the mean gradient.
 
-    Formula: `d = argmax min_k d . g_k` over `|d - g_0| <= c |g_0|`, with `g_0 = sum_k p_k g_k / sum_k p_k` and `p` the
-    `preference`.
+    Formula: `d = argmax min_k d . g_k` subject to `|d - g_0| <= c |g_0|`, with `g_0 = sum_k p_k g_k / sum_k p_k` and
+    `p` the `preference`.
 
-    What it fixes: direction, the more so the larger `c`: `c = 0` is the mean; with `c < 1` a head may still be opposed;
-    with `c >= 1` none is. Size of the update: between `1 - c` and `1 + c` times that of the *mean* gradient (`Sum`
-    gives `num_heads` times the mean). `|d - g_0| = c |g_0|`, except where heads exactly oppose each other: `d` is then
-    the point of the dual cone nearest to `g_0`, if that is nearer. One head alone gets `1 + c` times its gradient.
+    What it fixes: direction, increasingly with `c`: `c = 0` gives the mean gradient; with `c < 1` the update may still
+    conflict with a head; with `c >= 1` it conflicts with none. Size of the update: between `1 - c` and `1 + c` times
+    the norm of the *mean* gradient (`Sum` gives `num_heads` times the mean). `|d - g_0| = c |g_0|`, unless some heads
+    exactly oppose each other: `d` is then the point of the dual cone closest to `g_0`, if that is closer. A single head
+    gets `1 + c` times its gradient.
 
     Args:
-        c: How far from the mean the update may be, at least 0.
+        c: Radius of the ball relative to the norm of the mean gradient, at least 0.
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of its range, or there are more than 16 heads.
+        ValueError: `c` or the preference is out of range, or there are more than 16 heads.
 
     Example:
         >>> CAGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.3468, 1.1633, 1.1633]
 
-    Source: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021, equation 1; the update
-    is not divided by `1 + c` or the like, as some implementations do.
+    Source: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021, equation 1. Unlike in
+    some implementations, the update is not divided by `1 + c` or a similar factor.
     """
 
     max_heads = MAX_HEADS
@@ -73,29 +74,31 @@ class CAGrad(PreferenceBalancer):
         return {**super().get_config(), "c": self.c}
 
 
-# Where the search begins: from where only heads with the longest gradients matter to where all do.
+# Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which
+# all heads do.
 _LEVELS = (*(-(10.0**power) for power in range(13, -7, -1)), 0.0, *(10.0**power for power in range(-3, 8)))
 
 
 def _shift(rows: UnitRows, cone: DualCone, products: tf.Tensor, radius: float) -> tf.Tensor:
-    """Weights `v >= 0` of the way of length `radius` from the unit vector `t` to the best point.
+    """Weights `v >= 0` of the displacement of norm `radius` from the unit vector `t` to the optimum.
 
-    The best point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse length of row
-    k, for the largest gain `m` within reach. With `m` as a further coordinate that set is a cone, and `v` solves a
-    non-negative least-squares problem, whose target `(t, level)` makes the way the longer the higher the level.
+    The optimum is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k,
+    for the largest improvement `m` that can be reached. With `m` as an additional coordinate this set is a cone, and
+    `v` solves a non-negative least-squares problem with the target `(t, level)`: the higher the level, the longer the
+    displacement.
 
     Args:
-        rows: The rows.
+        rows: The unit rows.
         cone: Their dual cone.
         products: `[num_heads]` float64, `u_k . t`.
-        radius: How far to go.
+        radius: Norm of the displacement.
     """
     shortest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
     inverses = rows.active * shortest / rows.norms
 
     def ways(levels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Weights `[n, num_heads]` and squared lengths `[n]` of the ways for `[n]` levels."""
-        # The unit of the further coordinate is free; this one keeps all terms of one order of magnitude.
+        """Weights `[n, num_heads]` and squared norms `[n]` of the displacements for `[n]` levels."""
+        # The unit of the additional coordinate is arbitrary; this one keeps all terms at the same order of magnitude.
         units = tf.maximum(-levels, 1.0)
         heights = units[:, None] * inverses[None, :]
         sizes = tf.sqrt(1.0 + heights**2)
@@ -114,7 +117,7 @@ def _shift(rows: UnitRows, cone: DualCone, products: tf.Tensor, radius: float) -
     def narrow(
         count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Replaces the levels by finer ones between the two whose ways are just shorter and just longer."""
+        """Refines the grid between the two levels whose displacements bracket the radius."""
         lifts, squares = ways(levels)
         above = tf.minimum(tf.reduce_sum(tf.cast(squares < goal, tf.int32)), len(_LEVELS) - 1)
         below = tf.maximum(above - 1, 0)
@@ -124,13 +127,13 @@ def _shift(rows: UnitRows, cone: DualCone, products: tf.Tensor, radius: float) -
     nothing = tf.zeros_like(inverses)
     state = (tf.constant(0), tf.constant(_LEVELS, tf.float64), nothing, nothing, tf.reduce_sum(nothing))
     _, _, first, step, square = tf.while_loop(lambda count, *_: count < 5, narrow, state)
-    # Between close levels the way is a straight line: it has the wanted length at the root of a quadratic.
+    # Between adjacent levels the displacement is linear: it reaches the radius at the root of a quadratic.
     pulled = tf.linalg.matvec(rows.cosines, step)
     half, short = tf.reduce_sum(first * pulled), goal - square
     root = tf.sqrt(tf.maximum(half**2 + tf.reduce_sum(step * pulled) * short, 0.0))
     found = first + step * tf.clip_by_value(tf.math.divide_no_nan(short, half + root), 0.0, 1.0)
 
-    # Exactly opposed heads cannot gain: the way ends at the dual cone.
+    # Heads that exactly oppose each other cannot improve: the displacement ends at the dual cone.
     ones = tf.ones([1], tf.float64)
     ends = nonnegative_least_squares(rows.cosines[None], products[None], ones, rows.noise, rows.tolerance)[0]
     distance = tf.reduce_sum(ends * tf.linalg.matvec(rows.cosines, ends))

@@ -13,14 +13,14 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ConFIG(Balancer):
-    """Takes the direction with equal cosines to all heads' gradients, and their summed projections as its length.
+    """Finds the direction with the same cosine to every head's gradient and scales it by their projections.
 
-    Formula: `x = U^+ 1 / |U^+ 1|`, `d = (sum_k g_k . x) x`, with the gradients of unit length as rows of `U` and `+`
-    the pseudo-inverse.
+    Formula: `x = U^+ 1 / |U^+ 1|` and `d = (sum_k g_k . x) x`, where the rows of `U` are the gradients scaled to unit
+    norm and `+` is the pseudo-inverse.
 
-    What it fixes: direction (equal, positive cosines if the gradients are linearly independent; if they are not, equal
-    in the sense of least squares, and a head may be opposed). The direction does not depend on the weights of the
-    losses, the size does. Size of the update: the sum of the gradients' projections onto its direction.
+    What it fixes: direction (equal, positive cosines if the gradients are linearly independent; otherwise equal only in
+    the least-squares sense, and the update may conflict with a head). The direction does not depend on the loss
+    weights; the size does. Size of the update: the sum of the gradients' projections onto its direction.
 
     Args:
         name: Name of the layer.

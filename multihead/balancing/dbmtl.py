@@ -14,32 +14,33 @@ from multihead.balancing._running import RunningBalancer, combined, gramian_of, 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class DBMTL(RunningBalancer):
-    """Balances the scales of losses by the logarithm and of gradients by their length, both smoothed over updates.
+    """Takes the logarithm of each loss and scales the heads' running gradients to the same norm.
 
-    Formula: `q_k <- b q_k + (1 - b) g_k / L_k`, the running gradient of `log L_k`, with `b = beta / t^sigma` at a
+    Formula: `q_k <- b q_k + (1 - b) g_k / L_k`, the running gradient of `log L_k`, with `b = beta / t^sigma` at the
     head's t-th update; `d = sum_k (max_j |q_j| / |q_k|) q_k`.
 
-    What it fixes: magnitude; conflicts stay. The direction does not depend on the scales of the losses. Size of the
-    update: all heads' parts have the length of the longest gradient of a logarithm; set the learning rate accordingly.
+    What it fixes: magnitude; conflicts remain. The direction does not depend on the scales of the losses. Size of the
+    update: every head contributes the norm of the largest running gradient of a log-loss; set the learning rate
+    accordingly.
 
-    State: see `running` (the `q_k`, before correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
-    weights in `q_k`: `q_k` is divided by it, so that the first updates are not too short. An idle head's stay, and give
-    the encoder nothing.
+    State: `running` (the `q_k`, before bias correction), `counts`, and `masses`, `[num_heads]` float32, the sums of the
+    averaging weights in `q_k`. Each `q_k` is divided by its sum, so that the first updates are not too small. The state
+    of an idle head does not change, and the head does not contribute to the update.
 
     Args:
-        beta: Weight of the past, at least 0 and below 1.
-        sigma: How fast this weight falls, at least 0.
+        beta: Decay rate of the running gradients, at least 0 and below 1.
+        sigma: How fast this decay rate decreases, at least 0.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range; built without the numbers of parameters.
+        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> DBMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.1881, 2.4530, 2.4530]
 
-    Source: Lin et al., Dual-Balancing for Multi-Task Learning, arXiv 2308.12029, 2023, algorithm 1. By hand and without
-    `losses`, and for a head whose loss is not above 0, the gradients are taken as they are.
+    Source: Lin et al., Dual-Balancing for Multi-Task Learning, arXiv 2308.12029, 2023, algorithm 1. Gradients are not
+    divided by the loss if `losses` is not given, or for a head whose loss is not above 0.
     """
 
     uses = ("losses",)

@@ -14,29 +14,29 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class DualProj(PreferenceBalancer):
-    """Projects the sum of the heads' gradients to the nearest update that opposes no head.
+    """Projects the sum of the heads' gradients onto the closest update that conflicts with no head.
 
-    Where `UPGrad` projects every head's gradient, this projects their sum, so that a head with a long gradient decides.
+    `UPGrad` projects each head's gradient; this method projects their sum, so heads with large gradients dominate.
 
-    Formula: `d = P(sum_k p_k g_k)`, `P` being the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and `p`
-    the `preference`.
+    Formula: `d = P(sum_k p_k g_k)`, where `P` is the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and
+    `p` the `preference`.
 
-    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum where this opposes no
-    head, else smaller.
+    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum if it conflicts with
+    no head, smaller otherwise.
 
     Args:
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0, or of the wrong length; more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
 
     Example:
         >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [1.1111, 2.2222, 2.2222]
 
     Source: Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017; for several heads as
-    in Quinton and Rey, arXiv 2406.16232, there with the mean in place of the sum.
+    in Quinton and Rey, arXiv 2406.16232, but with the sum instead of the mean.
     """
 
     max_heads = MAX_HEADS

@@ -1,4 +1,4 @@
-"""Equal lengths for the heads' gradients."""
+"""Equal norms for the heads' gradients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class EqualNorms(Balancer):
-    """Gives every head's gradient the same length: the mean of their lengths.
+    """Scales every head's gradient to the same norm: the mean of their norms.
 
-    For heads whose losses live on different scales. Conflicts of direction stay; put `UPGrad` behind it with `Chain`
-    to remove these too.
+    For heads whose losses have different scales. Conflicts in direction remain; add `UPGrad` after it with `Chain` to
+    remove them as well.
 
     Formula: `d = sum_k (m / |g_k|) g_k`, with `m` the mean of `|g_k|` over the heads that have a gradient.
 
-    What it fixes: magnitude. Size of the update: at most the sum of the lengths; one head alone is left as it is.
-    The direction does not depend on the weights of the losses.
+    What it fixes: magnitude. Size of the update: at most the sum of the norms; the gradient of a single head is
+    unchanged. The direction does not depend on the loss weights.
 
     Args:
         name: Name of the layer.

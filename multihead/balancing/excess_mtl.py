@@ -14,30 +14,31 @@ from multihead.balancing._running import RunningBalancer, combined, prepared
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ExcessMTL(RunningBalancer):
-    """Gives more weight to heads that are still far from their own best loss, but none for noise in their labels.
+    """Gives more weight to heads that are still far from their own optimum, but none to noise in the labels.
 
     Formula: `S_k <- S_k + g_k^2`; the estimated excess risk `E_k = sum_i g_ki^2 / sqrt(S_ki)`, divided by its value at
     the head's first update; `w_k <- w_k exp(step_size E_k)`, scaled to sum to 1; `d = sum_k w_k g_k`.
 
-    What it fixes: magnitude, slowly; conflicts stay. Size of the update: the weights sum to 1.
+    What it fixes: magnitude, slowly; conflicts remain. Size of the update: that of a weighted mean of the gradients,
+    since the weights sum to 1.
 
-    State: `running` (the roots of the `S_k`), `counts`; `[num_heads]` float32 `first_risks` (the risks at the first
-    update) and `log_weights` (the logarithms of the `w`, but for a common number). An idle head's stay, and give the
-    encoder nothing.
+    State: `running` (the square roots of the `S_k`), `counts`, and two `[num_heads]` float32 variables: `first_risks`
+    (the risks at the first update) and `log_weights` (the logarithms of the `w_k`, up to a common constant). The state
+    of an idle head does not change, and the head does not contribute to the update.
 
     Args:
-        step_size: Above 0.
+        step_size: Step size of the weights, above 0.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range; built without the numbers of parameters.
+        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> ExcessMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [1.0, 1.0, 1.0]
 
-    Source: He et al., Robust Multi-Task Learning with Excess Risks, ICML 2024, equations 6, 7 and 9, without the small
-    number under the root (0/0 counts as 0), so that nothing depends on the scale of the gradients.
+    Source: He et al., Robust Multi-Task Learning with Excess Risks, ICML 2024, equations 6, 7 and 9, without the
+    epsilon under the square root (0/0 is 0), so that the method does not depend on the scale of the gradients.
     """
 
     rescales = False
@@ -64,7 +65,7 @@ class ExcessMTL(RunningBalancer):
         first_risks.assign(tf.cast(first, tf.float32))
         logs = tf.cast(tf.convert_to_tensor(log_weights), tf.float64)
         logs = tf.where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
-        # A common number is free; this one keeps the largest at 0 without moving idle heads against active ones.
+        # A common constant has no effect. This one keeps the largest logarithm at 0 and shifts idle heads too.
         log_weights.assign(tf.cast(logs - tf.reduce_max(logs), tf.float32))
         lowest = tf.constant(-1e300, tf.float64)
         weights = tf.nn.softmax(tf.where(active, logs, lowest)) * tf.cast(active, tf.float64)

@@ -16,15 +16,15 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class FairGrad(Balancer):
-    """Maximises the alpha-fair utility of the heads' gains.
+    """Maximizes the alpha-fair utility of the heads' improvements.
 
     Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = w_k^(-1 / alpha)`, with `G` the Gramian. `alpha = 1` is
-    `NashMTL`; `alpha -> 0` is the plain sum; the larger `alpha`, the more the head that gains least counts.
+    `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favours the head that improves least.
 
-    What it fixes: direction (`d . g_k > 0` for every head) and, the more so the larger `alpha`, magnitude. Size of the
-    update: `|d|^2 = sum_k w_k^(1 - 1/alpha)`, so not that of the sum; set the learning rate accordingly.
+    What it fixes: direction (`d . g_k > 0` for every head) and, increasingly with `alpha`, magnitude. Size of the
+    update: `|d|^2 = sum_k w_k^(1 - 1/alpha)`, which differs from that of the sum; set the learning rate accordingly.
 
-    Heads that exactly oppose each other are treated as by `NashMTL`.
+    Heads that exactly oppose each other are handled as in `NashMTL`.
 
     Args:
         alpha: A number above 0.
@@ -38,7 +38,7 @@ class FairGrad(Balancer):
         [0.0313, 0.7908, 0.7908]
 
     Source: Ban and Ji, Fair Resource Allocation in Multi-Task Learning, ICML 2024, equation 4. The paper tunes `alpha`
-    for each data set; the default is the one that it chooses for NYU-v2.
+    for each dataset; the default is its value for NYU-v2.
     """
 
     max_heads = MAX_HEADS

@@ -15,30 +15,29 @@ from multihead.balancing._base import Balancer
 
 @keras.saving.register_keras_serializable(package="multihead")
 class GradDrop(Balancer):
-    """Picks one sign for every coordinate, at random by how much of the gradients has it, and drops the other.
+    """Samples one sign per coordinate, in proportion to the gradients with that sign, and drops the opposite sign.
 
-    Formula, coordinate by coordinate: `P = (1 + sum_k g_k / sum_k |g_k|) / 2`, `U` uniform in (0, 1); of each head's
-    gradient the positive part is kept where `U < P` and the negative where `U > P`, but at least the part `leak` of it.
-    The update is the sum of what is kept.
+    Formula, per coordinate: `P = (1 + sum_k g_k / sum_k |g_k|) / 2` and `U` uniform in (0, 1). Each head's gradient is
+    kept where it is positive and `U < P`, or negative and `U > P`; elsewhere it is multiplied by `leak`. The update is
+    the sum of the results.
 
-    What it fixes: direction, coordinate by coordinate and on average. Size of the update: that of the sum where signs
-    agree; in other coordinates it may be larger or smaller. It is random: the draw depends on `seed`, the update count
-    and the number of coordinates.
+    What it fixes: direction, per coordinate and on average. Size of the update: that of the sum where signs agree; in
+    other coordinates it may be larger or smaller. The sample depends on `seed`, the step and the number of coordinates.
 
     Args:
-        leak: Part of a head's gradient that is always kept, from 0 to 1.
-        seed: Seed of the draw.
+        leak: Fraction of each head's gradient that is always kept, from 0 to 1.
+        seed: Seed of the random signs, a whole number.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> GradDrop()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [-4.0, 2.0, 2.0]
 
-    Source: Chen et al., Just Pick a Sign, NeurIPS 2020, algorithm 1, on the gradients as they are (the paper first
-    multiplies gradients of activations by the activations' signs and adds up the batch).
+    Source: Chen et al., Just Pick a Sign, NeurIPS 2020, algorithm 1, applied to the gradients directly (the paper first
+    multiplies activation gradients by the signs of the activations and sums over the batch).
     """
 
     needs = "gradients"
@@ -54,7 +53,7 @@ class GradDrop(Balancer):
         return [self._dropped(tf.stop_gradient(rows), update, stream) for stream, rows in enumerate(gradients)]
 
     def _dropped(self, rows: tf.Tensor, update: Any, stream: int) -> tf.Tensor:
-        # Halves of units in the last place keep the draw off 0, so that a coordinate of one sign is never dropped.
+        # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
         draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, update, stream), rows.dtype) + 2.0**-25
         total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
         positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))

@@ -15,26 +15,27 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class GradVac(Balancer):
-    """Turns two heads' gradients towards each other until they are as similar as they usually are.
+    """Rotates each head's gradient towards the others until their cosine reaches its running average.
 
     Formula: for each head i, start with `x = g_i`; for the other heads j in random order, with `f = cos(x, g_j)` and
     the target `F_ij`: if `f < F_ij`, then
     `x <- x + |x| (F_ij sqrt(1 - f^2) - f sqrt(1 - F_ij^2)) / (|g_j| sqrt(1 - F_ij^2)) g_j`, after which the cosine is
-    `F_ij`; then `F_ij <- (1 - beta) F_ij + beta f`. The update is the sum of the results. While the targets are 0, this
-    is `PCGrad`.
+    `F_ij`; then `F_ij <- (1 - beta) F_ij + beta f`. The update is the sum of the results. As long as the targets are 0,
+    this is `PCGrad`.
 
-    What it fixes: direction, in part; heads may still conflict. Size of the update: that of the sum or larger; heads
-    pulled together grow.
+    What it fixes: direction, partially; heads may still conflict. Size of the update: that of the sum or larger, since
+    the rotation lengthens gradients.
 
-    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, at first 0. An idle head's stay.
+    State: `targets`, `[num_heads, num_heads]` float32, the running cosines `F`, initially 0. Those of an idle head do
+    not change.
 
     Args:
         beta: Weight of the newest cosine, above 0 and at most 1.
-        seed: Seed of the random order.
+        seed: Seed of the random order, a whole number.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range, or there are more than 16 heads.
+        ValueError: An argument is out of range, or there are more than 16 heads.
 
     Example:
         >>> GradVac()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -63,7 +64,7 @@ class GradVac(Balancer):
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
             products = tf.matmul(weights, rows.cosines)
             length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
-            # A vector that has cancelled has no direction: it is left as it is, and so is its target.
+            # A vector that has cancelled out has no direction: neither it nor its target changes.
             both = (length**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
             cosine = tf.reduce_sum(products * mark, axis=1) / tf.where(both, length, 1.0)
             cosine = tf.clip_by_value(cosine, -1.0, 1.0)

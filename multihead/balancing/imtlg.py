@@ -13,15 +13,15 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class IMTLG(Balancer):
-    """Makes the update's projections onto all heads' gradients equal.
+    """Finds the update with equal projections onto all heads' gradients.
 
     Formula: `d = sum_k w_k g_k` with `d . g_k / |g_k|` equal for all k and `sum_k w_k = 1`, that is,
-    `w = G^+ n / sum(G^+ n)`, with `G` the Gramian, `n` the gradients' lengths and `+` the pseudo-inverse.
+    `w = G^+ n / sum(G^+ n)`, with `G` the Gramian, `n` the gradient norms and `+` the pseudo-inverse.
 
-    What it fixes: direction and magnitude; the direction does not depend on the weights of the losses. Size of the
-    update: the coefficients sum to 1. They may be negative, and if `sum(G^+ n)` is, which happens where a short
-    gradient conflicts with a long one, the update goes against all heads; `ConFIG` has the same direction without this
-    fault. Where no such update exists (exactly opposed heads) the coefficients are 0.
+    What it fixes: direction and magnitude; the direction does not depend on the loss weights. Size of the update: the
+    coefficients sum to 1. They may be negative. If `sum(G^+ n)` is negative, which happens when a small gradient
+    conflicts with a large one, the update conflicts with every head; `ConFIG` has the same direction without this
+    problem. If no such update exists (the heads exactly oppose each other), all coefficients are 0.
 
     Args:
         name: Name of the layer.
@@ -34,7 +34,7 @@ class IMTLG(Balancer):
         [0.0767, 1.0, 1.0]
 
     Source: Liu et al., Towards Impartial Multi-Task Learning, ICLR 2021; with the pseudo-inverse as in Quinton and Rey,
-    arXiv 2406.16232, so that dependent gradients do no harm.
+    arXiv 2406.16232, so that linearly dependent gradients are handled.
     """
 
     max_heads = MAX_HEADS

@@ -1,4 +1,4 @@
-"""Adapting the lengths of auxiliary gradients to a target's (MetaBalance)."""
+"""Scaling auxiliary gradients to the norm of a target gradient (MetaBalance)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from multihead.balancing._running import prepared
 
 @keras.saving.register_keras_serializable(package="multihead")
 class MetaBalance(Balancer):
-    """Brings the other heads' gradients to the length of a target head's, in each encoder variable apart.
+    """Scales the gradients of auxiliary heads to the norm of a target head's gradient, per encoder variable.
 
-    For one head that matters and others that help. Conflicts of direction stay; put `UPGrad` behind it with `Chain` to
-    remove these too.
+    For one head that matters and others that only help it. Conflicts in direction remain; add `UPGrad` after it with
+    `Chain` to remove them as well.
 
-    Formula, for each gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for the heads other than the target
+    Formula, for each gradient tensor: `m_k <- beta m_k + (1 - beta) |g_k|`; for every head except the target,
     `g_k <- relax g_k m_target / m_k + (1 - relax) g_k`; the update is the sum. `strategy="reduce"` does so only where
     `m_k > m_target`, `"enlarge"` only where `m_k < m_target`.
 
-    What it fixes: magnitude. The target's gradient is left as it is. Size of the update: at most about `num_heads`
-    times the target's (with `relax=1`).
+    What it fixes: magnitude. The target's gradient is unchanged. Size of the update: at most about `num_heads` times
+    that of the target's gradient (with `relax=1`).
 
-    State: `lengths`, `[num_heads, num_tensors]` float32, the `m_k`, and `masses`, of the same shape, the sums of the
-    weights in them: `m_k` is divided by it, so that a head that joins late is measured rightly. Where a head is idle
-    its state stays; while the target is idle, or has no gradient in a tensor, the others are left as they are.
+    State: `lengths`, `[num_heads, num_tensors]` float32, the running norms `m_k`, and `masses`, of the same shape, the
+    sums of the averaging weights in them. Each `m_k` is divided by its sum, which corrects the bias of the first
+    updates. The state of an idle head does not change. While the target is idle, or has no gradient for a tensor, the
+    other heads' gradients are unchanged.
 
     Args:
         target: The head that matters: its name, or the index of its row.
-        relax: From 0 (no change) to 1 (equal running lengths).
-        beta: Weight of the past, at least 0 and below 1.
+        relax: From 0 (no change) to 1 (equal running norms).
+        beta: Decay rate of the running norms, at least 0 and below 1.
         strategy: `"both"`, `"reduce"` or `"enlarge"`.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range, or the target is no head.
+        ValueError: An argument is out of range, or the target is not a head.
 
     Example:
         >>> MetaBalance()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.6906, 1.7818, 1.7818]
 
     Source: He et al., MetaBalance: Improving Multi-Task Recommendations via Adapting Gradient Magnitudes of Auxiliary
-    Tasks, WWW 2022, algorithm 1. There the running lengths start at 0 and are not corrected.
+    Tasks, WWW 2022, algorithm 1. There the running norms start at 0 without bias correction.
     """
 
     needs = "gradients"
@@ -77,7 +78,7 @@ class MetaBalance(Balancer):
             return self.head_names.index(self.target)
         if not isinstance(self.target, int) or not 0 <= self.target < num_heads:
             raise ValueError(
-                "`target` must be the index of a row, or, once `bind` has been called, a head's name. "
+                "`target` must be the index of a row or, after `bind` has been called, the name of a head. "
                 f"Received: target={self.target!r} with {num_heads} heads. "
                 "Correct it, or call `bind(head_names)` first."
             )
@@ -93,7 +94,7 @@ class MetaBalance(Balancer):
         lengths, masses = tensor_variable(self.lengths), tensor_variable(self.masses)
         if len(rows) != lengths.shape[1]:
             raise ValueError(
-                f"`gradients` must be as many tensors as {type(self).__name__} was built for, {lengths.shape[1]}. "
+                f"`gradients` must contain as many tensors as {type(self).__name__} was built for, {lengths.shape[1]}. "
                 f"Received: {len(rows)}. Build it with a list of shapes, one per gradient tensor."
             )
         norms = tf.stack([tf.sqrt(tf.reduce_sum(each**2, axis=1)) for each in rows], axis=1)

@@ -14,17 +14,17 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class MGDA(Balancer):
-    """Takes the shortest convex combination of the heads' gradients.
+    """Takes the convex combination of the heads' gradients with the smallest norm.
 
-    The update helps every head by at least its own squared length, and vanishes where no update helps all (at a
-    Pareto-stationary point). It follows the *smallest* gradients: scale the heads first, as in
-    `Chain(EqualNorms(), MGDA())`, unless that is what you want.
+    The update improves every head by at least its own squared norm, and is zero where no update improves all of them
+    (at a Pareto-stationary point). It follows the *smallest* gradients: unless you want that, scale the gradients
+    first, as in `Chain(EqualNorms(), MGDA())`.
 
-    Formula: `d = sum_k w_k g_k`, `w = argmin |sum_k w_k g_k|^2` over `w >= 0`, `sum_k w_k = 1`.
+    Formula: `d = sum_k w_k g_k`, `w = argmin |sum_k w_k g_k|^2` subject to `w >= 0`, `sum_k w_k = 1`.
 
     What it fixes: direction (`d . g_k >= |d|^2` for every head) and magnitude. Size of the update: at most that of the
-    shortest gradient. The coefficients sum to 1; at a Pareto-stationary point, if rounded they leave a remainder, of
-    random direction, they are 0.
+    smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a
+    residual in a random direction.
 
     Args:
         name: Name of the layer.
@@ -46,8 +46,8 @@ class MGDA(Balancer):
         rows = unit_rows(gramian)
         shortest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
         ratios = rows.active * shortest / rows.norms
-        # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, whose y is the solution but for
-        # its size. Both squares are of the same order, however the lengths of the rows differ.
+        # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
+        # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.
         lifted = rows.cosines + ratios[:, None] * ratios[None, :]
         one = tf.ones([1], tf.float64)
         weights = nonnegative_least_squares(lifted[None], -ratios[None], one, rows.noise, rows.tolerance)[0]

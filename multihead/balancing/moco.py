@@ -15,35 +15,37 @@ from multihead.balancing._simplex import among_active, back_among_all, project_o
 
 @keras.saving.register_keras_serializable(package="multihead")
 class MoCo(RunningBalancer):
-    """Approaches the shortest convex combination of *running* gradients step by step, which removes the noise's bias.
+    """Approximates `MGDA` on *running* gradients, one step per update, which reduces the bias due to gradient noise.
 
     Formula, at update t: `y_k <- y_k - b (y_k - g_k)`, `b = beta / t_k^beta_decay`;
     `w <- P(w - c (Y Y^T + rho I) w)`, `c = gamma / t^gamma_decay`, with `P` the projection onto the simplex and the
-    `y_k` as rows of `Y`; `d = sum_k w_k y_k`. `t_k` counts a head's updates, `t` is the largest of them.
+    `y_k` as rows of `Y`; `d = sum_k w_k y_k`. `t_k` is the number of updates in which head k took part, and `t` the
+    largest of these.
 
-    What it fixes: direction and magnitude, on average over updates. It follows the smallest gradients, as `MGDA` does.
-    Size of the update: the weights sum to 1. `gamma` is in units of one over the squared length of the gradients.
+    What it fixes: direction and magnitude, on average over updates. Like `MGDA`, it follows the smallest gradients.
+    Size of the update: that of a weighted mean of the running gradients, since the weights sum to 1. `gamma` has the
+    unit of one over a squared gradient norm.
 
-    State: `running` (the `y_k`, at first the first gradient), `counts`, and `weights`, `[num_heads]` float32, the `w`,
-    at first alike. An idle head's stay, and give the encoder nothing.
+    State: `running` (the `y_k`, initially the first gradient), `counts`, and `weights`, `[num_heads]` float32, the
+    `w_k`, initially equal. The state of an idle head does not change, and the head does not contribute to the update.
 
     Args:
         beta: Weight of the newest gradient, above 0 and at most 1.
-        beta_decay: How fast this weight falls, at least 0.
-        gamma: Step of the weights, above 0.
-        gamma_decay: How fast this step falls, at least 0.
-        rho: Pulls the weights towards each other, at least 0.
+        beta_decay: How fast this weight decreases, at least 0.
+        gamma: Step size of the weights, above 0.
+        gamma_decay: How fast this step size decreases, at least 0.
+        rho: Regularization that pulls the weights towards each other, at least 0.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range; built without the numbers of parameters.
+        ValueError: An argument is out of range, or the balancer is built without the numbers of parameters.
 
     Example:
         >>> MoCo()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [-4.0, 1.0, 1.0]
 
     Source: Fernando et al., Mitigating Gradient Bias in Multi-Objective Learning, ICLR 2023, algorithm 1, without the
-    rescaling of gradients by losses and the softmax that some implementations add.
+    softmax and the scaling of gradients by losses that some implementations add.
     """
 
     rescales = False

@@ -13,16 +13,16 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class NashMTL(Balancer):
-    """Takes the Nash bargaining solution: the update that maximises the product of the heads' gains.
+    """Takes the Nash bargaining solution: the update that maximizes the product of the heads' improvements.
 
     Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = 1 / w_k`, with `G` the Gramian.
 
     What it fixes: direction (`d . g_k > 0` for every head) and magnitude; the update does not change when a head's loss
-    is scaled, so that weights of losses have no effect. Size of the update: the square root of the number of heads,
-    whatever the gradients; set the learning rate accordingly, or put `Chain` and a scaling around it.
+    is scaled, so loss weights have no effect. Size of the update: the square root of the number of heads, regardless of
+    the gradients; set the learning rate accordingly.
 
-    There is no bargain among heads that exactly oppose each other. The update is then orthogonal to these, and the
-    solution for the others in what is left; zero if none is left.
+    Heads that exactly oppose each other have no bargaining solution. The update is then orthogonal to their gradients
+    and solves the problem for the other heads in the remaining subspace; it is zero if there are no other heads.
 
     Args:
         name: Name of the layer.
@@ -34,8 +34,8 @@ class NashMTL(Balancer):
         >>> NashMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.0766, 0.9985, 0.9985]
 
-    Source: Navon et al., Multi-Task Learning as a Bargaining Game, ICML 2022, claim 3.2. The equation is solved
-    exactly, at every update, and the update is not clipped (use `multihead.clipping`).
+    Source: Navon et al., Multi-Task Learning as a Bargaining Game, ICML 2022, claim 3.2. The equation is solved exactly
+    and the update is not clipped (use `multihead.clipping`).
     """
 
     max_heads = MAX_HEADS

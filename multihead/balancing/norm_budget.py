@@ -17,23 +17,23 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class NormBudget(Balancer):
-    """Scales heads down so that none takes more of the encoder's update than its budget.
+    """Scales gradients down so that no head's share of the encoder's update exceeds its budget.
 
-    For a head that must not disturb the others: `NormBudget({"price": 0.3})` lets the price move the encoder by at most
-    30 percent. Directions and conflicts stay.
+    For a head that must not disturb the others: `NormBudget({"price": 0.3})` limits the head `price` to 30 percent of
+    the encoder's update. Directions do not change, so conflicts remain.
 
     Formula: `d = sum_k c_k g_k` with the largest `c_k <= 1` such that each head's share
-    `c_k |g_k| / sum_j c_j |g_j|` is at most its budget `b_k`. Heads without a budget keep `c_k = 1`, and so share the
-    rest in their own proportions.
+    `c_k |g_k| / sum_j c_j |g_j|` is at most its budget `b_k`. Heads without a budget keep `c_k = 1` and share the rest
+    in their original proportions.
 
-    Guarantee: no share exceeds its budget, as long as some head without a budget has a gradient or the budgets of the
-    heads that have one sum to at least 1. Otherwise nothing can keep to them (the shares sum to 1), and these budgets
-    are scaled up to sum to 1: a head alone is left as it is.
+    Guarantee: no share exceeds its budget, provided that a head without a budget has a gradient, or that the budgets of
+    the heads with gradients sum to at least 1. Otherwise the budgets cannot all hold (shares sum to 1), and they are
+    scaled up to sum to 1; in particular, the gradient of a single head is unchanged.
 
-    What it fixes: magnitude. Size of the update: at most that of the plain sum of the lengths.
+    What it fixes: magnitude. Size of the update: at most the sum of the norms.
 
     Args:
-        budgets: Budgets above 0 and at most 1 by head: by name, or by index of the row.
+        budgets: Budgets above 0 and at most 1, by head name or by row index.
         name: Name of the layer.
 
     Raises:
@@ -47,12 +47,12 @@ class NormBudget(Balancer):
 
     def __init__(self, budgets: Mapping[str | int, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._budgets = tuple((budgets or {}).items())  # as pairs: Keras would wrap a dict, and JSON makes keys strings
+        self._budgets = tuple((budgets or {}).items())  # as pairs: Keras wraps dicts, and JSON turns keys into strings
         for head, budget in self._budgets:
             if isinstance(budget, bool) or not isinstance(budget, numbers.Real) or not 0 < budget <= 1:
                 raise ValueError(
                     f"`budgets` must be above 0 and at most 1. Received: {budget!r} for head {head!r}. "
-                    "A budget is the largest share of the update; to leave a head out, use a schedule."
+                    "A budget is the largest allowed share of the update; to leave a head out, use a schedule."
                 )
 
     @property
@@ -75,19 +75,19 @@ class NormBudget(Balancer):
         for head, budget in self.budgets.items():
             if isinstance(head, str) and self.head_names is None:
                 raise ValueError(
-                    f"`budgets` by name need the heads' names. Received: budgets={self.budgets!r}, and `bind` was not "
-                    "called. Call `bind(head_names)` first, or give the index of the row in place of the name."
+                    f"`budgets` by name require the heads' names. Received: budgets={self.budgets!r}, but `bind` was not "
+                    "called. Call `bind(head_names)` first, or use row indices instead of names."
                 )
             index = self.head_names.index(head) if isinstance(head, str) and self.head_names is not None else head
             if not isinstance(index, int) or not 0 <= index < num_heads:
                 raise ValueError(
-                    f"`budgets` must name heads only. Received: head {head!r}; the heads are "
+                    f"`budgets` must contain only known heads. Received: head {head!r}; the heads are "
                     f"{quoted(self.head_names or range(num_heads))}. Correct the name or the index."
                 )
             vector[index] = float(budget)
         if num_heads > 1 and sum(vector) < 1 - 1e-9:
             raise ValueError(
-                "`budgets` of all heads must sum to at least 1, since shares do. "
+                "`budgets` must sum to at least 1 if every head has one, because shares sum to 1. "
                 f"Received: budgets={self.budgets!r}, which sum to {sum(vector):g}. "
                 "Raise one, or leave one head without a budget."
             )
@@ -98,14 +98,14 @@ class NormBudget(Balancer):
         norms = rows.norms * rows.active
         vector = self._vector(rows.num_heads)
         limited = rows.active * tf.constant([float(math.isfinite(budget)) for budget in vector], tf.float64)
-        # Less by what rounding to float32 could add, so that the guarantee holds to the last bit.
+        # A margin for rounding to float32, so that the guarantee holds exactly.
         shave = 1.0 if rows.dtype == tf.float64 else 1.0 - 2.0**-22
         budgets = limited * tf.constant([min(budget, 1.0) * shave for budget in vector], tf.float64)
         has_rest = tf.reduce_any((rows.active > 0) & (limited == 0))
         total = tf.reduce_sum(budgets)
         budgets = tf.where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
 
-        # `sizes` sum to `total_size`; a head over its budget is cut to it, which lowers the total for the next.
+        # Each round limits the heads above their budgets, which lowers the total norm for the next round.
         ratios = tf.where(limited > 0, norms / tf.where(limited > 0, budgets, 1.0), 0.0)
         total_size = tf.reduce_sum(norms)
         for _ in self._budgets:
@@ -121,5 +121,5 @@ class NormBudget(Balancer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> NormBudget:
-        """Makes the balancer that `get_config` describes."""
+        """Creates the balancer from the result of `get_config`."""
         return cls(dict(config["budgets"]), name=config["name"])

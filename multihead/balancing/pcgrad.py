@@ -15,19 +15,19 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class PCGrad(Balancer):
-    """Takes from each head's gradient what opposes another head's, one other head after the other.
+    """Projects each head's gradient onto the normal plane of every other gradient it conflicts with, one after another.
 
     Formula: for each head i, start with `x = g_i`; for the other heads j in random order, if `x . g_j < 0`, then
     `x <- x - (x . g_j / |g_j|^2) g_j`; the update is the sum of the results.
 
-    What it fixes: direction, and that fully for two heads only: with three, a later projection may bring back an
-    earlier conflict, and the order of the projections matters. `UPGrad` has neither fault. Size of the update: that of
-    the sum where no two heads conflict, else smaller.
+    What it fixes: direction, but completely only for two heads: with three, a later projection may reintroduce an
+    earlier conflict, and the order of the projections matters. `UPGrad` has neither problem. Size of the update: that
+    of the sum if no two heads conflict, smaller otherwise.
 
-    The order is drawn from `seed` and the update count, so that a resumed run repeats itself.
+    The order is a function of `seed` and the step, so a resumed run repeats it.
 
     Args:
-        seed: Seed of the random order.
+        seed: Seed of the random order, a whole number.
         name: Name of the layer.
 
     Raises:

@@ -10,9 +10,9 @@ from multihead.balancing._preference import PreferenceBalancer
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sum(PreferenceBalancer):
-    """Adds the heads' gradients: the gradient of the total loss, as if there were no balancer.
+    """Adds the heads' gradients: the gradient of the total loss, as without a balancer.
 
-    The baseline. A tuned plain sum is often as good as any method (Kurin et al., NeurIPS 2022).
+    The baseline. A plain sum with tuned weights is often as good as any method (Kurin et al., NeurIPS 2022).
 
     Formula: `d = sum_k p_k g_k`, with `p` the `preference`.
 
@@ -23,7 +23,7 @@ class Sum(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0, or of the wrong length.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length.
 
     Example:
         >>> Sum()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

@@ -13,30 +13,31 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class UPGrad(PreferenceBalancer):
-    """Projects each head's gradient to the nearest update that opposes no head, and adds the results.
+    """Projects each head's gradient onto the closest update that conflicts with no head, and adds the results.
 
-    The first choice where heads conflict in direction: exact for any number of heads, independent of their order, and
-    equal to the plain sum where nothing conflicts.
+    The first choice when heads conflict in direction: exact for any number of heads, independent of their order, and
+    equal to the plain sum if no heads conflict.
 
-    Formula: `d = sum_k p_k P(g_k)`, `P` being the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and `p`
-    the `preference`.
+    Formula: `d = sum_k p_k P(g_k)`, where `P` is the projection onto the dual cone `{x: x . g_j >= 0 for all j}` and
+    `p` the `preference`.
 
-    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum where no two heads
-    conflict, else smaller; each head's part scales with its gradient. Zero where the heads exactly oppose each other.
+    What it fixes: direction (`d . g_k >= 0` for every head). Size of the update: that of the sum if no two heads
+    conflict, smaller otherwise; each head's contribution scales with its gradient. Zero if the heads exactly oppose
+    each other.
 
     Args:
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0, or of the wrong length; more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.5848, 3.8012, 3.8012]
 
     Source: Quinton and Rey, Jacobian Descent for Multi-Objective Optimization, arXiv 2406.16232, 2024. There the
-    projections are averaged; here they are added, so that `Sum` and `UPGrad` differ only where heads conflict.
+    projections are averaged; here they are added, so that `Sum` and `UPGrad` differ only if heads conflict.
     """
 
     max_heads = MAX_HEADS

@@ -1,8 +1,8 @@
-"""Weightings: how much each head's loss counts in the total.
+"""A weighting combines the heads' losses into one total loss and so decides how much each loss counts.
 
-Constants and functions of the count of updates are given as `weight=` to `MultiHeadTrainer.add_head`. What depends on the
-losses is a class: pass an instance (or its name) as `weighting=` to `MultiHeadTrainer.compile`, or call it by hand on
-`[num_heads]` losses.
+Weights that are constant, or a function of the step, are set with `weight=` in `MultiHeadTrainer.add_head`. Weights that
+depend on the losses are computed by a class: pass an instance (or its name) as `weighting=` to
+`MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses.
 """
 
 from multihead._keras import add_state

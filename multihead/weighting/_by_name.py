@@ -1,4 +1,4 @@
-"""Numbers that are given by head name."""
+"""Options that hold one number per head name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from multihead._validation import check_head_names, is_number
 
 
 def check_numbers(argument: str, numbers: Mapping[str, float] | None) -> Mapping[str, float]:
-    """Returns the numbers, none for None, in a form that Keras leaves alone; raises `ValueError` if one is not finite."""
+    """Returns the numbers in a form that Keras does not track; raises `ValueError` if one is not finite."""
     given: dict[str, Any] = {} if numbers is None else dict(numbers)
     if not all(is_number(value) for value in given.values()):
         raise ValueError(
-            f"`{argument}` must hold finite numbers by head name. Received: {argument}={given!r}. Correct them."
+            f"`{argument}` must map head names to finite numbers. Received: {argument}={given!r}. Correct them."
         )
     return MappingProxyType({str(name): float(value) for name, value in given.items()})
 
@@ -25,7 +25,7 @@ def vector(argument: str, numbers: Mapping[str, float], head_names: Sequence[str
     """`[num_heads]` float32, 0 for heads that are not named.
 
     Raises:
-        ValueError: A name is no head's.
+        ValueError: A name is not that of a head.
     """
     names = tuple(head_names or ())
     check_head_names(argument, numbers, names)

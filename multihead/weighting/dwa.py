@@ -13,23 +13,24 @@ from multihead.weighting._base import Weighting, count_of, softmax_over, sum_ove
 
 @keras.saving.register_keras_serializable(package="multihead")
 class DWA(Weighting):
-    """Counts a head the more the less its loss fell lately.
+    """Gives more weight to heads whose loss has recently decreased more slowly.
 
-    Formula: `total = sum_k w_k L_k`, with `w = K softmax(r / temperature)` over the `K` heads that take part, `r_k` being
-    the mean loss of the head in the last epoch over that in the epoch before. In the first two epochs all weights are 1.
+    Formula: `total = sum_k w_k L_k`, with `w = K softmax(r / temperature)` over the `K` active heads, where `r_k` is the
+    head's mean loss in the last epoch divided by its mean loss in the epoch before. In the first two epochs all weights
+    are 1.
 
-    What it fixes: heads that learn at different speeds. The scales of losses are left as they are.
+    What it fixes: heads that learn at different speeds. It does not correct the scales of the losses.
 
-    State: `sums` and `counts` of the running epoch, `[num_heads]` float32, and `noted`, its updates, int64; `last` and
-    `before_last`, `[num_heads]` float32: mean losses of epochs, 0 where there is none yet.
+    State: `sums` and `counts` of the current epoch, `[num_heads]` float32, and `noted`, its number of updates, int64;
+    `last` and `before_last`, `[num_heads]` float32: mean losses of the previous two epochs, 0 before they exist.
 
     Args:
-        temperature: The higher, the more alike are the weights; above 0.
-        updates_per_epoch: How many updates are an epoch of the formula. None takes the epochs of `fit`.
+        temperature: Above 0; a higher temperature makes the weights more equal.
+        updates_per_epoch: The number of updates in an epoch of the formula. None uses the epochs of `fit`.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: An argument is out of range.
 
     Example:
         >>> DWA()([4.0, 0.5]).numpy().tolist()
@@ -74,7 +75,7 @@ class DWA(Weighting):
             self._turn(tf.constant(True))
 
     def _turn(self, is_due: tf.Tensor) -> None:
-        """Ends an epoch of the formula, if it is due; a head that had no loss in it keeps its means."""
+        """Ends an epoch of the formula if `is_due`; a head without a loss in it keeps its means."""
         state = (self.sums, self.counts, self.last, self.before_last, self.noted)
         sums, counts, last, before_last, noted = (tensor_variable(each) for each in state)
         seen = is_due & (counts > 0)

@@ -10,13 +10,13 @@ from multihead.weighting._base import Weighting, count_of, logarithm
 
 @keras.saving.register_keras_serializable(package="multihead")
 class GeometricMean(Weighting):
-    """Minimises the geometric mean of the losses, in which every head's relative progress counts alike.
+    """Minimizes the geometric mean of the losses, in which the same relative decrease of any loss counts equally.
 
     Formula: `total = (prod_k L_k)^(1/K)`, computed as `exp(mean_k log L_k)` (with 1e-8 added to `L_k`), so `w_k = total /
-    (K L_k)`, over the `K` heads that take part in the update.
+    (K L_k)`, over the `K` active heads.
 
-    What it fixes: the scales of losses: multiplying one changes the size of the update, not its direction. The losses
-    must not be negative: an update with one that is, is skipped.
+    What it fixes: the scales of losses: scaling a loss changes the size of the update, not its direction. Losses must
+    not be negative: an update with a negative loss is skipped.
 
     State: none.
 

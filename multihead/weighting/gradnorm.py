@@ -1,4 +1,4 @@
-"""Gradient normalisation by learned weights (GradNorm)."""
+"""Gradient normalization with learned weights (GradNorm)."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _LEAST = 1e-3
 
 @keras.saving.register_keras_serializable(package="multihead")
 class GradNorm(Weighting):
-    """Learns weights that make the heads' gradients of like length, longer for a head that lags behind.
+    """Learns weights that bring the heads' gradients to similar norms, larger for heads that train more slowly.
 
-    Formula: `total = sum_k w_k L_k`. With `G_k = w_k |g_k|`, `g_k` being the gradient of `L_k` where the heads meet (at the
-    representation, or at the encoder's parameters with `balance_at="parameters"` and a balancer), and `r_k = (L_k /
-    L_k(0)) / mean_j (L_j / L_j(0))`, the weights minimise `sum_k |G_k - mean_j(G_j) r_k^alpha|`, the target held still.
-    After each update they are scaled to sum to the number `K` of heads.
+    Formula: `total = sum_k w_k L_k`. With `G_k = w_k |g_k|`, where `g_k` is the representation gradient of `L_k` (its
+    encoder gradient with a balancer and `balance_at="parameters"`), and `r_k = (L_k / L_k(0)) / mean_j (L_j / L_j(0))`,
+    the weights minimize `sum_k |G_k - mean_j(G_j) r_k^alpha|`, with the target treated as constant. After each update
+    they are scaled to sum to the number of heads `K`.
 
-    What it fixes: the lengths of gradients and the heads' speeds; conflicts stay.
+    What it fixes: gradient norms and heads that learn at different speeds; conflicts remain.
 
-    State: one learned scalar per head, `weight_{head}`, at first 1, whose parts of their sum are the weights; and
-    `first_losses`, `[num_heads]` float32, the `L_k(0)`: those of the head's first update, 0 before.
+    State: one learned scalar per head, `weight_{head}`, initially 1, which determines the weights up to scale; and
+    `first_losses`, `[num_heads]` float32, the `L_k(0)`: the loss at the head's first update, 0 before it.
 
     Args:
-        alpha: How strongly a head that lags is pulled along, at least 0.
+        alpha: How strongly the norms depend on training speed, at least 0; 0 asks for equal norms.
         name: Name of the layer.
 
     Raises:
-        ValueError: `alpha` is out of its range.
+        ValueError: `alpha` is out of range.
 
     Example:
         >>> GradNorm()([4.0, 0.5]).numpy().tolist()
         [1.0, 1.0]
 
     Source: Chen et al., GradNorm: Gradient Normalization for Adaptive Loss Balancing in Deep Multitask Networks, ICML
-    2018, algorithm 1, with the representation in place of the last shared layer's weights. A weight is at least 0.001.
+    2018, algorithm 1, with the representation instead of the last shared layer's weights. A weight is at least 0.001.
     """
 
     reads_losses = False
@@ -54,7 +54,7 @@ class GradNorm(Weighting):
         self.first_losses = add_state(self, "first_losses", (num_heads,))
 
     def _parts(self) -> tf.Tensor:
-        """The parts, none too small; the gradient passes as if they were not bounded, so that one can come back."""
+        """The unnormalized weights with a lower bound; the gradient ignores the bound, so that a weight can recover."""
         parts = values(self.parts)
         return parts + tf.stop_gradient(tf.maximum(parts, _LEAST) - parts)
 
@@ -75,7 +75,8 @@ class GradNorm(Weighting):
         count = tf.maximum(count_of(active), 1.0)
         speeds = tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios) / count)
         targets = tf.reduce_sum(weighted) / count * tf.pow(tf.maximum(speeds, 0.0), self.alpha)
-        # In units of the parts, of which the weights are `scale` times as much: so their step is that of the weights.
+        # The weights are `scale` times the parts. Divided by its square, a gradient step on the parts moves the weights
+        # as far as the same step on the weights would.
         return sum_over(tf.abs(weighted - tf.stop_gradient(targets)), active) / tf.square(scale)
 
     def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:

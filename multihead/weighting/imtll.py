@@ -10,14 +10,14 @@ from multihead.weighting._base import Weighting, sum_over, values
 
 @keras.saving.register_keras_serializable(package="multihead")
 class IMTLL(Weighting):
-    """Learns weights that bring all weighted losses to the same size.
+    """Learns weights that bring all weighted losses to the same scale.
 
-    Formula: `total = sum_k (exp(s_k) L_k - s_k)`, so `w_k = exp(s_k)`. With `L_k` held still, the learned `s_k` go to
-    `-log L_k`, where every `w_k L_k` is 1.
+    Formula: `total = sum_k (exp(s_k) L_k - s_k)`, so `w_k = exp(s_k)`. For a fixed `L_k`, the learned `s_k` converges to
+    `-log L_k`, where `w_k L_k = 1`.
 
-    What it fixes: the scales of losses. The total may be negative; the regularizer, `-sum_k s_k`, is logged apart.
+    What it fixes: the scales of losses. The total may be negative; the regularizer, `-sum_k s_k`, is logged separately.
 
-    State: one learned scalar per head, `log_scale_{head}`, the `s_k`, at first 0.
+    State: one learned scalar per head, `log_scale_{head}`, the `s_k`, initially 0.
 
     Args:
         name: Name of the layer.
@@ -26,8 +26,8 @@ class IMTLL(Weighting):
         >>> IMTLL()([4.0, 0.5]).numpy().tolist()
         [1.0, 1.0]
 
-    Source: Liu et al., Towards Impartial Multi-task Learning, ICLR 2021, section 3.2. Weight decay of the optimizer, if
-    any, holds for the `s_k`, too.
+    Source: Liu et al., Towards Impartial Multi-task Learning, ICLR 2021, section 3.2. The optimizer's weight decay, if
+    any, also applies to the `s_k`.
     """
 
     reads_losses = False

@@ -1,4 +1,4 @@
-"""The sum of the losses' logarithms."""
+"""The sum of the logarithms of the losses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from multihead.weighting._base import Weighting, logarithm
 
 @keras.saving.register_keras_serializable(package="multihead")
 class LogLoss(Weighting):
-    """Adds up logarithms, so that each head counts by how much its loss falls relative to itself.
+    """Minimizes the sum of the logarithms of the losses, so that only relative changes of a loss matter.
 
     Formula: `total = sum_k log L_k`, so `w_k = 1 / L_k` (with 1e-8 added to `L_k`).
 
-    What it fixes: the scales of losses: a loss in cents trains as one in dollars, and the heads' `weight=` has no effect.
-    The losses must not be negative: an update with one that is, is skipped.
+    What it fixes: the scales of losses: a loss in cents trains like one in dollars, and `weight=` of a head has no effect.
+    Losses must not be negative: an update with a negative loss is skipped.
 
     State: none.
 

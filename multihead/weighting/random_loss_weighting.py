@@ -14,21 +14,21 @@ from multihead.weighting._base import Weighting, softmax_over, sum_over
 
 @keras.saving.register_keras_serializable(package="multihead")
 class RandomLossWeighting(Weighting):
-    """Draws new weights at every update: a baseline that any other method should beat.
+    """Draws random weights at every update: a baseline that any other method should beat.
 
-    Formula: `total = sum_k w_k L_k`, with `w = softmax(z)` over the heads that take part, and `z_k` drawn from the standard
-    normal distribution. The weights sum to 1, and are `1/K` on average.
+    Formula: `total = sum_k w_k L_k`, with `w = softmax(z)` over the active heads and `z_k` drawn from the standard normal
+    distribution. The weights sum to 1, and their mean is `1/K`.
 
-    What it fixes: nothing on purpose.
+    What it fixes: nothing, by design.
 
-    State: none. The draws are a function of `seed` and the count of updates, so that a resumed run repeats them.
+    State: none. The weights are a function of `seed` and the step, so a resumed run repeats them.
 
     Args:
-        seed: Of the draws, a whole number.
+        seed: Seed of the random weights, a whole number.
         name: Name of the layer.
 
     Raises:
-        ValueError: `seed` is no whole number.
+        ValueError: `seed` is not a whole number.
 
     Example:
         >>> round(float(sum(RandomLossWeighting()([4.0, 0.5]))), 6)

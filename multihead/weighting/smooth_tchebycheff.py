@@ -15,23 +15,23 @@ from multihead.weighting._by_name import check_numbers, vector
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SmoothTchebycheff(Weighting):
-    """Minimises a smooth form of the largest loss above its target, so that every Pareto optimum can be reached.
+    """Minimizes a smooth maximum of the losses above their targets, so that every Pareto optimum can be reached.
 
     Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`. The total lies between the
-    largest `L_k - z_k` and that plus `mu log K`; with `mu` to 0 only the worst head counts. A preference among the heads
-    is their `weight=`, since `L_k` is the weighted loss.
+    largest `L_k - z_k` and that plus `mu log K`; as `mu` goes to 0, only the worst head counts. To prefer a head, raise
+    its `weight=`, since `L_k` is the weighted loss.
 
-    What it fixes: heads that are left behind. The scales of losses matter.
+    What it fixes: heads that are left behind. It does not correct the scales of the losses.
 
     State: none.
 
     Args:
-        mu: How smooth, in units of the losses; above 0.
-        targets: The ideal losses `z_k` by head name, times the head's `weight=`, as `L_k` is; heads may be left out: 0.
+        mu: Smoothness of the maximum, in units of the losses; above 0.
+        targets: The ideal losses `z_k` by head name, multiplied by the head's `weight=` as `L_k` is. A missing head has 0.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range, or names something that is no head.
+        ValueError: An argument is out of range, or `targets` names an unknown head.
 
     Example:
         >>> SmoothTchebycheff(mu=1.0)([1.0, 1.0]).numpy().tolist()

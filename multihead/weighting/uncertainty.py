@@ -10,15 +10,15 @@ from multihead.weighting._base import Weighting, sum_over, values
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Uncertainty(Weighting):
-    """Learns how noisy each head's labels are, and counts it the less the noisier it is.
+    """Learns each head's homoscedastic noise and gives less weight to noisier heads.
 
-    Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. With `L_k` held still, the learned `s_k`
-    go to `log L_k`, where `w_k = 1 / (2 L_k)`.
+    Formula: `total = sum_k (exp(-s_k) L_k + s_k) / 2`, so `w_k = exp(-s_k) / 2`. For a fixed `L_k`, the learned `s_k`
+    converges to `log L_k`, where `w_k = 1 / (2 L_k)`.
 
-    What it fixes: the scales of losses. The total may be negative, and falls further while everything is well: look at
-    the heads' losses. The regularizer, `sum_k s_k / 2`, is logged apart.
+    What it fixes: the scales of losses. The total may become negative, which is not an error: watch the heads' own
+    losses. The regularizer, `sum_k s_k / 2`, is logged separately.
 
-    State: one learned scalar per head, `log_variance_{head}`, the `s_k`, at first 0.
+    State: one learned scalar per head, `log_variance_{head}`, the `s_k`, initially 0.
 
     Args:
         name: Name of the layer.
@@ -27,8 +27,8 @@ class Uncertainty(Weighting):
         >>> Uncertainty()([4.0, 0.5]).numpy().tolist()
         [0.5, 0.5]
 
-    Source: Kendall, Gal and Cipolla, Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018, equation 7, the
-    factor 1/2 for every kind of loss. Weight decay of the optimizer, if any, holds for the `s_k`, too.
+    Source: Kendall, Gal and Cipolla, Multi-Task Learning Using Uncertainty to Weigh Losses, CVPR 2018, equation 7, with
+    the factor 1/2 for every kind of loss. The optimizer's weight decay, if any, also applies to the `s_k`.
     """
 
     reads_losses = False

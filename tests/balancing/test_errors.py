@@ -14,7 +14,7 @@ NAMES = ["reply", "price"]
 @pytest.mark.parametrize("method", [balancing.Sum, balancing.UPGrad, balancing.DualProj, balancing.AlignedMTL])
 @pytest.mark.parametrize("preference", [[1.0, -1.0], [0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], ["a", 1.0]])
 def test_preference_of_bad_numbers(method, preference):
-    with pytest.raises(ValueError, match=r"`preference` must hold finite numbers of at least 0.*Received: preference=.*"):
+    with pytest.raises(ValueError, match=r"`preference` must contain finite numbers of at least 0.*Received: preference=.*"):
         method(preference)
 
 
@@ -22,13 +22,13 @@ def test_preference_of_the_wrong_length_or_heads():
     balancer = balancing.UPGrad([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"`preference` must have one number per head\. Received: 3 numbers for 2 heads\."):
         balancer(ROWS)
-    with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads \('reply', 'price'\)\. Pass as many"):
+    with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads \('reply', 'price'\)\. Pass one number per head"):
         balancer.bind(NAMES)
     with pytest.raises(ValueError, match=r"`preference` must name heads only: 'prise' is no head.*'reply', 'price'"):
         balancing.UPGrad({"prise": 2.0}).bind(NAMES)
-    with pytest.raises(ValueError, match=r"`preference` by name needs the heads' names\..*Call `bind\(head_names\)` first"):
+    with pytest.raises(ValueError, match=r"`preference` by name requires the heads' names\..*Call `bind\(head_names\)` first"):
         balancing.UPGrad({"price": 2.0})(ROWS)
-    with pytest.raises(ValueError, match=r"one of them above 0\. Received: preference=\{'reply': 0\.0, 'price': 0\.0\}"):
+    with pytest.raises(ValueError, match=r"at least one above 0\. Received: preference=\{'reply': 0\.0, 'price': 0\.0\}"):
         balancing.Sum({"reply": 0, "price": 0}).bind(NAMES)
 
 
@@ -40,11 +40,11 @@ def test_budgets():
         ValueError, match=r"`budgets` must name heads only: 'prise' is no head.*the heads are 'reply', 'price'"
     ):
         balancing.NormBudget({"prise": 0.3}).bind(NAMES)
-    with pytest.raises(ValueError, match=r"`budgets` must name heads only\. Received: head 2; the heads are 0, 1\."):
+    with pytest.raises(ValueError, match=r"`budgets` must contain only known heads\. Received: head 2; the heads are 0, 1\."):
         balancing.NormBudget({2: 0.3})(ROWS)
-    with pytest.raises(ValueError, match=r"`budgets` by name need the heads' names\..*or give the index"):
+    with pytest.raises(ValueError, match=r"`budgets` by name require the heads' names\..*or use row indices"):
         balancing.NormBudget({"price": 0.3})(ROWS)
-    with pytest.raises(ValueError, match=r"`budgets` of all heads must sum to at least 1.*which sum to 0\.7\."):
+    with pytest.raises(ValueError, match=r"`budgets` must sum to at least 1 if every head has one.*which sum to 0\.7\."):
         balancing.NormBudget({"price": 0.3, "reply": 0.4}).bind(NAMES)
 
 

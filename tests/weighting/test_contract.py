@@ -71,7 +71,7 @@ def test_unknown_names_and_things():
         (lambda: weighting.GradNorm(alpha=-1), "`alpha` must be a finite number at least 0"),
         (lambda: weighting.FAMO(learning_rate=0), "`learning_rate` must be a finite number above 0"),
         (lambda: weighting.FAMO(weight_decay=-1), "`weight_decay` must be a finite number at least 0"),
-        (lambda: weighting.FAMO(least_losses={"a": "b"}), "`least_losses` must hold finite numbers by head name"),
+        (lambda: weighting.FAMO(least_losses={"a": "b"}), "`least_losses` must map head names to finite numbers"),
         (lambda: weighting.SmoothTchebycheff(mu=-1), "`mu` must be a finite number above 0"),
         (lambda: weighting.RandomLossWeighting(seed=0.5), "`seed` must be a whole number"),
         (
