@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import schedules
-from tests import tiny
+from tests.helpers import tiny
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -85,3 +85,13 @@ def test_a_weight_of_zero_makes_a_head_idle(weight):
     trainer.fit(inputs, targets, verbose=0)
     for old, new in zip(before, state_of(trainer, "price"), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+def test_an_absent_key_is_a_head_without_labels():
+    inputs, targets = tiny.data(8)
+    trainer = tiny.trainer("adam", run_eagerly=True)
+    pairs = trainer.compute_gradients((inputs, {"price": targets["price"]}))
+    price = {id(tiny.tensor_variable(v)) for v in trainer.heads["price"].module.trainable_variables}
+    encoder = {id(tiny.tensor_variable(v)) for v in trainer.encoder.trainable_variables}
+    for gradient, variable in pairs:
+        assert (gradient is not None) == (id(tiny.tensor_variable(variable)) in price | encoder)

@@ -1,110 +1,47 @@
-"""Promises 1 to 4: the same update comes out however it was gathered, and it is the one written by hand."""
+"""Promise 3: one update is one update, however it was gathered."""
 
 from __future__ import annotations
 
-import itertools
-
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from multihead import clipping
-from tests import reference, tiny
-
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    # Where a gradient is as small as its own rounding, Adam divides the one by the other: the default of 1e-7 lets that through.
-    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-5),
-}
-# How 12 examples per update are gathered: batches per update, slices per batch.
-GATHERINGS = {"whole": (1, 1), "slices": (1, 5), "batches": (3, 1), "both": (3, 2)}
-BALANCINGS = {
-    "sum": (None, "representation"),
-    "cut": ("UPGrad", "representation"),
-    "parameters": ("UPGrad", "parameters"),
-}
-UPDATES = 5
+from tests.helpers import tiny
 
 
-def batches_of_updates(missing):
-    """For each of five updates three batches, of different lengths and sizes where they are ragged."""
-    times, sizes = ((6, 4, 7), (5, 3, 4)) if missing else ((6, 6, 6), (4, 4, 4))
-    return [
-        [tiny.data(size, time, seed=10 * u + i, missing=missing) for i, (time, size) in enumerate(zip(times, sizes))]
-        for u in range(UPDATES)
-    ]
+def test_the_two_halves_by_hand_are_a_step():
+    batch = tiny.data(8)
+    options = {"balancer": "UPGrad", "clip": clipping.ByNorm(0.1)}
+    stepped = tiny.trainer("adam", **options)
+    tiny.fit_once(stepped, *batch)
+    by_hand = tiny.trainer("adam", **options)
+    pairs = by_hand.compute_gradients(batch)
+    assert bool(by_hand.apply_gradients(pairs))
+    for a, b in zip(tiny.weights_of(stepped), tiny.weights_of(by_hand), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert tiny.values([by_hand.update_count]) == [1]
 
 
-def padded(batches):
-    """Batches joined into one, padded to the longest."""
-    time = max(batch[0].shape[1] for batch in batches)
-    pad = lambda a: np.pad(a, [(0, 0), (0, time - a.shape[1])]) if a.ndim == 2 else a  # noqa: E731
-    return tf.nest.map_structure(lambda *arrays: np.concatenate([pad(a) for a in arrays]), *batches)
-
-
-def dataset(batches):
-    signature = tf.nest.map_structure(lambda a: tf.TensorSpec([None] * a.ndim, a.dtype), batches[0])
-    made = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
-    return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
-
-
-def expected(updates, optimizer, balancer, level, clip):
-    encoder, heads = tiny.modules()
-    representation = encoder(tf.constant(updates[0][0][0]))
-    for head in heads.values():
-        head(representation)
-    combine = None if balancer is None else lambda gramian: reference.coefficients(balancer, gramian)
-    by_hand = reference.Reference(encoder, heads, optimizer(), tiny.WEIGHTS, combine, level, clip)
-    for batches in updates:
-        by_hand.update(batches)
-    return tiny.values(by_hand.variables)
-
-
-def trained(updates, optimizer, gathering, balancer, level, clip, strategy=None):
-    num_batches, slices = GATHERINGS[gathering]
-    batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
-
-    def compiled():
-        return tiny.trainer(
-            optimizer(),
-            balancer=balancer,
-            balance_at=level,
-            clip=None if clip is None else clipping.ByGlobalNorm(clip),
-            micro_batches=slices,
-            accumulate_steps=num_batches,
-        )
-
-    if strategy is None:
-        trainer = compiled()
-    else:
-        with strategy.scope():
-            trainer = compiled()
-    history = trainer.fit(dataset(batches), epochs=1, verbose=0, shuffle=False)
-    assert tiny.values([trainer.update_count])[0] == UPDATES
-    assert tiny.values([trainer.optimizer.iterations])[0] == UPDATES
-    assert history.history["skipped_updates"] == [0.0]
-    return tiny.weights_of(trainer), trainer
-
-
-def assert_alike(actual, wanted):
-    largest = max(np.abs(value).max() for value in wanted)
-    difference = max(np.abs(a - b).max() for a, b in zip(actual, wanted, strict=True))
-    assert difference <= 1e-6 * largest, f"differs by {difference / largest:.1e} of the largest weight"
-
-
-GRID = [
-    (gathering, balancing_, clip, missing, optimizer)
-    for gathering, balancing_, clip, missing, optimizer in itertools.product(
-        GATHERINGS, BALANCINGS, (None, 0.3), (True, False), OPTIMIZERS
-    )
-]
-
-
-@pytest.mark.parametrize(("gathering", "balanced", "clip", "missing", "optimizer"), GRID[::5])
-def test_update_is_that_of_a_tape_by_hand(gathering, balanced, clip, missing, optimizer):
-    balancer, level = BALANCINGS[balanced]
-    updates = batches_of_updates(missing)
-    wanted = expected(updates, OPTIMIZERS[optimizer], balancer, level, clip)
-    actual, _ = trained(updates, OPTIMIZERS[optimizer], gathering, balancer, level, clip)
-    assert_alike(actual, wanted)
+def test_updates_are_what_keras_counts(tmp_path):
+    """Seven batches in windows of three are three updates, whatever `steps_per_execution` is."""
+    inputs, targets = tiny.data(14)
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(2)
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.0])
+    weights = []
+    for steps in (1, 2):
+        trainer = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3, steps_per_execution=steps)
+        ends = []
+        count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))  # noqa: B023
+        history = trainer.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[count])
+        assert len(ends) == {1: 3, 2: 2}[steps]
+        assert history.history["tag_updates"] == [3.0]
+        assert tiny.values([trainer.optimizer.iterations, trainer.update_count]) == [3, 3]
+        weights.append(tiny.weights_of(trainer))
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+    endless = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3)
+    endless.fit(data.repeat(), steps_per_epoch=4, epochs=2, verbose=0, shuffle=False)
+    assert tiny.values([endless.update_count]) == [8]
+    arrays = tiny.trainer("sgd", accumulate_steps=3)
+    assert arrays.fit(inputs, targets, batch_size=2, verbose=0).history["tag_updates"] == [3.0]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
-from tests import tiny
+from tests.helpers import tiny
 
 
 def updated(policy, **compiled):

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from multihead import schedules
-from tests import tiny
-from tests.conformance.test_one_update import (
+from tests.helpers import tiny
+from tests.helpers.gathering import (
     BALANCINGS,
     OPTIMIZERS,
     assert_alike,

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import clipping
-from tests import tiny
+from tests.helpers import tiny
 
 
 def free_ports(count):
@@ -37,7 +37,7 @@ def test_two_workers_make_the_updates_of_one_device(tmp_path, options):
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
             "PYTHONPATH": os.getcwd(),
         }
-        command = [sys.executable, "-m", "tests.conformance.worker", json.dumps(options), str(tmp_path / f"{index}.npz")]
+        command = [sys.executable, "-m", "tests.helpers.worker", json.dumps(options), str(tmp_path / f"{index}.npz")]
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )

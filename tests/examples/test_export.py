@@ -8,7 +8,7 @@ import tensorflow as tf
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
 from examples.seq2seq_price import command, run
-from tests import alone
+from tests.helpers import alone
 
 TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום, מה שלומך?", "Zyzzyva £20-25 isn't", "Two oak chairs, waxed."]
 ASKED = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from examples import large_batch_on_small_memory as program
-from tests.tiny import tensor_variable
+from tests.helpers.tiny import tensor_variable
 
 SIZE = program.Size(3, 4)
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from examples import policy_gradient as program
-from tests.tiny import tensor_variable, values
+from tests.helpers.tiny import tensor_variable, values
 
 gymnasium = pytest.importorskip("gymnasium")
 

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
-from tests.models.numpy_seq2seq import RowDecoder, encode_row, tensor_variables, weights_of
-
-TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)
-LENGTHS = [5, 2, 1, 1]
-TARGETS = np.array([[4, 5, 6, 3], [7, 3, 0, 0], [3, 0, 0, 0], [6, 6, 3, 0]], np.int32)
-ENGINES = ["addons", "native"] if _addons.is_installed() else ["native"]
-KINDS = [
-    (cell, num_layers, attention, feeding)
-    for cell, num_layers, (attention, feeding) in itertools.product(
-        ["gru", "lstm"],
-        [1, 2],
-        [("luong", False), ("bahdanau", False), (None, False), ("luong", True), ("bahdanau", True)],
-    )
-]
-
-SOME_KINDS = [kind for kind in KINDS if kind[:2] in (("gru", 1), ("lstm", 2))]
-
-
-def grow(layer, factor=3.0):
-    """Larger weights, so that differences show."""
-    layer.set_weights([weight * factor for weight in layer.get_weights()])
-
-
-def bridge(decoder, states):
-    """The decoder's first states of one row in NumPy, for as many layers on both sides."""
-    result = []
-    for index, state in enumerate(states):
-        parts = []
-        for dense, part in zip(decoder.bridge._maps_of(index), state):
-            kernel, bias = weights_of(dense) if dense.built else (np.eye(len(part)), None)
-            parts.append(part if bias is None else np.tanh(part @ kernel + bias))
-        result.append(parts)
-    return result
+from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables, weights_of
+from tests.helpers.seq2seq import ENGINES, LENGTHS, SOME_KINDS, TARGETS, TOKENS, bridge, grow
 
 
 @pytest.mark.parametrize("engine", ENGINES)

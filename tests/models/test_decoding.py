@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
-from tests.models.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
-from tests.models.test_decoder import ENGINES, KINDS, LENGTHS, SOME_KINDS, TOKENS, bridge, grow
+from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
+from tests.helpers.seq2seq import ENGINES, KINDS, LENGTHS, SOME_KINDS, TOKENS, bridge, grow
 
 
 def make(engine, *, vocabulary=9, maximum_length=6, factor=4.0, **options):

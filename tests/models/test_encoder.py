@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from multihead.models import Seq2SeqEncoder
 
-from tests.models.numpy_seq2seq import encode_row, tensor_variables
+from tests.helpers.numpy_seq2seq import encode_row, tensor_variables
 
 TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)
 OPTIONS = list(itertools.product(["gru", "lstm"], [1, 2], [False, True]))

@@ -7,7 +7,7 @@ import numpy as np
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 from multihead import MultiHeadTrainer, losses
-from tests import tiny
+from tests.helpers import tiny
 
 ROWS, TIME, VOCABULARY, TAGS, STYLES = 32, 7, 12, 4, 3
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from multihead.models import PriceClassifier
 
-from tests.models.numpy_seq2seq import sigmoid, softmax, weights_of
+from tests.helpers.numpy_seq2seq import sigmoid, softmax, weights_of
 
 
 def representation(dtype="float32"):

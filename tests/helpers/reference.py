@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import optimize
 
-from tests.tiny import tensor_variable
+from tests.helpers.tiny import tensor_variable
 
 
 def element_losses(predictions, batch):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead import balancing
 from multihead.balancing._by_hand import balance
-from tests.balancing import zoo
+from tests.helpers import zoo
 
 
 def pieces(rows):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping, losses
-from tests import reference, tiny
+from tests.helpers import reference, tiny
 
 HEADS = ("tag", "price", "size")
 
@@ -215,3 +215,36 @@ def test_errors():
         trainer.diagnose(batches(1), batches=0)
     with pytest.raises(ValueError, match="`diagnose` needs a compiled trainer"):
         MultiHeadTrainer(keras.layers.Dense(1)).diagnose(batches(1))
+
+
+class Twice(keras.layers.Layer):
+    """Gives one tensor under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2, use_bias=False)
+
+    def call(self, x):
+        y = self.dense(x)
+        return {"first": y, "second": (y,)}
+
+
+class Read(keras.layers.Layer):
+    def __init__(self, name):
+        super().__init__()
+        self.entry = name
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+    def call(self, representation):
+        value = representation[self.entry]
+        return self.dense(value[0] if isinstance(value, tuple) else value)
+
+
+def test_heads_that_read_one_tensor_by_two_names_meet_there():
+    trainer = MultiHeadTrainer(Twice())
+    trainer.add_head("up", Read("first"), "mse")
+    trainer.add_head("down", Read("second"), "mse")
+    trainer.compile("sgd")
+    inputs = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    report = trainer.diagnose([(inputs, {"up": np.full([8, 1], 9.0, "float32"), "down": np.full([8, 1], -9.0, "float32")})])
+    assert report.cosines["representation"][0, 1] < -0.5  # as two leaves they would be orthogonal

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multihead import balancing
-from tests.balancing import reference, zoo
+from tests.helpers import balancing_reference as reference
+from tests.helpers import zoo
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing
-from tests.balancing import zoo
+from tests.helpers import zoo
 
 METHODS = sorted(
     name for name in balancing.__all__ if isinstance(getattr(balancing, name), type) and name not in ("Balancer", "Chain")

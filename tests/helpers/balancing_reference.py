@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from scipy.optimize import least_squares, minimize, nnls
 
-from tests.balancing.zoo import norms, units
+from tests.helpers.zoo import norms, units
 
 
 def project_onto_dual_cone(vector, rows):

@@ -98,3 +98,12 @@ def tensor_variable(variable):
     """The TensorFlow variable behind a Keras 3 variable."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value
+
+
+def fit_once(trainer, inputs, targets, **options):
+    return trainer.fit(inputs, targets, batch_size=len(inputs), shuffle=False, verbose=0, **options)
+
+
+def only(batch, *heads):
+    inputs, targets = batch
+    return inputs, {head: targets[head] for head in heads}

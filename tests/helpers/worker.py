@@ -1,4 +1,4 @@
-"""One worker of `test_workers.py`: trains the tiny network under MultiWorkerMirroredStrategy and saves its weights."""
+"""One worker of `conformance/test_workers.py`: trains the tiny network under MultiWorkerMirroredStrategy and saves its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     # A strategy of several workers must exist before anything else of TensorFlow is used.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     from multihead import clipping
-    from tests import tiny
+    from tests.helpers import tiny
 
     with strategy.scope():
         import keras

@@ -1,0 +1,111 @@
+"""Promise 6, in the step: what a balancer claims holds for the update."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import balancing
+from tests.helpers import reference, tiny
+
+METHODS = ["Sum", "EqualNorms", "UPGrad", "MGDA", "NashMTL", "IMTLG", "PCGrad"]
+
+
+@pytest.mark.parametrize("level", ["representation", "parameters"])
+@pytest.mark.parametrize("method", METHODS)
+def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
+    batch = tiny.data(9, seed=5)
+    trainer = tiny.trainer("sgd", balancer=method, balance_at=level, run_eagerly=True)
+    actual = {id(tiny.tensor_variable(v)): g for g, v in trainer.compute_gradients(batch)}
+    heads = {name: head.module for name, head in trainer.heads.items()}
+
+    def by_hand(combine):
+        made = reference.Reference(trainer.encoder, heads, None, tiny.WEIGHTS, combine, level)
+        return made.gradients([batch])[0], made.variables
+
+    if method == "PCGrad":
+        count = len(reference.coefficients(method, np.eye(3)))
+        wanted = [by_hand(lambda gramian, i=i: reference.coefficients(method, gramian)[i]) for i in range(count)]
+    else:
+        wanted = [by_hand(lambda gramian: reference.coefficients(method, gramian))]
+    errors = []
+    for gradients, variables in wanted:
+        pairs = [(actual[id(tiny.tensor_variable(v))], g) for g, v in zip(gradients, variables)]
+        scale = max(np.abs(g).max() for _, g in pairs)
+        errors.append(max(np.abs(tf.convert_to_tensor(a) - g).max() for a, g in pairs) / scale)
+    assert min(errors) < 2e-6
+
+
+def test_norm_budget_holds_in_the_logs():
+    batch = tiny.data(16)
+    trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
+    free = tiny.trainer("adam")
+    assert tiny.fit_once(free, *batch).history["size_share"][0] > 0.3
+    history = tiny.fit_once(trainer, *batch, epochs=3).history
+    assert max(history["size_share"]) <= 0.2 + 1e-5
+    shares = [sum(history[f"{name}_share"][i] for name in trainer.heads) for i in range(3)]
+    np.testing.assert_allclose(shares, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper()])
+def test_every_balancer_trains_or_says_why_not(method):
+    made = getattr(balancing, method)
+    if not (isinstance(made, type) and issubclass(made, balancing.Balancer)) or made is balancing.Balancer:
+        pytest.skip("no method")
+    try:
+        balancer = made()
+    except TypeError:
+        balancer = made(balancing.EqualNorms(), balancing.UPGrad())
+    level = balancer.levels[-1]
+    trainer = tiny.trainer("sgd", balancer=balancer, balance_at=level)
+    history = tiny.fit_once(trainer, *tiny.data(8), epochs=2).history
+    assert history["skipped_updates"][-1] == 0 and np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_sdmgrad_takes_the_slices_for_halves(slices):
+    inputs, targets = tiny.data(12)
+    trainer = tiny.trainer("sgd", balancer=balancing.SDMGrad(), balance_at="parameters", micro_batches=slices)
+    trainer.compute_gradients((inputs, targets))  # builds
+    trainer.balancer.reset()
+    modules = {name: head.module for name, head in trainer.heads.items()}
+
+    def rows(examples, only=None):
+        """Each head's gradient of its mean loss on some of the examples, as rows."""
+        batch = tf.nest.map_structure(lambda array: array[examples], (inputs, targets))
+        variables = [tiny.tensor_variable(v) for v in trainer.encoder.trainable_variables]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(variables)
+            representation = trainer.encoder(batch[0])
+            predictions = {name: module(representation) for name, module in modules.items()}
+            losses = {
+                name: tiny.WEIGHTS[name] * tf.reduce_sum(tf.where(mask, values, 0.0)) / mask.sum()
+                for name, (values, mask) in reference.element_losses(predictions, batch).items()
+            }
+        gradients = [tape.gradient(loss, variables, unconnected_gradients="zero") for loss in losses.values()]
+        return np.array([np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in each]) for each in gradients])
+
+    step = 12 // max(slices, 2)
+    odd = np.arange(12) // step % 2 == 1
+    whole, one, other = rows(np.arange(12)), rows(np.flatnonzero(~odd)), rows(np.flatnonzero(odd))
+    between = one @ other.T
+    by_hand = balancing.SDMGrad()
+    expected = by_hand(whole.astype("float64"), halves=(between + between.T) / 2)
+    pairs = trainer.compute_gradients((inputs, targets))
+    count = len(trainer.encoder.trainable_variables)
+    actual = np.concatenate([np.ravel(tf.convert_to_tensor(gradient)) for gradient, _ in pairs[:count]])
+    np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
+    assert not np.allclose(by_hand(whole.astype("float64")), expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_kept_coefficients_serve_several_updates():
+    inputs, targets = tiny.data(8)
+    trainer = tiny.trainer("sgd", balancer="EqualNorms", balance_every=3)
+    coefficients = []
+    for _ in range(4):
+        history = tiny.fit_once(trainer, inputs, targets).history
+        coefficients.append([history[f"{name}_coefficient"][0] for name in trainer.heads])
+    np.testing.assert_array_equal(coefficients[0], coefficients[1])
+    np.testing.assert_array_equal(coefficients[0], coefficients[2])
+    assert np.abs(np.subtract(coefficients[3], coefficients[0])).max() > 1e-4

@@ -1,0 +1,78 @@
+"""Promise 2: sums and counts add up, and the division happens once."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from tests.helpers import reference, tiny
+
+
+def test_masks_of_predictions_count_as_in_keras():
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 9, (12, 5))
+    x[np.arange(5) >= rng.integers(1, 6, (12, 1))] = 0
+    y = rng.integers(0, 3, (12, 5))
+
+    def layers():
+        keras.utils.set_random_seed(2)
+        embed = keras.layers.Embedding(9, 4, mask_zero=True)
+        return keras.Sequential([embed, keras.layers.GRU(3, return_sequences=True)]), keras.layers.Dense(
+            3, activation="softmax"
+        )
+
+    encoder, head = layers()
+    plain = keras.Sequential([encoder, head])
+    plain.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    plain.fit(x, y, batch_size=12, verbose=0, shuffle=False)
+    for slices in (1, 4):
+        encoder_2, head_2 = layers()
+        trainer = MultiHeadTrainer(encoder_2)
+        trainer.add_head("tag", head_2, "sparse_categorical_crossentropy")
+        trainer.compile(keras.optimizers.SGD(0.5), micro_batches=slices)
+        tiny.fit_once(trainer, x, {"tag": y})
+        # A tape over the promised formula; Keras 3 divides by all positions, so its own fit is another sum there.
+        encoder_3, head_3 = layers()
+        with tf.GradientTape() as tape:
+            probabilities = head_3(encoder_3(tf.constant(x)))
+            values = keras.losses.sparse_categorical_crossentropy(tf.constant(y), probabilities)
+            mask = tf.cast(x > 0, tf.float32)
+            loss = tf.reduce_sum(values * mask) / tf.reduce_sum(mask)
+        variables = [*encoder_3.trainable_variables, *head_3.trainable_variables]
+        gradients = tape.gradient(loss, [tiny.tensor_variable(v) for v in variables])
+        wanted = [v - 0.5 * tf.convert_to_tensor(g).numpy() for v, g in zip(tiny.values(variables), gradients)]
+        for a, b in zip(wanted, tiny.weights_of(trainer), strict=True):
+            np.testing.assert_allclose(b, a, atol=2e-7)
+
+
+def test_sample_weights_and_missing_labels_follow_the_formula():
+    batches = [tiny.data(9, seed=2)]
+    rng = np.random.default_rng(1)
+    weights = [{"price": rng.integers(0, 3, 9).astype("float32"), "tag": rng.random((9, 6)).astype("float32")}]
+    trainer = tiny.trainer("sgd", run_eagerly=True)
+    actual = {id(tiny.tensor_variable(v)): g for g, v in trainer.compute_gradients((*batches[0], weights[0]))}
+    heads = {name: head.module for name, head in trainer.heads.items()}
+    made = reference.Reference(trainer.encoder, heads, None, tiny.WEIGHTS)
+    for gradient, variable in zip(made.gradients(batches, weights)[0], made.variables):
+        got = tf.convert_to_tensor(actual[id(tiny.tensor_variable(variable))])
+        np.testing.assert_allclose(got, gradient, atol=1e-6)
+
+
+def test_evaluation_is_exact_over_ragged_batches_and_missing_heads():
+    inputs, targets = tiny.data(13)
+    trainer = tiny.trainer("adam", metrics=True)
+    tiny.fit_once(trainer, inputs, targets)
+    whole = trainer.evaluate(inputs, targets, batch_size=13, verbose=0, return_dict=True)
+    parts = trainer.evaluate(inputs, targets, batch_size=4, verbose=0, return_dict=True)
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5, err_msg=name)
+    predictions = trainer.predict(inputs, verbose=0)["price"]
+    labelled = targets["price"] >= 0
+    np.testing.assert_allclose(
+        whole["price_accuracy"], np.mean(predictions.argmax(1)[labelled] == targets["price"][labelled]), rtol=1e-6
+    )
+    only = trainer.evaluate(inputs, {"price": targets["price"]}, verbose=0, return_dict=True)
+    assert set(only) == {"loss", "price_loss", "price_accuracy"}
+    np.testing.assert_allclose(only["loss"], tiny.WEIGHTS["price"] * only["price_loss"], rtol=1e-5)

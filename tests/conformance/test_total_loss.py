@@ -1,0 +1,115 @@
+"""Promise 1: without a balancer, an update is the gradient of one weighted total loss."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, losses
+from tests.helpers import tiny
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+def test_one_head_and_nothing_else_is_keras_fit(optimizer):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 4)).astype("float32"), rng.integers(0, 3, 50)
+
+    def layers():
+        keras.utils.set_random_seed(2)
+        return keras.layers.Dense(6, activation="relu", kernel_regularizer="l2"), keras.layers.Dense(3, activation="softmax")
+
+    encoder, head = layers()
+    plain = keras.Sequential([encoder, head])
+    plain.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    wanted = plain.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0).history
+    encoder_2, head_2 = layers()
+    trainer = MultiHeadTrainer(encoder_2)
+    trainer.add_head("price", head_2, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    trainer.compile(optimizer)
+    history = trainer.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0).history
+    for a, b in zip(tiny.values(plain.trainable_variables), tiny.weights_of(trainer), strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-7)
+    np.testing.assert_allclose(history["price_accuracy"], wanted["accuracy"], atol=1e-6)
+
+
+def test_weights_may_be_functions_of_the_update_count():
+    inputs, targets = tiny.data(8, missing=False)
+    seen = []
+    trainer = tiny.trainer("sgd", weights={"tag": lambda u: 1.0 / (1.0 + tf.cast(u, tf.float32)), "price": 1.0, "size": 1.0})
+    history = tiny.fit_once(trainer, inputs, targets, epochs=2).history
+    for epoch, weight in enumerate((1.0, 0.5)):
+        total = weight * history["tag_loss"][epoch] + history["price_loss"][epoch] + history["size_loss"][epoch]
+        seen.append(total)
+    np.testing.assert_allclose(history["loss"], seen, rtol=1e-5)
+
+
+def test_heads_with_shared_variables_and_nested_representations():
+    """A decoder that reuses the encoder's embedding: the direct path and the path through the cut add up."""
+    keras.utils.set_random_seed(0)
+    embed = keras.layers.Embedding(7, 4)
+
+    class Encoder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embed = embed
+
+        def call(self, tokens):
+            vectors = self.embed(tokens)
+            return [(vectors, tf.shape(tokens)[1]), {"deep": {"mean": tf.reduce_mean(vectors, axis=1)}}]
+
+    class Tied(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embed = embed
+
+        def call(self, representation):
+            (vectors, _), rest = representation
+            return tf.matmul(
+                vectors + rest["deep"]["mean"][:, None], tiny.tensor_variable(self.embed.embeddings), transpose_b=True
+            )
+
+    encoder, head = Encoder(), Tied()
+    trainer = MultiHeadTrainer(encoder)
+    trainer.add_head("copy", head, losses.SequenceCrossentropy())
+    trainer.compile("sgd")
+    tokens = np.random.default_rng(0).integers(1, 7, (5, 3))
+    ((gradient, variable),) = trainer.compute_gradients((tokens, {"copy": tokens}))
+    with tf.GradientTape() as tape:
+        logits = head(encoder(tf.constant(tokens)))
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits))
+    wanted = tape.gradient(loss, tiny.tensor_variable(embed.embeddings))
+    np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(wanted), atol=1e-6)
+
+
+def test_added_losses_count_once_however_the_batch_is_cut():
+    x = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+    y = {"a": x.sum(1, keepdims=True), "b": x[:, :1]}
+
+    def made(**options):
+        keras.utils.set_random_seed(1)
+        trainer = MultiHeadTrainer(keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5)))
+        trainer.add_head("a", keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.3)), "mse")
+        trainer.add_head("b", keras.layers.Dense(1), "mse")
+        trainer.compile(keras.optimizers.SGD(0.1), **options)
+        return trainer
+
+    whole = made()
+    encoder, heads = whole.encoder, [head.module for head in whole.heads.values()]
+    pairs = whole.compute_gradients((x, y))
+    with tf.GradientTape() as tape:
+        hidden = encoder(x)
+        loss = sum(tf.reduce_mean((head(hidden) - target) ** 2) for head, target in zip(heads, y.values()))
+        loss += 0.5 * tf.reduce_sum(tf.square(tiny.tensor_variable(encoder.kernel)))
+        loss += 0.3 * tf.reduce_sum(tf.square(tiny.tensor_variable(heads[0].kernel)))
+    wanted = tape.gradient(loss, [tiny.tensor_variable(v) for _, v in pairs])
+    for (actual, _), expected in zip(pairs, wanted, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    for options in (
+        {"micro_batches": 3},
+        {"micro_batches": 3, "balancer": "Sum"},
+        {"balancer": "Sum", "balance_at": "parameters"},
+    ):
+        for (actual, _), expected in zip(made(**options).compute_gradients((x, y)), wanted, strict=True):
+            np.testing.assert_allclose(tf.convert_to_tensor(actual), expected, atol=1e-5)

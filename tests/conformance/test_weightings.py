@@ -1,0 +1,77 @@
+"""Promise 4 with a weighting: the update is that of a tape by hand over the total loss, however it was gathered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers import reference, tiny
+from tests.helpers.gathering import assert_alike, batches_of_updates, padded
+from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
+
+
+@pytest.mark.parametrize(
+    ("name", "gathering"),
+    [("GeometricMean", "whole"), ("LogLoss", "slices"), ("SmoothTchebycheff", "batches"), ("Uncertainty", "whole"),
+     ("IMTLL", "slices"), ("GeometricMean", "slices"), ("Uncertainty", "batches")],
+)  # fmt: skip
+def test_update_is_that_of_a_tape_over_the_total(name, gathering):
+    updates = batches_of_updates(True)
+    weights, learned = by_hand(updates, TOTALS[name])
+    actual, trainer, _ = trained(updates, name, gathering)
+    assert_alike(actual, weights)
+    if trainer.weighting.trainable_variables:
+        np.testing.assert_allclose(tiny.values(trainer.weighting.trainable_variables), learned, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["representation", "parameters"])
+def test_a_balancer_sees_weighted_gradients(level):
+    updates = batches_of_updates(True)[:1]
+    encoder, heads = tiny.modules()
+    batch = padded(updates[0])
+    representation = encoder(batch[0])
+    values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
+    # LogLoss counts each head by the inverse of its loss, which at the first update is known beforehand.
+    weights = {name: float(mask.sum() / tf.reduce_sum(tf.where(mask, v, 0.0))) for name, (v, mask) in values.items()}
+    combine = lambda gramian: reference.coefficients("UPGrad", gramian)  # noqa: E731
+    hand = reference.Reference(encoder, heads, adam(), weights, combine, level)
+    hand.update([batch])
+    for gathering in ("whole", "slices"):
+        actual, _, history = trained(updates, "LogLoss", gathering, balancer="UPGrad", balance_at=level)
+        assert_alike(actual, tiny.values(hand.variables))
+        for name in HEADS:
+            np.testing.assert_allclose(history[f"{name}_weight"], [weights[name]], rtol=1e-5)
+
+
+def starts(trainer):
+    """The values that a trainer's weighting began with."""
+    trainer.weighting.reset()
+    return tiny.values(trainer.weighting.variables)
+
+
+def test_gradnorm_and_famo_are_the_same_however_gathered():
+    updates = batches_of_updates(True)
+    for name in ("GradNorm", "FAMO"):
+        whole, first, _ = trained(updates, name, "whole")
+        for gathering in ("slices", "batches"):
+            other, second, _ = trained(updates, name, gathering)
+            assert_alike(other, whole)
+            mine, theirs = (tiny.values(trainer.weighting.variables) for trainer in (first, second))
+            for a, b in zip(mine, theirs):
+                np.testing.assert_allclose(a, b, atol=1e-5)
+        assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
+
+
+@pytest.mark.parametrize("name", ["Uncertainty", "GradNorm", "FAMO", "GeometricMean", "DWA"])
+def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
+    updates = batches_of_updates(True)[:3]
+    one, single, history = trained(updates, name, "whole")
+    two, double, histories = trained(updates, name, "whole", two_replicas)
+    assert_alike(two, one)
+    for variable, other in zip(double.weighting.variables, single.weighting.variables):
+        copies = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
+        np.testing.assert_array_equal(*[copy.numpy() for copy in copies])
+        np.testing.assert_allclose(tiny.values([variable])[0], tiny.values([other])[0], atol=1e-5)
+    for key in history:
+        np.testing.assert_allclose(history[key], histories[key], atol=1e-5, err_msg=key)

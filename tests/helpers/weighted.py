@@ -1,0 +1,90 @@
+"""Weightings in the trainer, and tapes by hand over their total losses."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.helpers import reference, tiny
+from tests.helpers.gathering import dataset, padded
+
+HEADS = ("tag", "price", "size")
+
+GATHERED = {"whole": (1, 1), "slices": (1, 3), "batches": (3, 1)}
+
+
+def adam():
+    return keras.optimizers.Adam(0.01, epsilon=1e-5)
+
+
+def geometric_mean(losses, _):
+    return tf.pow(losses[0] * losses[1] * losses[2], 1 / 3)
+
+
+def logarithms(losses, _):
+    return tf.math.log(losses[0]) + tf.math.log(losses[1]) + tf.math.log(losses[2])
+
+
+def smooth_maximum(losses, _):
+    return tf.reduce_logsumexp(tf.stack(losses))
+
+
+def uncertainty(losses, learned):
+    return tf.add_n([0.5 * tf.exp(-s) * loss + 0.5 * s for s, loss in zip(learned, losses)])
+
+
+def scales(losses, learned):
+    return tf.add_n([tf.exp(s) * loss - s for s, loss in zip(learned, losses)])
+
+
+TOTALS = {
+    "GeometricMean": geometric_mean,
+    "LogLoss": logarithms,
+    "SmoothTchebycheff": smooth_maximum,
+    "Uncertainty": uncertainty,
+    "IMTLL": scales,
+}
+
+
+def by_hand(updates, total):
+    """The weights, and what is learned, after updates by one tape over the total; the update's batches are joined."""
+    encoder, heads = tiny.modules()
+    representation = encoder(tf.constant(updates[0][0][0]))
+    for head in heads.values():
+        head(representation)
+    learned = [tf.Variable(0.0) for _ in HEADS]
+    optimizer = adam()
+    for batches in updates:
+        batch = padded(batches)
+        variables = [v for module in (encoder, *heads.values()) for v in module.trainable_variables]
+        sources = [tiny.tensor_variable(variable) for variable in variables]
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            representation = encoder(batch[0])
+            values = reference.element_losses({name: heads[name](representation) for name in HEADS}, batch)
+            losses = [
+                tiny.WEIGHTS[name] * tf.reduce_sum(tf.where(mask, each, 0.0)) / float(np.sum(mask))
+                for name, (each, mask) in values.items()
+            ]
+            whole = total(losses, learned)
+        gradients = tape.gradient(whole, [*sources, *learned], unconnected_gradients="zero")
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if total in (uncertainty, scales):
+            optimizer.apply_gradients(zip(gradients, [*variables, *learned]))
+        else:
+            optimizer.apply_gradients(zip(gradients, variables))
+    return tiny.values(variables), [float(variable) for variable in learned]
+
+
+def trained(updates, name, gathering, strategy=None, **options):
+    num_batches, slices = GATHERED[gathering]
+    batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
+    compiled = {"weighting": name, "micro_batches": slices, "accumulate_steps": num_batches, **options}
+    if strategy is None:
+        trainer = tiny.trainer(adam(), **compiled)
+    else:
+        with strategy.scope():
+            trainer = tiny.trainer(adam(), **compiled)
+    history = trainer.fit(dataset(batches), verbose=0, shuffle=False).history
+    return tiny.weights_of(trainer), trainer, history
