@@ -1,9 +1,4 @@
-"""Gradients: arithmetic on dense, sparse and absent ones; the cut; per-head gradients and their Gramian.
-
-The cut is what the encoder hands to the heads. Heads run on its leaves detached from the encoder and watched by tapes
-of their own, so that each head's gradient at the cut is known before the encoder's backward pass, and that pass is one
-however many heads there are.
-"""
+"""Arithmetic on gradients: dense, sparse and absent ones; the heads' gradients as rows, and their inner products."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import Gradient, keras_mask, with_keras_mask
+from multihead._keras import Gradient
 
 
 def deduplicate(gradient: Gradient) -> Gradient:
@@ -73,13 +68,15 @@ def size(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
 
 
-def computed_if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor]) -> list[Gradient]:
+def computed_if(
+    condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor | None]
+) -> list[Gradient]:
     """`compute()` where the condition holds; where not, nothing of it runs and all its results are zeros.
 
     Args:
         condition: A boolean scalar.
         compute: Gives gradients and other tensors; which of them are None or sparse is the same at every call.
-        shapes: The dense shape of each result.
+        shapes: The dense shape of each result; None for one that is always None.
     """
     templates: list[Gradient] = []  # found while the first branch is traced, read by the second
 
@@ -88,8 +85,8 @@ def computed_if(condition: tf.Tensor, compute: Callable[[], list[Gradient]], sha
         return [template for template in templates if template is not None]
 
     def zeros() -> list[Gradient]:
-        if not templates:  # run eagerly: one branch is all there is, and None is as good as zeros
-            templates[:] = [tf.zeros(shape) for shape in shapes]
+        if not templates:  # run eagerly, this branch is all there is
+            templates[:] = [None if shape is None else tf.zeros(shape) for shape in shapes]
         return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
 
     present = iter(tf.cond(condition, computed, zeros))
@@ -114,6 +111,10 @@ class Rows(NamedTuple):
 
     values: tf.Tensor
     restore: Callable[[tf.Tensor], Gradient]
+
+    def times(self, factors: tf.Tensor | None) -> Rows:
+        """The rows times a factor each, `[num_heads]`; unchanged for None."""
+        return self if factors is None else self._replace(values=self.values * factors[:, tf.newaxis])
 
 
 def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
@@ -146,39 +147,14 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
     return Rows(tf.stack(rows), lambda values: tf.reshape(values, tf.shape(template)))
 
 
-def gramian(rows: Sequence[tf.Tensor]) -> tf.Tensor:
+def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
     """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors of `[num_heads, n]`.
+
+    Zeros where there is no tensor, so none that any head reaches.
 
     Float64, since what a balancer does with nearly parallel gradients is as exact as this matrix, and since the squares
     of float32 numbers overflow and vanish in float32.
     """
     wide = [tf.cast(values, tf.float64) for values in rows]
-    return tf.add_n([tf.matmul(values, values, transpose_b=True) for values in wide])
-
-
-class Cut:
-    """The representation as the heads see it: its floating leaves detached from the encoder.
-
-    Args:
-        representation: What the encoder returned: a tensor or any nest of tensors.
-
-    Attributes:
-        attached: The floating leaves as the encoder made them, each once.
-        leaves: The same, detached.
-        representation: The nest with detached leaves; others (masks, lengths) pass through, Keras masks are kept.
-    """
-
-    def __init__(self, representation: Any) -> None:
-        flat = tf.nest.flatten(representation)
-        floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
-        # A tensor that stands in several places is one leaf: heads that read it by different names meet there.
-        attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
-        cut = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
-        detached = [cut[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
-        self.attached, self.leaves = list(attached.values()), list(cut.values())
-        self.representation = tf.nest.pack_sequence_as(representation, detached)
-        if not self.leaves:
-            raise ValueError(
-                "The encoder must return at least one floating tensor for the heads to read. "
-                f"Received: {representation!r}. Return, say, the encoder's outputs or its final state."
-            )
+    products = [tf.matmul(values, values, transpose_b=True) for values in wide]
+    return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *products])

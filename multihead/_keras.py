@@ -19,7 +19,7 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 AUTOGRAPH = not KERAS_3
 """Whether functions that call users' modules are traced with AutoGraph."""
 
-# A value that every replica computes alike from reduced data is stored once per replica and must stay equal: only the
+# A value that every replica computes from the same reduced data is stored once per replica and must stay equal: only the
 # first replica's assignment counts, and it is copied to the others.
 _ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
 
@@ -42,6 +42,46 @@ def tensor_variable(variable: Any) -> tf.Variable:
 def variable_name(variable: Any) -> str:
     """A name for messages: the path on Keras 3, the name without its output number on Keras 2."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
+
+
+class KerasHooks:
+    """The hooks of `keras.Model` that the trainer overrides, by the names that Keras 2 and Keras 3 give them."""
+
+    def _latest_logs(self, logs: Any) -> Any:
+        """What to show at the end of an epoch, given what the last step has returned."""
+        return logs
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """Keras 2, at the end of an epoch."""
+        return self._latest_logs(logs)
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        """Keras 3, at the end of an epoch."""
+        return self._latest_logs(logs)
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Keeps Keras 3 from building under a strategy: it would add up batches of unequal size; `fit` has built."""
+
+
+PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
+    "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build") if KERAS_3 else ("_validate_and_get_metrics_result",),
+    "Layer": ("_clear_losses", "_flatten_layers", *(("_tracker",) if KERAS_3 else ())),
+    "LossScaleOptimizer": (
+        ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads") if KERAS_3 else ("_loss_scale",)
+    ),
+}
+"""All private names of Keras that this file overrides or reads, by class. A test fails when a release drops one."""
+
+
+def all_layers(module: Any) -> list[keras.layers.Layer]:
+    """A layer and all layers within it; nothing for another object."""
+    return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
+
+
+def spec_of_one_replica(spec: Any) -> Any:
+    """The spec of one replica's values, from the spec of a distributed data set's elements; other specs unchanged."""
+    of_replicas = getattr(spec, "_value_specs", None)
+    return spec if of_replicas is None else of_replicas[0]
 
 
 def add_state(

@@ -1,94 +1,21 @@
-"""Gathering one update's gradients: slices of a batch, windows of batches, and an accumulator for loops by hand.
-
-Slices run one after the other, in the memory of one. Each slice's losses are divided by the counts of the whole update,
-so their gradients add up to those of all examples in one batch, however unequal the slices are.
-"""
+"""Accumulating gradients in a custom training loop. The trainer does it itself: see `accumulate_steps` of `compile`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from multihead._gradients import computed_if, deduplicate, scaled
-from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
+from multihead._gradients import deduplicate, scaled
+from multihead._keras import Gradient, tensor_variable
 from multihead._validation import check_choice
 
 __all__ = ["GradientAccumulator"]
 
 
-def batch_size(nest: Any) -> tf.Tensor:
-    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
-    return tf.shape(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))[0]
-
-
-def cut_into_slices(nest: Any, num_slices: int) -> list[Any]:
-    """Cuts the first axis of every tensor in a nest into slices whose sizes differ by at most one.
-
-    Args:
-        nest: Tensors that share their first axis; None stays None.
-        num_slices: How many slices. With fewer examples than that, some are empty.
-    """
-    if num_slices == 1:
-        return [nest]
-    size = batch_size(nest)
-    bounds = [size * i // num_slices for i in range(num_slices + 1)]
-    return [
-        tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[start:end], nest)  # noqa: B023
-        for start, end in zip(bounds[:-1], bounds[1:])
-    ]
-
-
-def one_after_the_other(
-    run: Callable[[Any], Any], slices: Sequence[Any], plus: Callable[[Any, Any], Any], shapes: Sequence[Any]
-) -> Any:
-    """Adds up what `run` gives for each slice; a slice begins only when the one before it is done and added.
-
-    Args:
-        run: From a slice to a nest of sums. It is traced once, as one function, so that a slice's intermediate values
-            are gone before the next slice begins.
-        slices: Nests of tensors of one structure. An empty one is left out: layers such as batch normalization cannot
-            take it.
-        plus: Adds two results.
-        shapes: The dense shapes of the flattened result, for the sum of an empty slice.
-    """
-    structure: list[Any] = []
-
-    def run_if_any(piece: Any) -> list[Any]:
-        def flat() -> list[Any]:
-            result = run(piece)
-            structure[:] = [result]
-            return tf.nest.flatten(result)
-
-        return computed_if(batch_size(piece) > 0, flat, shapes)
-
-    traced = (
-        run_if_any
-        if tf.executing_eagerly()
-        else tf.function(
-            run_if_any,
-            reduce_retracing=True,
-            autograph=AUTOGRAPH,
-            # One body for all slices: as many copies in one graph as there are slices would cost more memory than they save.
-            experimental_attributes={"_noinline": True},
-        )
-    )
-    total: Any = None
-    for piece in slices:
-        before = [] if total is None else [t for t in tf.nest.flatten(total, expand_composites=True) if t is not None]
-        with tf.control_dependencies(before):
-            # The slice's own tensors must wait, too: a function runs its parts as soon as their inputs are there.
-            piece = tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), piece)
-            flat_result = traced(piece)
-        if structure:  # run eagerly, an empty slice at the start gives nothing at all
-            result = tf.nest.pack_sequence_as(structure[0], flat_result)
-            total = result if total is None else plus(total, result)
-    return total
-
-
 class GradientAccumulator(tf.Module):
-    """Adds up gradients over calls, for a loop written by hand.
+    """Accumulates gradients over calls, in a custom training loop.
 
     With gradients `g_1 .. g_T` and counts `n_1 .. n_T` since the last reset, `mean()` is `sum_t n_t g_t / sum_t n_t`:
     the gradient of the mean over all elements if each `g_t` is the gradient of the mean over `n_t` of them. That holds
@@ -202,7 +129,7 @@ class GradientAccumulator(tf.Module):
         return means
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Sets all sums and counts to zero."""
         for state in (*self._sums, self._count, self._given):
             state.assign(tf.zeros(state.shape, state.dtype))
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from multihead._backward import Scales, slice_gradients
-from multihead._data import Batch
-from multihead._gradients import added, as_rows, deduplicate, norm
+from multihead import schedules
+from multihead._gradients import deduplicate, norm
 from multihead._keras import AUTOGRAPH
-from multihead._step import Recipe, count, head_weights, label
-from multihead._update import inner_products_of
-from multihead._weighing import Weighing
+from multihead._update.backward import MicroBatchGradients
+from multihead._update.batch import Batch
+from multihead._update.combine import Combined, HeadsAtStep, SumHeads, products_of, weighted
+from multihead._update.network import Network
+from multihead._update.pipeline import compute_update
+from multihead._update.representation import RepresentationGradients
+from multihead._update.spec import UpdateSpec
 
 __all__ = ["Diagnosis"]
 
@@ -77,58 +81,69 @@ class Diagnosis:
         return "\n".join([*lines, *(f"- {finding}" for finding in self.findings)])
 
 
-def measure(
-    recipe: Recipe, clip: Any, batches: Iterable[Batch], update_count: tf.Tensor, loss_scale: tf.Tensor | None
-) -> Diagnosis:
+class Measure:
+    """The plain sum, with the inner products of the heads' gradients at the parameters, too.
+
+    Args:
+        network: The encoder and the heads.
+        heads: What is known of the heads.
+    """
+
+    measure = staticmethod(RepresentationGradients.gramian)
+    num_folds = 1
+
+    def __init__(self, network: Network, heads: HeadsAtStep) -> None:
+        self._sum = SumHeads(network, self.measure, heads)
+        self._heads = heads
+
+    def combines_in(self, num_micro_batches: int) -> bool:
+        """Never, since the encoder's gradient of each head is measured."""
+        return False
+
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        """Sums the heads and measures them at both levels."""
+        factors = self._heads.weights.factors(gathered.loss_sums)
+        products = weighted(products_of(gathered.per_head), factors)
+        return self._sum.combine(gathered, folds)._replace(gramian=products)
+
+
+def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
     """Measures batches; metrics and the modules' state change as in training: the caller puts them back.
 
     Args:
-        recipe: How updates are made.
-        clip: The clipping, or None.
+        spec: How updates are computed.
         batches: At least one batch.
-        update_count: The count of updates made so far.
+        step: The number of updates applied so far.
         loss_scale: The factor of loss scaling, or None.
     """
-    network = recipe.network
+    together = schedules.Together()
+    together.bind([head.name for head in spec.network.heads])
+    measuring = replace(spec, schedule=together, num_micro_batches=1, combiner=partial(Measure, spec.network))
 
     def figures(batch: Batch) -> dict[str, tf.Tensor]:
-        labels = label(recipe, batch)
-        counts = count(labels)
-        constants = head_weights(recipe, update_count)
-        active = (counts > 0) & (constants > 0)
-        weighing = Weighing(recipe.weighting, constants, counts, active, update_count)
-        scales = Scales(weighing.scales, tf.constant(1.0), loss_scale)
-        optional = [False] * len(network.heads)
-        found = slice_gradients(network, batch.inputs, labels, scales, active, optional, None, True)
-        factors = weighing.late_factors(found.loss_sums)
-        found = found.times(factors)
-        *rows, total = found.encoder
-        stacked = [as_rows([row[i] for row in rows]) for i in range(network.num_encoder)]
-        at_parameters = inner_products_of([each for each in stacked if each is not None], len(rows))
-        for row in rows:
-            total = [added(a, b) for a, b in zip(total, row)]
-        total = [*total, *found.own_gradients(network)]
+        update = compute_update(measuring, [batch], step, loss_scale)
+        gradients = update.gradients.of_losses
         return {
-            "losses": found.loss_sums,
-            "counts": counts,
-            "weights": weighing.early if factors is None else weighing.early * factors,
-            "representation": found.gramian,
-            "parameters": at_parameters,
-            "before": _global_norm(total),
-            "after": _global_norm(total if clip is None else clip(total)),
+            "losses": update.loss_sums,
+            "counts": update.counts,
+            "weights": update.total.weights,
+            "representation": update.combined.at_representation,
+            "parameters": update.combined.gramian,
+            "before": _global_norm(gradients),
+            "after": _global_norm(gradients if spec.clip is None else spec.clip(gradients)),
         }
 
     traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
     found = [{name: value.numpy() for name, value in traced(batch).items()} for batch in batches]
-    return _conclude(recipe, clip, {name: np.array([each[name] for each in found]) for name in found[0]})
+    return _conclude(spec, {name: np.array([each[name] for each in found]) for name in found[0]})
 
 
 def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     return norm(tf.stack([norm(deduplicate(gradient)) for gradient in gradients if gradient is not None]))
 
 
-def _conclude(recipe: Recipe, clip: Any, found: dict[str, np.ndarray]) -> Diagnosis:
-    heads = tuple(head.name for head in recipe.network.heads)
+def _conclude(spec: UpdateSpec, found: dict[str, np.ndarray]) -> Diagnosis:
+    heads = tuple(head.name for head in spec.network.heads)
     trained = (found["counts"] > 0) & (found["weights"] != 0)
     finite = np.isfinite(found["losses"]).all(axis=0)
     norms, shares, cosines, conflicts = {}, {}, {}, {}
@@ -151,10 +166,10 @@ def _conclude(recipe: Recipe, clip: Any, found: dict[str, np.ndarray]) -> Diagno
         heads, len(trained), losses, weights, (found["counts"] > 0).mean(axis=0), norms, shares, cosines, conflicts,
         float(found["before"].mean()), clipped, finite, (),
     )  # fmt: skip
-    return replace(measured, findings=tuple(_findings(measured, recipe, clip)))
+    return replace(measured, findings=tuple(_findings(measured, spec)))
 
 
-def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
+def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
     """What the figures mean."""
     heads, said = found.heads, []
     for k, head in enumerate(heads):
@@ -180,7 +195,7 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
     if len(usable) > 1:
         longest, shortest = usable[np.argmax(norms[usable])], usable[np.argmin(norms[usable])]
         if norms[longest] > _MUCH_LONGER * norms[shortest]:
-            said.append(_of_lengths(found, longest, shortest, recipe, clip))
+            said.append(_of_lengths(found, longest, shortest, spec))
     for i, j in itertools.combinations(range(len(heads)), 2):
         at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
         if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
@@ -191,7 +206,7 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
                 f"{found.cosines['parameters'][i, j]:.2f} at the parameters): what one gains the other loses. Try "
                 f"`balancer=balancing.UPGrad()`{level}."
             )
-    if clip is not None and found.clipped < _MUCH_CLIPPED:
+    if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
         said.append(
             f"Clipping leaves {found.clipped:.2g} of the gradient's norm of {found.update_norm:.3g} in the mean. All heads "
             "are shortened alike, the short ones to nothing: bring the heads to like lengths first, or raise the limit."
@@ -200,12 +215,12 @@ def _findings(found: Diagnosis, recipe: Recipe, clip: Any) -> list[str]:
         said.append("There is nothing to compare: fewer than two heads send a gradient to the encoder.")
     elif not said:
         said.append("The heads' gradients are of like lengths and agree: the plain sum is enough, whatever the balancer.")
-    if recipe.balancer is not None:
-        said.append(f"All figures are from before {type(recipe.balancer).__name__}, the balancer that is set.")
+    if spec.balancer is not None:
+        said.append(f"All figures are from before {type(spec.balancer).__name__}, the balancer that is set.")
     return said
 
 
-def _of_lengths(found: Diagnosis, longest: int, shortest: int, recipe: Recipe, clip: Any) -> str:
+def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec) -> str:
     """What to say of two heads whose gradients differ much in length."""
     long, short = found.heads[longest], found.heads[shortest]
     norms = found.norms["representation"]
@@ -222,10 +237,10 @@ def _of_lengths(found: Diagnosis, longest: int, shortest: int, recipe: Recipe, c
         cause = f"not the size of its loss, but {by_module}"
     clipped = (
         f" Clipping by what both have in common then leaves {short!r} next to nothing."
-        if clip is not None and found.clipped < _MUCH_CLIPPED
+        if spec.clip is not None and found.clipped < _MUCH_CLIPPED
         else ""
     )
-    constant = recipe.weighting is None and not callable(recipe.network.heads[longest].weight)
+    constant = spec.weighting is None and not callable(spec.network.heads[longest].weight)
     instead = found.weights[longest] / ratio
     or_weight = f", or `weight={instead:.2g}` for {long!r} in place of {found.weights[longest]:.3g}" if constant else ""
     return (

@@ -1,8 +1,8 @@
-"""Schedules: which heads train at an update.
+"""Schedules: which heads train at a step.
 
-A schedule is a function of the count of updates (and, for `WhileConflicting`, of what the updates so far have shown,
+A schedule is a function of the number of updates applied so far (and, for `WhileConflicting`, of what they have shown,
 which is saved with the trainer), never of the clock: a resumed run repeats what an uninterrupted one does. A head that
-is left out is not computed: neither its forward nor its backward pass, and it stays bit for bit as it was.
+is left out is not computed, neither forwards nor backwards, and stays bit for bit as it was.
 """
 
 from __future__ import annotations
@@ -14,55 +14,53 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._draws import uniform
 from multihead._keras import add_state, tensor_variable
+from multihead._method import Method, Observation
+from multihead._random import uniform
 from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 
 __all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflicting"]
 
 
-class AbstractSchedule(keras.layers.Layer):
-    """Decides which heads train at an update. Subclasses implement `active`.
+class AbstractSchedule(Method):
+    """Decides which heads train at a step. Subclasses implement `active`.
 
     It is a Keras layer only so that its state, if it has any, is saved with the trainer.
+
+    Attributes:
+        always_all: Whether every head trains at every step.
+        uses: What `observe` needs of an update: `"gramian"` (the inner products of the heads' gradients at the
+            representation), `"losses"`, `"losses_after"`.
+        head_names: The heads' names, once `bind` has been called, else None.
+
+    Args:
+        name: Name of the layer.
     """
 
     always_all: bool = False
-    """Whether every head trains at every update, whatever the count."""
-
-    reads_gramian: bool = False
-    """Whether `observe` needs the inner products of the heads' gradients at the cut."""
+    _may_use = ("gramian", "losses", "losses_after")
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
         self.built = True
 
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Checks the schedule against the registered heads and remembers their order.
-
-        Raises:
-            ValueError: The schedule names an unknown head, or would never train one.
-        """
-        self._num_heads = len(head_names)
-
-    def active(self, update: tf.Tensor) -> tf.Tensor:
+    def active(self, step: tf.Tensor) -> tf.Tensor:
         """Which heads train.
 
         Args:
-            update: The count of updates made so far, an int64 scalar.
+            step: The number of updates applied so far, an int64 scalar.
 
         Returns:
             Booleans of shape `[num_heads]`, in the order of the heads.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"`{type(self).__name__}` must implement `active(step)`. Received: a class without it. See docs/extending.md."
+        )
 
-    def observe(self, gramian: tf.Tensor, made: tf.Tensor) -> None:
-        """Learns from an update, if `reads_gramian`; called once after each, alike on every replica.
-
-        Args:
-            gramian: `[num_heads, num_heads]` inner products of the heads' gradients at the cut; 0 for idle heads.
-            made: Whether the update was made.
-        """
+    @property
+    def num_heads(self) -> int:
+        """How many heads there are, once `bind` has been called."""
+        return len(self.head_names or ())
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -71,20 +69,20 @@ class AbstractSchedule(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Together(AbstractSchedule):
-    """All heads train at every update."""
+    """All heads train at every step."""
 
     always_all = True
 
-    def active(self, update: tf.Tensor) -> tf.Tensor:
-        return tf.ones([self._num_heads], tf.bool)
+    def active(self, step: tf.Tensor) -> tf.Tensor:
+        return tf.ones([self.num_heads], tf.bool)
 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Alternate(AbstractSchedule):
     """Heads train in turns: each for its number of updates, in the order given, over and over.
 
-    With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at update `u` if
-    `t_1 + .. + t_(k-1) <= u mod T < t_1 + .. + t_k`.
+    With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at step `s` if
+    `t_1 + .. + t_(k-1) <= s mod T < t_1 + .. + t_k`.
 
     Args:
         turns: Updates per turn by head name, whole numbers of at least 1; every head must be named.
@@ -115,8 +113,8 @@ class Alternate(AbstractSchedule):
         self._ends = [int(ends[name]) for name in head_names]
         self._starts = [int(ends[name] - self.turns[name]) for name in head_names]
 
-    def active(self, update: tf.Tensor) -> tf.Tensor:
-        position = tf.cast(update, tf.int64) % sum(self.turns.values())
+    def active(self, step: tf.Tensor) -> tf.Tensor:
+        position = tf.cast(step, tf.int64) % sum(self.turns.values())
         starts, ends = (tf.constant(list(bounds), tf.int64) for bounds in (self._starts, self._ends))
         return tf.logical_and(starts <= position, position < ends)
 
@@ -126,10 +124,9 @@ class Alternate(AbstractSchedule):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(AbstractSchedule):
-    """One head trains at each update, drawn at random in given proportions.
+    """One head trains at each step, drawn at random in given proportions.
 
-    The draw is a function of `seed` and the count of updates alone: head `k` is drawn with probability
-    `p_k / sum_j p_j`.
+    The draw is a function of `seed` and the step alone: head `k` is drawn with probability `p_k / sum_j p_j`.
 
     Args:
         proportions: `p_k` by head name, numbers above 0; every head must be named.
@@ -161,10 +158,10 @@ class Sample(AbstractSchedule):
         check_head_names("proportions", self.proportions, head_names, complete=True)
         self._log_proportions = [float(np.log(self.proportions[name])) for name in head_names]
 
-    def active(self, update: tf.Tensor) -> tf.Tensor:
+    def active(self, step: tf.Tensor) -> tf.Tensor:
         shares = tf.nn.softmax(tf.constant(list(self._log_proportions), tf.float32))
-        below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, update)
-        return tf.range(self._num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
+        below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, step)
+        return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
 
     def get_config(self) -> dict[str, Any]:
         return {"proportions": dict(self.proportions), "seed": self.seed}
@@ -174,10 +171,10 @@ class Sample(AbstractSchedule):
 class WhileConflicting(AbstractSchedule):
     """Heads train in turns while their encoder gradients conflict, and together otherwise.
 
-    The conflict is the smallest cosine between two heads' gradients at the cut, as an exponential running average
+    The conflict is the smallest cosine between two heads' gradients at the representation, as an exponential running average
     `m_t = momentum * m_(t-1) + (1 - momentum) * cosine_t`, divided by `1 - momentum^t` (Kingma and Ba, "Adam", ICLR
-    2015). Under `threshold` the heads take turns, one update each (or as many as `turns` says). Gradients of heads that
-    train apart cannot be compared, so every `probe_every`-th update is made together whatever the average is.
+    2015). Below `threshold` the heads take turns, one update each (or as many as `turns` says). Gradients of heads that
+    train apart cannot be compared, so every `probe_every`-th update trains all heads, regardless of the average.
 
     Args:
         threshold: A cosine, from -1 to 1.
@@ -189,7 +186,7 @@ class WhileConflicting(AbstractSchedule):
         ValueError: An argument is out of its range, or `turns` does not name every head.
     """
 
-    reads_gramian = True
+    uses = ("gramian",)
 
     def __init__(
         self,
@@ -225,18 +222,18 @@ class WhileConflicting(AbstractSchedule):
         mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(seen, 1.0)))
         return tf.where(seen > 0, mean, 1.0)
 
-    def active(self, update: tf.Tensor) -> tf.Tensor:
-        update = tf.cast(update, tf.int64)
-        together = (self.average_cosine() >= self.threshold) | (update % self.probe_every == 0)
-        return together | self._apart.active(update)
+    def active(self, step: tf.Tensor) -> tf.Tensor:
+        step = tf.cast(step, tf.int64)
+        together = (self.average_cosine() >= self.threshold) | (step % self.probe_every == 0)
+        return together | self._apart.active(step)
 
-    def observe(self, gramian: tf.Tensor, made: tf.Tensor) -> None:
-        gramian = tf.cast(gramian, tf.float64)
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
+        gramian = tf.cast(update.gramian, tf.float64)
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
-        lengths = norms[:, tf.newaxis] * norms[tf.newaxis, :]
-        pairs = (lengths > 0) & tf.math.is_finite(lengths) & ~tf.eye(self._num_heads, dtype=tf.bool)
-        cosines = tf.cast(tf.where(pairs, gramian / tf.where(pairs, lengths, 1.0), 2.0), tf.float32)
-        seen = made & tf.reduce_any(pairs)
+        scales = norms[:, tf.newaxis] * norms[tf.newaxis, :]
+        pairs = (scales > 0) & tf.math.is_finite(scales) & ~tf.eye(self.num_heads, dtype=tf.bool)
+        cosines = tf.cast(tf.where(pairs, gramian / tf.where(pairs, scales, 1.0), 2.0), tf.float32)
+        seen = applied & tf.reduce_any(pairs)
         mean, observations = tensor_variable(self.mean_cosine), tensor_variable(self.observations)
         blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
         mean.assign(tf.where(seen, blended, mean))

@@ -1,37 +1,38 @@
 """What the trainer shows in Keras's logs: per-head loss, gradient norm, share and coefficient.
 
-For head `k`, with `g_k` the gradient of its weighted loss where the heads meet (at the representation, or at the
+For head `k`, with `g_k` the gradient of its weighted loss where the heads are combined (at the representation, or at the
 encoder's parameters) and `a_k` the coefficient that the balancer gives it (1 without a balancer):
 
-- `{head}_loss`: its loss, unweighted, over all labelled elements of the epoch so far;
+- `{head}_loss`: its unweighted loss, over all labelled elements of the epoch so far;
 - `{head}_norm`: `|g_k|`;
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
-- `{head}_coefficient`: `a_k` (for a method without coefficients `<d, g_k> / <g_k, g_k>`, `d` being what it gives), all
-  three the mean over the updates that train the head;
+- `{head}_coefficient`: `a_k` (for a method without coefficients `<d, g_k> / <g_k, g_k>`, with `d` its combined gradient);
+  norm, share and coefficient are the means over the updates that train the head;
 - `{head}_weight`, where it can change: the weight of the head's loss in the total, the mean over the updates that train
   the head;
-- `regularizer`, where the weighting has one: the part of the total that no head's loss is in;
+- `regularizer`, where the weighting has one: the part of the total that depends on no loss;
 - `loss`: the total loss, the mean over updates (in evaluation: from the heads' losses over all labelled elements);
-- `{head}_updates`: how many updates of the epoch so far have trained it;
-- `skipped_updates`: updates that were not made, since a gradient was not finite or no head had a label.
+- `{head}_updates`: how many updates of the epoch so far have trained the head;
+- `skipped_updates`: updates that were not applied, since a gradient was not finite or no scheduled head had labels.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from multihead._gradients import is_finite
 from multihead._keras import tensor_variable, variable_name
-from multihead._step import Computed
+from multihead._update.pipeline import Update
+from multihead._update.spec import UpdateSpec
 from multihead._validation import quoted
 from multihead.heads import Head
 
-__all__ = ["LEVELS", "Trackers", "with_report"]
+__all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]
 
 LEVELS = ("norms", "losses")
 """What `telemetry=` may be: `"norms"` shows everything, `"losses"` leaves out norms, shares, coefficients and counts."""
@@ -52,9 +53,7 @@ class BrokenGradients(keras.metrics.Metric):
         heads = tf.math.is_finite(loss_sums)
         if norms is not None:
             heads &= tf.math.is_finite(norms)
-        # Of the encoder and the heads alone: what a weighting learns comes after them.
-        counted = gradients[: self.by_variable.shape[0]]
-        variables = tf.stack([tf.constant(True) if g is None else is_finite(g) for g in counted])
+        variables = tf.stack([tf.constant(True) if g is None else is_finite(g) for g in gradients])
         self.by_head.assign_add(tf.cast(~heads, tf.float32) / num_replicas)
         self.by_variable.assign_add(tf.cast(~variables, tf.float32) / num_replicas)
 
@@ -73,84 +72,121 @@ class BrokenGradients(keras.metrics.Metric):
         return by_head.nonzero()[0].tolist(), by_variable.nonzero()[0].tolist()
 
 
-class Trackers:
-    """The metrics behind the logs. They live on the trainer, which resets them at every epoch.
+class Figure(NamedTuple):
+    """A figure of the logs, over the updates of the epoch so far that were applied.
 
-    Args:
-        heads: The heads.
-        variables: The variables that they and the encoder train.
-        level: One of `LEVELS`.
-        weighting: The weighting, or None.
+    Attributes:
+        name: Its name; `{head}_{name}` where it is one per head.
+        value: From an update to a scalar, or to `[num_heads]`; None where the update has none.
+        is_shown: Whether a trainer with this spec and level shows it.
+        per_head: Whether it is one per head, counted where the update trains the head.
+        metric: How updates are summed up: `keras.metrics.Mean` or `keras.metrics.Sum`.
     """
 
-    def __init__(self, heads: Sequence[Head], variables: Sequence[Any], level: str, weighting: Any = None) -> None:
-        self.heads = tuple(heads)
-        self.weighting = weighting
-        self.weights: list[Any] = []
-        if weighting is not None or any(callable(head.weight) for head in heads):
-            self.weights = [keras.metrics.Mean(name=f"{head.name}_weight") for head in heads]
-        self.regularizer = None
-        if weighting is not None and weighting.regularizer(tf.ones([len(self.heads)], tf.bool)) is not None:
-            self.regularizer = keras.metrics.Mean(name="regularizer")
-        self.variables = list(variables)
-        self.broken = BrokenGradients(len(self.heads), len(self.variables))
+    name: str
+    value: Callable[[Update], tf.Tensor | None]
+    is_shown: Callable[[UpdateSpec, str], bool]
+    per_head: bool = True
+    metric: Any = keras.metrics.Mean
+
+
+def _shares(update: Update) -> tf.Tensor | None:
+    norms = update.combined.norms
+    if norms is None:
+        return None
+    contributions = tf.abs(update.combined.coefficients) * norms
+    return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
+
+
+def _has_regularizer(spec: UpdateSpec, level: str) -> bool:
+    everyone = tf.ones([len(spec.network.heads)], tf.bool)
+    return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
+
+
+def _has_changing_weights(spec: UpdateSpec, level: str) -> bool:
+    return spec.weighting is not None or any(callable(head.weight) for head in spec.network.heads)
+
+
+def _shows_norms(spec: UpdateSpec, level: str) -> bool:
+    return level == "norms"
+
+
+# A further figure is one entry here, and a line in the docstring above.
+FIGURES = (
+    Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, per_head=False),
+    Figure("weight", lambda update: update.total.weights, _has_changing_weights),
+    Figure("norm", lambda update: update.combined.norms, _shows_norms),
+    Figure("share", _shares, _shows_norms),
+    Figure("coefficient", lambda update: update.combined.coefficients, _shows_norms),
+    Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
+)
+"""What the logs show of updates, besides losses, the heads' metrics and the count of skipped updates."""
+
+
+class LogMetrics:
+    """The metrics behind the logs. They belong to the trainer, which resets them at every epoch.
+
+    Args:
+        spec: How updates are computed.
+        level: One of `LEVELS`.
+    """
+
+    def __init__(self, spec: UpdateSpec, level: str) -> None:
+        self.heads = spec.network.heads
+        self.weighting = spec.weighting
+        self.variables = [*spec.network.variables.encoder, *spec.network.variables.heads]
         self.total = keras.metrics.Mean(name="loss")
-        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss") for head in heads]
-        self.flows: dict[str, list[Any]] = {}
-        self.trained: list[Any] = []
-        if level == "norms":
-            self.flows = {
-                kind: [keras.metrics.Mean(name=f"{head.name}_{kind}") for head in heads]
-                for kind in ("norm", "share", "coefficient")
-            }
-            self.trained = [keras.metrics.Sum(name=f"{head.name}_updates") for head in heads]
+        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss") for head in self.heads]
+        self.figures = [
+            (figure, [figure.metric(name=name) for name in self._names(figure)])
+            for figure in FIGURES
+            if figure.is_shown(spec, level)
+        ]
         self.skipped = keras.metrics.Sum(name="skipped_updates")
+        self.broken = BrokenGradients(len(self.heads), len(self.variables))
+
+    def _names(self, figure: Figure) -> list[str]:
+        return [f"{head.name}_{figure.name}" for head in self.heads] if figure.per_head else [figure.name]
 
     @property
     def all(self) -> list[Any]:
         """Every metric, the heads' own included."""
-        flows = [metric for metrics in self.flows.values() for metric in metrics]
+        of_figures = [metric for _, metrics in self.figures for metric in metrics]
         own = [metric for head in self.heads for metric in head.metrics or []]
-        weights = [*self.weights, *([] if self.regularizer is None else [self.regularizer])]
-        return [self.total, *self.losses, *weights, *flows, *self.trained, *own, self.skipped, self.broken]
+        return [self.total, *self.losses, *of_figures, *own, self.skipped, self.broken]
 
-    def update(self, computed: Computed, made: tf.Tensor, num_replicas: int) -> None:
-        """Adds one update's figures.
+    def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
+        """Adds one update.
 
         Args:
-            computed: The update and this replica's sums.
-            made: Whether the update was made.
+            update: The update, with this replica's sums.
+            applied: Whether it was applied.
             num_replicas: How many replicas add theirs.
         """
-        update = computed.update
-        self.update_losses(computed.loss_sums, computed.counts)
-        usable = made & tf.math.is_finite(computed.total)
+        self.update_losses(update.loss_sums, update.counts)
+        total = update.total.total + update.added_loss
+        is_usable = applied & tf.math.is_finite(total)
         self.total.update_state(
-            tf.where(usable, computed.total, 0.0) * num_replicas, tf.where(usable, 1.0 / num_replicas, 0.0)
+            tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0)
         )
-        for k, metric in enumerate(self.weights):
-            weighed = made & update.active[k]
-            metric.update_state(tf.where(weighed, computed.weights[k], 0.0), tf.where(weighed, 1.0, 0.0))
-        if self.regularizer is not None and computed.weighed is not None:
-            self.regularizer.update_state(tf.where(made, computed.weighed.regularizer, 0.0), tf.where(made, 1.0, 0.0))
-        self.skipped.update_state(tf.where(made, 0.0, 1.0 / num_replicas))
-        for k, metric in enumerate(self.trained):
-            metric.update_state(tf.where(made & update.active[k], 1.0 / num_replicas, 0.0))
-        self.broken.update_state(computed.loss_sums, update.norms, update.gradients, num_replicas)
-        if self.flows and update.norms is not None:
-            flows = tf.abs(update.coefficients) * update.norms
-            shares = tf.math.divide_no_nan(flows, tf.reduce_sum(flows))
-            for kind, values in (("norm", update.norms), ("share", shares), ("coefficient", update.coefficients)):
-                for k, metric in enumerate(self.flows[kind]):
-                    usable = made & update.active[k] & tf.math.is_finite(values[k])
-                    metric.update_state(tf.where(usable, values[k], 0.0), tf.where(usable, 1.0, 0.0))
+        for figure, metrics in self.figures:
+            values = figure.value(update)
+            if values is None:
+                continue
+            for k, metric in enumerate(metrics):
+                value = values[k] if figure.per_head else values
+                counts = applied & update.active[k] if figure.per_head else applied
+                weight = tf.where(counts & tf.math.is_finite(value), 1.0 / num_replicas, 0.0)
+                metric.update_state(tf.where(weight > 0, value, 0.0), weight)
+        self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
+        self.broken.update_state(update.loss_sums, update.combined.norms, update.gradients.of_losses, num_replicas)
 
     def update_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
         """Adds this replica's sums and counts, `[num_heads]` each; a loss that is not finite is left out."""
         for k, metric in enumerate(self.losses):
-            usable = (counts[k] > 0) & tf.math.is_finite(loss_sums[k])
-            value = tf.math.divide_no_nan(tf.where(usable, loss_sums[k], 0.0), counts[k])
-            metric.update_state(value, tf.where(usable, counts[k], 0.0))
+            is_usable = (counts[k] > 0) & tf.math.is_finite(loss_sums[k])
+            value = tf.math.divide_no_nan(tf.where(is_usable, loss_sums[k], 0.0), counts[k])
+            metric.update_state(value, tf.where(is_usable, counts[k], 0.0))
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, naming heads and variables; None if none was skipped."""
@@ -160,7 +196,7 @@ class Trackers:
         heads, variables = self.broken.found()
         names = quoted(variable_name(self.variables[i]) for i in variables)
         if not heads and not variables:
-            return f"{skipped} of the epoch's updates were skipped, since no head that was to train had a label."
+            return f"{skipped} of the epoch's updates were skipped, since none of the scheduled heads had labels."
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         return (
             f"{skipped} of the epoch's updates were skipped, since a gradient was not finite: from {whose}, in {names}. "
@@ -170,26 +206,22 @@ class Trackers:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": self.total.result()}
-        if self.regularizer is not None:
-            logs["regularizer"] = self.regularizer.result()
+        logs.update({figure.name: metrics[0].result() for figure, metrics in self.figures if not figure.per_head})
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
-            if self.weights:
-                logs[f"{head.name}_weight"] = self.weights[k].result()
-            for kind, metrics in self.flows.items():
-                logs[f"{head.name}_{kind}"] = metrics[k].result()
-            if self.trained:
-                logs[f"{head.name}_updates"] = self.trained[k].result()
+            for figure, metrics in self.figures:
+                if figure.per_head:
+                    logs[f"{head.name}_{figure.name}"] = metrics[k].result()
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], update_count: tf.Tensor) -> dict[str, Any]:
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
         """The figures of an evaluation.
 
         Args:
             weights: `[num_heads]`: the heads' own weights.
             present: The heads that have targets in the data.
-            update_count: The count of updates made so far.
+            step: The number of updates applied so far.
         """
         logs: dict[str, Any] = {}
         weighted = []
@@ -202,7 +234,7 @@ class Trackers:
             return {"loss": tf.reduce_sum(losses), **logs}
         seen = [tf.convert_to_tensor(tensor_variable(metric.count)) > 0 for metric in self.losses]
         active = tf.stack(seen) & (weights > 0)
-        return {"loss": self.weighting.weigh(losses, active, **self.weighting.used(update_count))[1], **logs}
+        return {"loss": self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1], **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
@@ -218,23 +250,31 @@ class Trackers:
 class _Report(keras.callbacks.Callback):
     """Ends an epoch: warns if updates were skipped, says whose gradients were to blame, and tells the weighting."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, metrics: Callable[[], LogMetrics | None]) -> None:
         super().__init__()
-        self._trainer = trainer
+        self._metrics = metrics
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        trackers = self._trainer.trackers
-        if trackers is not None and trackers.weighting is not None:
-            trackers.weighting.end_epoch()
-        text = None if trackers is None else trackers.report()
+        metrics = self._metrics()
+        if metrics is None:
+            return
+        if metrics.weighting is not None:
+            metrics.weighting.end_epoch()
+        text = metrics.report()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
 
 
-def with_report(trainer: Any, callbacks: Any) -> Any:
-    """Adds the report on skipped updates to the callbacks of `fit`."""
+def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any:
+    """Adds the report on skipped updates to the callbacks of `fit`.
+
+    Args:
+        metrics: Gives the trainer's metrics, or None before they exist.
+        callbacks: What `fit` was given.
+    """
+    report = _Report(metrics)
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, _Report(trainer))
+        callbacks.callbacks.insert(0, report)
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [_Report(trainer), *given]  # first, so that a checkpoint at the end of an epoch holds what that end changes
+    return [report, *given]  # first, so that a checkpoint at the end of an epoch holds what that end changes

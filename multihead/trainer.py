@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead import _data, schedules
-from multihead._exporting import export_head
-from multihead._keras import add_state, call_module, loss_scale, over_replicas, replace_layers, tensor_variable, unlock
-from multihead._meeting import KeptCoefficients
-from multihead._plan import Plan, Settings, check_optimizer
-from multihead._step import compute_update, count, head_weights, label
-from multihead._update import apply_once
+from multihead import schedules
+from multihead._build import build_spec, trace_predictions
+from multihead._export import export_head
+from multihead._keras import (
+    KerasHooks,
+    Untracked,
+    add_state,
+    call_module,
+    loss_scale,
+    over_replicas,
+    replace_layers,
+    tensor_variable,
+    unlock,
+)
+from multihead._options import CompileOptions, check_optimizer
+from multihead._update.apply import snapshot
+from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, specs_of, unpack
+from multihead._update.labels import Predictions, count_labels, read_labels
+from multihead._update.network import Gradients
+from multihead._update.pipeline import apply_update, compute_update, observe
+from multihead._update.spec import UpdateSpec
+from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead._windows import Windows, batches_of, named_arguments
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, measure
 from multihead.heads import Head, Weight
-from multihead.telemetry import with_report
+from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class MultiHeadTrainer(keras.Model):
+class MultiHeadTrainer(KerasHooks, keras.Model):
     """Trains several heads on one shared encoder with one weighted total loss and one optimizer.
 
     The update is the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, `k` over heads, `i` over
@@ -65,15 +81,27 @@ class MultiHeadTrainer(keras.Model):
             )
         self.encoder = encoder
         self.update_count = add_state(self, "update_count", (), dtype="int64")
+        self.weighting: Any = None
+        self.balancer: Any = None
+        self.schedule: Any = None
         self._head_modules: dict[str, Any] = {}
-        self._plan = Plan()
+        self._heads = Untracked([])
+        self._options: CompileOptions | None = None
+        # What data have shown: specs of a batch, what each built head predicts, the leaves of the representation.
+        self._specs = Untracked(None)
+        self._predictions = Untracked({})
+        self._num_leaves = 0
+        # Built from both; None before, and again after `add_head`, `drop_head` and `compile`.
+        self._spec: UpdateSpec | None = None
+        self._logs: LogMetrics | None = None
+        self._wants_every_head = False
 
     # ------------------------------------------------------------------------------------------------ configuration
 
     @property
     def heads(self) -> dict[str, Head]:
         """The registered heads by name, in the order in which they were added."""
-        return {head.name: head for head in self._plan.heads}
+        return {head.name: head for head in self._heads.value}
 
     def add_head(
         self,
@@ -119,7 +147,8 @@ class MultiHeadTrainer(keras.Model):
         unlock(self)
         if isinstance(module, (keras.layers.Layer, tf.Module)):
             self._head_modules[name] = module
-        self._plan.add(head)
+        self._heads.value.append(head)
+        self._forget()
 
     def drop_head(self, name: str) -> None:
         """Takes a head away. After it, `compile` must be called again, unless no head is left.
@@ -134,7 +163,12 @@ class MultiHeadTrainer(keras.Model):
         """
         check_choice("name", name, list(self.heads))
         unlock(self)
-        self._plan.drop(name)
+        self._heads.value = [head for head in self._heads.value if head.name != name]
+        self._predictions.value.pop(name, None)
+        if self._specs.value is not None:
+            inputs, *by_head = self._specs.value
+            self._specs.value = (inputs, *({key: each[key] for key in each if key != name} for each in by_head))
+        self._forget()
         self._head_modules.pop(name, None)
         self._head_modules = dict(self._head_modules)  # Keras follows what an attribute is set to, not what it loses
         self.predict_function = None  # it answers for the dropped head, too
@@ -185,33 +219,30 @@ class MultiHeadTrainer(keras.Model):
                 optimizer is set to clip or to accumulate.
             TypeError: An option is of the wrong kind.
         """
-        if not self._plan.heads:
+        if not self._heads.value:
             raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
-        names = list(self.heads)
         optimizer = check_optimizer(optimizer)
-        settings = Settings.checked(
-            names,
-            weighting,
-            balancer,
-            balance_at,
-            balance_every,
-            schedule,
-            clip,
-            micro_batches,
-            accumulate_steps,
-            telemetry,
-        )
+        checked = CompileOptions(
+            weighting=weighting,
+            balancer=balancer,
+            balance_at=balance_at,
+            balance_every=balance_every,
+            schedule=schedule,
+            clip=clip,
+            micro_batches=micro_batches,
+            accumulate_steps=accumulate_steps,
+            telemetry=telemetry,
+        ).checked(list(self.heads))
         unlock(self)
         options = {} if jit_compile is None else {"jit_compile": jit_compile}
         super().compile(
             optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
         )
-        with self.distribute_strategy.scope():
-            reuses = settings.balancer is not None and settings.balance_every > 1
-            kept = KeptCoefficients(len(names), settings.balance_every) if reuses else None
-        parts = {"weighting": settings.weighting, "balancer": settings.balancer, "schedule": settings.schedule}
-        replace_layers(self, **parts, kept_coefficients=kept)
-        self._plan.configure(settings)
+        replace_layers(
+            self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule
+        )
+        self._forget()
+        self._options = checked
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
@@ -223,7 +254,7 @@ class MultiHeadTrainer(keras.Model):
             training: Whether the encoder runs in training mode; heads that generate never do.
         """
         representation = call_module(self.encoder, inputs, training=bool(training))
-        return {head.name: head.generate(representation) for head in self._plan.heads}
+        return {head.name: head.generate(representation) for head in self._heads.value}
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; takes what `keras.Model.fit` takes.
@@ -231,15 +262,14 @@ class MultiHeadTrainer(keras.Model):
         Raises:
             ValueError: A head has no targets in the data, or the data have targets for something that is no head.
         """
-        self._assert_ready("fit")
+        options = self._assert_ready("fit")
         arguments = named_arguments(args, kwargs)
         self._build_for(x, y, arguments.get("sample_weight"), every_head=True)
         arguments = {"x": x, "y": y, **arguments}
-        arguments["callbacks"] = with_report(self._plan, arguments.get("callbacks"))
-        if self._plan.settings.accumulate_steps > 1:
-            windows = Windows(self._plan.settings.accumulate_steps, self.distribute_strategy)
-            arguments = windows.arguments_of_fit(arguments)
-        with self._plan.requiring_every_head():
+        arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
+        if options.accumulate_steps > 1:
+            arguments = Windows(options.accumulate_steps, self.distribute_strategy).arguments_of_fit(arguments)
+        with self._requiring_every_head():
             return super().fit(**arguments)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -251,45 +281,37 @@ class MultiHeadTrainer(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of them; Keras calls it."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
-        for batch in batches:
-            self._plan.check_every_head(batch.targets)
-        recipe, trackers = self._plan.recipe, self._plan.trackers
-        state = [tensor_variable(variable) for variable in getattr(self.balancer, "variables", [])]
-        state += [tensor_variable(variable) for variable in getattr(self.weighting, "non_trainable_variables", [])]
-        state += [] if recipe.kept is None else recipe.kept.state
-        saved = [(variable, tf.identity(variable.read_value())) for variable in state]
-        computed = compute_update(recipe, batches, tensor_variable(self.update_count), loss_scale(self.optimizer))
-        made = self._apply(computed.update.gradients, computed.update.active, saved)
-        if computed.after is not None:
-            computed.after(made)
-        if self.schedule.reads_gramian:
-            self.schedule.observe(computed.update.at_cut, made)
-        trackers.update(computed, made, self.distribute_strategy.num_replicas_in_sync)
-        return over_replicas(trackers.training_logs)
+        spec, logs = self._built()
+        saved = snapshot(spec.state)
+        update = compute_update(spec, batches, self._step(), loss_scale(self.optimizer))
+        applied = apply_update(spec, self.optimizer, update.gradients, update.active, self.update_count, saved)
+        observe(spec, update, applied)
+        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
+        return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Adds one batch to the evaluation; Keras calls it."""
         batch = self._unpack(data)
-        recipe, trackers = self._plan.recipe, self._plan.trackers
-        labels = label(recipe, batch)
+        spec, logs = self._built()
+        labels = read_labels(spec.network, spec.predictions, batch)
         representation = call_module(self.encoder, batch.inputs, training=False)
         sums = []
-        for head, head_labels in zip(self._plan.heads, labels):
+        for head, head_labels in zip(self._heads.value, labels):
             if head_labels is None:
                 sums.append(tf.constant(0.0))
                 continue
             predictions = head.predict(representation, head_labels.targets, training=False)
             sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
             head.update_metrics(head_labels.targets, predictions, head_labels.weights)
-        trackers.update_losses(tf.stack(sums), count(labels))
-        weights = head_weights(recipe, tensor_variable(self.update_count))
-        updates = tensor_variable(self.update_count)
-        return over_replicas(lambda: trackers.evaluation_logs(weights, list(batch.targets), updates))
+        logs.update_losses(tf.stack(sums), count_labels(labels))
+        step = self._step()
+        weights = head_weights_at(self._heads.value, step)
+        return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     @property
     def metrics(self) -> list[Any]:
-        """All trackers of losses, norms and the heads' metrics; Keras resets them at every epoch."""
-        return [] if self._plan.trackers is None else self._plan.trackers.all
+        """All metrics of losses, norms and the heads' own; Keras resets them at every epoch."""
+        return [] if self._logs is None else self._logs.all
 
     # ------------------------------------------------------------------------------------------- a step, by hand
 
@@ -309,14 +331,14 @@ class MultiHeadTrainer(keras.Model):
         """
         self._assert_ready("compute_gradients")
         prepared = self._prepared(batch)
-        recipe = self._plan.recipe
-        update = compute_update(recipe, [prepared], tensor_variable(self.update_count), loss_scale(self.optimizer)).update
-        gradients = list(update.gradients)
+        spec, _ = self._built()
+        update = compute_update(spec, [prepared], self._step(), loss_scale(self.optimizer))
+        gradients = update.gradients.all
         if tf.executing_eagerly():
-            for i in range(len(gradients)):
-                if not any(bool(update.active[k]) for k in recipe.network.owners(i)):
-                    gradients[i] = None
-        return list(zip(gradients, recipe.network.variables))
+            is_active = update.active.numpy()
+            owners = spec.network.owners
+            gradients = [gradient if is_active[of].any() else None for gradient, of in zip(gradients, owners)]
+        return list(zip(gradients, spec.network.variables.all))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """The second half of a step: clips and applies gradients, as one update.
@@ -332,20 +354,21 @@ class MultiHeadTrainer(keras.Model):
             ValueError: Nothing was built yet, or a variable is not one of the trainer's.
         """
         self._assert_ready("apply_gradients")
-        if self._plan.recipe is None:
+        if self._spec is None:
             raise ValueError(
                 "`apply_gradients` needs a trainer whose variables exist. Received: a trainer that has seen no data. "
                 "Call `compute_gradients(batch)` or `fit` first."
             )
         given = {id(tensor_variable(variable)): gradient for gradient, variable in grads_and_vars}
-        known = [id(tensor_variable(variable)) for variable in self._plan.recipe.network.variables]
+        known = [id(tensor_variable(variable)) for variable in self._spec.network.variables.all]
         if not set(given) <= set(known):
             raise ValueError(
                 "`grads_and_vars` must hold the trainer's own trainable variables. Received: "
                 f"{len(set(given) - set(known))} others. Pass the variables that `compute_gradients` gave."
             )
-        everything = tf.ones([len(self._plan.heads)], tf.bool)
-        return self._apply([given.get(key) for key in known], everything, [])
+        gradients = Gradients.of([given.get(key) for key in known], self._spec.network.variables)
+        everyone = tf.ones([len(self.heads)], tf.bool)
+        return apply_update(self._spec, self.optimizer, gradients, everyone, self.update_count, [])
 
     def diagnose(self, dataset: Any, batches: int = 32) -> Diagnosis:
         """Measures, without training, what each head does to the encoder, and says what to do.
@@ -375,11 +398,11 @@ class MultiHeadTrainer(keras.Model):
         prepared = [self._prepared(batch) for batch in itertools.islice(iter(dataset), limit)]
         if not prepared:
             raise ValueError("`dataset` must hold at least one batch. Received: none. Pass the batches that `fit` takes.")
-        recipe, updates, scale = self._plan.recipe, tensor_variable(self.update_count), loss_scale(self.optimizer)
-        state = [*recipe.network.state, *(tensor_variable(v) for metric in self.metrics for v in metric.variables)]
-        before = [(variable, tf.identity(variable.read_value())) for variable in state]
+        spec, _ = self._built()
+        of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
+        before = snapshot([*spec.network.state, *of_metrics])
         try:
-            return measure(recipe, self._plan.settings.clip, prepared, updates, scale)
+            return measure(spec, prepared, self._step(), loss_scale(self.optimizer))
         finally:
             for variable, value in before:
                 variable.assign(value)
@@ -421,20 +444,20 @@ class MultiHeadTrainer(keras.Model):
             TypeError: An argument is of the wrong kind.
         """
         check_choice("head", head, list(self.heads))
-        if not self._plan.is_built_for(head):
+        if head not in self._predictions.value:
             raise ValueError(
                 f"`head` must have variables to export. Received: head={head!r}, and no data since it was added. "
                 "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
         steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
-        export_head(path, self.encoder, self.heads[head], self._plan.specs[0], inputs=inputs, **steps)
+        export_head(path, self.encoder, self.heads[head], self._specs.value[0], inputs=inputs, **steps)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
         return {
             "name": self.name,
             "encoder": keras.saving.serialize_keras_object(self.encoder),
-            "heads": [head.get_config() for head in self._plan.heads],
+            "heads": [head.get_config() for head in self._heads.value],
         }
 
     @classmethod
@@ -448,98 +471,130 @@ class MultiHeadTrainer(keras.Model):
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built on."""
-        return {"specs": _data.encode_specs(self._plan.specs)}
+        return {"specs": encode_specs(self._specs.value)}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates all variables for batches of the specs that `get_build_config` gave."""
         if config and config.get("specs") is not None:
-            self._build(_data.decode_specs(config["specs"]))
+            self._build(decode_specs(config["specs"]))
 
     def get_compile_config(self) -> dict[str, Any]:
         """The arguments of `compile`."""
         serialize = keras.saving.serialize_keras_object
-        config = self._plan.get_config()
+        config = {} if self._options is None else self._options.by_name()
         return {"optimizer": serialize(self.optimizer), **{key: serialize(value) for key, value in config.items()}}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with what `get_compile_config` gave, and creates the optimizer's variables if the trainer is built."""
         self.compile(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
-        if self._plan.specs is not None:
-            self._build(self._plan.specs)
+        if self._specs.value is not None:
+            self._build(self._specs.value)
 
     # ------------------------------------------------------------------------------------------- inner workings
 
-    def _assert_ready(self, method: str) -> None:
-        if not self._plan.is_configured:
+    def _assert_ready(self, method: str) -> CompileOptions:
+        if self._options is None:
             raise ValueError(
                 f"`{method}` needs a compiled trainer. Received: a trainer that was not compiled since its last "
                 "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
             )
+        return self._options
 
-    def _prepared(self, batch: Any) -> _data.Batch:
-        """A batch given by hand, as tensors."""
-        return self._unpack(_data.as_tensors(tuple(part for part in batch if part is not None)))
+    def _built(self) -> tuple[UpdateSpec, LogMetrics]:
+        if self._spec is None or self._logs is None:
+            raise ValueError("The trainer has no variables. Received: no data yet. Show it a batch first.")
+        return self._spec, self._logs
 
-    def _unpack(self, data: Any) -> _data.Batch:
+    def _forget(self) -> None:
+        """Drops what depends on the heads and on `compile`; the heads' variables stay."""
+        self._options, self._spec, self._logs = None, None, None
+
+    def _step(self) -> tf.Tensor:
+        """The number of updates applied so far, as it is now."""
+        return tf.identity(tensor_variable(self.update_count).read_value())
+
+    @contextmanager
+    def _requiring_every_head(self) -> Iterator[None]:
+        """Within, a batch must have targets for every head."""
+        self._wants_every_head = True
+        try:
+            yield
+        finally:
+            self._wants_every_head = False
+
+    def _check_every_head(self, targets: Mapping[str, Any]) -> None:
+        absent = [name for name in self.heads if name not in targets]
+        if self._wants_every_head and absent:
+            raise ValueError(
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data, so it "
+                f"would never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(self.heads)}. "
+                "Correct the key, or add targets that are `ignore_label` or NaN where there is no label."
+            )
+
+    def _prepared(self, batch: Any) -> Batch:
+        """A batch of a custom training loop, as tensors."""
+        return self._unpack(as_tensors(tuple(part for part in batch if part is not None)))
+
+    def _unpack(self, data: Any) -> Batch:
         """A batch with its keys checked; whatever is not built yet is built for it."""
-        batch = _data.unpack(data, list(self.heads))
-        if self._plan.lacks(batch.targets):
-            specs = _data.open_batch_size(tuple(batch))
+        batch = unpack(data, list(self.heads))
+        self._check_every_head(batch.targets)
+        if self._lacks(batch.targets):
+            specs = open_batch_size(tuple(batch))
             with tf.init_scope():
                 self._build(specs)
         return batch
 
+    def _lacks(self, targets: Mapping[str, Any]) -> bool:
+        """Whether something that a batch with these targets needs is not built yet."""
+        return self._spec is None or any(name not in self._predictions.value for name in targets)
+
     def _build_for(self, x: Any, y: Any, sample_weight: Any, *, every_head: bool) -> None:
-        specs = _data.specs_of(x, y, sample_weight)
+        specs = specs_of(x, y, sample_weight)
         if specs is None:
             return  # only the first batch can tell
-        batch = _data.unpack(specs, list(self.heads))
-        if every_head:
-            with self._plan.requiring_every_head():
-                self._plan.check_every_head(batch.targets)
-        if self._plan.lacks(batch.targets):
-            self._build(_data.open_batch_size(tuple(batch)))
+        with self._requiring_every_head() if every_head else nullcontext():
+            batch = unpack(specs, list(self.heads))
+            self._check_every_head(batch.targets)
+        if self._lacks(batch.targets):
+            self._build(open_batch_size(tuple(batch)))
 
     def _build(self, specs: Any) -> None:
+        """Creates all variables of modules, metrics and, once compiled, methods and the optimizer, for a batch's specs."""
         unlock(self)
+        batch, heads = Batch(*specs), self._heads.value
         with self.distribute_strategy.scope():
-            configured = self._plan.is_configured
-            self._plan.build(
-                self.encoder,
-                self.optimizer if configured else None,
-                specs,
-                self.kept_coefficients if configured else None,
-            )
+            traced = trace_predictions(self.encoder, heads, batch, self._predictions.value)
+            self._specs.value, self._num_leaves = tuple(batch), traced.num_leaves
+            for head in heads:
+                if head.name in traced.predictions:
+                    predictions, is_masked = traced.predictions[head.name]
+                    self._predictions.value[head.name] = Predictions(predictions.shape.rank, is_masked)
+                    if head.name in batch.targets:
+                        head.build_metrics(batch.targets[head.name], predictions)
+            if self._options is not None:
+                self._spec = build_spec(
+                    encoder=self.encoder,
+                    heads=heads,
+                    predictions=self._predictions.value,
+                    num_leaves=self._num_leaves,
+                    options=self._options,
+                    balancer=self.balancer,
+                    optimizer=self.optimizer,
+                    ownership=None if self._spec is None else self._spec.ownership,
+                )
+                if self._logs is None:
+                    self._logs = LogMetrics(self._spec, self._options.telemetry)
         self.built = True
 
-    def _latest(self, logs: Any) -> Any:
-        """The figures that a step logged, read anew from the metrics: several workers would otherwise be added up."""
-        trackers = self._plan.trackers
-        if trackers is None or not isinstance(logs, dict):
+    def _latest_logs(self, logs: Any) -> Any:
+        """The figures that a step logged, read again from the metrics: several workers would otherwise be added up."""
+        if self._logs is None or not isinstance(logs, dict):
             return logs
-        results = trackers.training_logs()
+        results = self._logs.training_logs()
         if set(results) != set(logs):
-            present = [name for name in self.heads if f"{name}_loss" in logs]
-            updates = tensor_variable(self.update_count)
-            results = trackers.evaluation_logs(head_weights(self._plan.recipe, updates), present, updates)
+            present, step = [name for name in self.heads if f"{name}_loss" in logs], self._step()
+            results = self._logs.evaluation_logs(head_weights_at(self._heads.value, step), present, step)
         if set(results) != set(logs):
             return logs
         return {name: value.numpy() if hasattr(value, "numpy") else value for name, value in results.items()}
-
-    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Keras 2's hook at the end of an epoch."""
-        return self._latest(logs)
-
-    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        """Keras 3's hook at the end of an epoch."""
-        return self._latest(logs)
-
-    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keeps Keras 3 from building under a strategy: it would add up batches of unequal size; `fit` has built."""
-
-    def _apply(self, gradients: Sequence[Any], active: tf.Tensor, saved: Sequence[Any]) -> tf.Tensor:
-        plan = self._plan
-        variables, num_clipped = plan.recipe.network.variables, plan.recipe.network.num_trained_by_losses
-        if plan.settings.clip is not None:
-            gradients = [*plan.settings.clip(gradients[:num_clipped]), *gradients[num_clipped:]]
-        return apply_once(self.optimizer, variables, gradients, active, plan.ownership, self.update_count, saved)

@@ -1,9 +1,10 @@
 """A balancer combines the heads' encoder gradients into one gradient and so decides how each head moves the encoder.
 
-Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it directly
-on a `[num_heads, num_parameters]` matrix.
+Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiHeadTrainer.compile`, or call it on a
+`[num_heads, num_parameters]` matrix. `balance` is the way in for a custom training loop.
 """
 
+from multihead.balancing._balance import balance
 from multihead.balancing._base import Balancer
 from multihead.balancing._registry import get
 from multihead.balancing.aligned_mtl import AlignedMTL
@@ -51,5 +52,6 @@ __all__ = [
     "SDMGrad",
     "Sum",
     "UPGrad",
+    "balance",
     "get",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,27 @@ import tensorflow as tf
 from multihead._method import Method
 from multihead._validation import quoted
 
+MAX_HEADS = 16
+"""The largest number of heads of methods whose solvers grow fast with it."""
+
 
 class Balancer(Method):
     """Combines the heads' gradients of the encoder, the rows `g_k` of a matrix, into one gradient `d`.
 
     A balancer of your own is a subclass with one method. If the inner products of the rows suffice, implement
-    `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method must see the gradients themselves, set
-    `needs = "gradients"` and implement `combine`.
+    `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method must see the gradients themselves, name
+    `"gradients"` in `uses` and implement `combine`.
 
     A row of zeros is a head that takes no part in the update (left out by a schedule, or without labels): the others
     get what they would get without it.
 
     Attributes:
-        needs: `"gramian"` or `"gradients"`.
-        uses: Extra keyword arguments that the method takes: `"update"` (int64 scalar, the count of updates so far),
-            `"losses"` (`[num_heads]` float32, the heads' mean losses before weighting) and `"halves"`
-            (`[num_heads, num_heads]`, the inner products of the gradients of one half of the update's examples with those of
-            the other half; the trainer takes every other slice).
+        uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products), and, handed over as
+            keyword arguments, `"step"` (int64 scalar, the number of updates applied so far), `"losses"` (`[num_heads]`
+            float32, the heads' mean losses before weighting) and `"folds"` (see `num_folds`).
+        num_folds: How many folds the trainer divides the update's examples into. With two or more, and `"folds"` in `uses`,
+            the method gets `folds`: `[num_heads, num_heads]`, the mean inner products of the heads' gradients on one fold
+            with those on another. At the parameters only.
         levels: Where the method may be applied: `"representation"`, `"parameters"`.
         max_heads: The largest number of heads that the method takes, or None.
         rescales: Whether the method scales each row by itself, so that `Chain` can hand the rows on to the next.
@@ -37,32 +41,21 @@ class Balancer(Method):
         name: Name of the layer.
     """
 
-    needs: str = "gramian"
-    uses: tuple[str, ...] = ()
+    num_folds: int = 1
     levels: tuple[str, ...] = ("representation", "parameters")
     max_heads: int | None = None
     rescales: bool = True
+    _may_use = ("gradients", "step", "losses", "folds")
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
-
-    def bind(self, head_names: Sequence[str]) -> None:
-        """Tells the balancer the heads' names in the order of the rows, so that options may be given by name.
-
-        Args:
-            head_names: One name per row.
-
-        Raises:
-            ValueError: An option names a head that is not there, or has the wrong length.
-        """
-        self.head_names = tuple(head_names)
 
     def build(self, input_shape: Any) -> None:
         """Creates the state, once. A second call does nothing.
 
         Args:
             input_shape: `(num_heads, num_parameters)`, the latter None where it is not known. Methods with
-                `needs == "gradients"` also take a list with one such shape per gradient tensor.
+                `"gradients"` in `uses` also take a list with one such shape per gradient tensor.
 
         Raises:
             ValueError: There are more heads than the method takes.
@@ -105,7 +98,7 @@ class Balancer(Method):
             `[num_heads]` coefficients of the same dtype.
         """
         raise NotImplementedError(
-            f"`{type(self).__name__}` must implement `coefficients(gramian)`, or set `needs = 'gradients'` and "
+            f"`{type(self).__name__}` must implement `coefficients(gramian)`, or name 'gradients' in `uses` and "
             "implement `combine(gradients)`. Received: a class with neither. See docs/extending.md."
         )
 
@@ -143,33 +136,30 @@ class Balancer(Method):
         weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
         return [rows * weights[:, None] for rows in wide]
 
-    def call(
-        self,
-        matrix: tf.Tensor,
-        update: tf.Tensor | None = None,
-        losses: tf.Tensor | None = None,
-        halves: tf.Tensor | None = None,
-    ) -> tf.Tensor:
+    def call(self, matrix: tf.Tensor, known: Mapping[str, Any]) -> tf.Tensor:
         """See `__call__`."""
-        given = {"update": update, "losses": losses, "halves": halves}
-        return self.combine([matrix], **{name: given[name] for name in self.uses if given[name] is not None})[0]
+        return self.combine([matrix], **self.used(**known))[0]
 
     def __call__(
         self,
         matrix: Any,
         *,
-        update: Any = None,
+        step: Any = None,
         losses: Any = None,
+        folds: Any = None,
+        update: Any = None,
         halves: Any = None,
     ) -> tf.Tensor:
-        """Combines the rows of a matrix by hand.
+        """Combines the rows of a matrix.
 
         Args:
             matrix: `[num_heads, num_parameters]`: anything that converts to a tensor. Float64 is kept, everything else
                 becomes float32.
-            update: The count of updates so far; needed by methods that change with it or draw at random (0 if None).
+            step: The number of updates applied so far; used by methods that change with it or draw at random (0 if None).
             losses: `[num_heads]` losses, for methods that use them.
-            halves: `[num_heads, num_heads]`, see `uses`.
+            folds: `[num_heads, num_heads]`, for methods that use them; see `num_folds`.
+            update: The earlier name of `step`.
+            halves: The earlier name of `folds`.
 
         Returns:
             `[num_parameters]`, float64 for a float64 matrix, else float32.
@@ -185,10 +175,17 @@ class Balancer(Method):
             self.build((num_heads, matrix.shape[1]))
         self._check_state(num_heads)
         check_finite_rows([matrix], self.head_names)
-        update = None if update is None else tf.cast(update, tf.int64)
-        losses = None if losses is None else tf.cast(losses, tf.float32)
-        halves = None if halves is None else tf.convert_to_tensor(halves)
-        return self.call(matrix, update, losses, halves)
+        step, folds = (update if step is None else step), (halves if folds is None else folds)
+        return self.call(matrix, known_by_name(step, losses, folds))
+
+
+def known_by_name(step: Any, losses: Any, folds: Any) -> dict[str, Any]:
+    """What a balancer may use, as tensors; None stays None."""
+    return {
+        "step": None if step is None else tf.cast(step, tf.int64),
+        "losses": None if losses is None else tf.cast(losses, tf.float32),
+        "folds": None if folds is None else tf.convert_to_tensor(folds),
+    }
 
 
 def as_matrix(matrix: Any) -> tf.Tensor:

@@ -17,6 +17,4 @@ def get(identifier: Balancer | str | None) -> Balancer | None:
         ValueError: There is no balancer of that name.
         TypeError: `identifier` is neither.
     """
-    from multihead import balancing  # the names are those that the package offers
-
-    return find("balancer", identifier, Balancer, balancing)
+    return find("balancer", identifier, Balancer)

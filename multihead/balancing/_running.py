@@ -19,7 +19,7 @@ class RunningBalancer(Balancer):
     examples, there is nothing to sum over updates.
     """
 
-    needs = "gradients"
+    uses: tuple[str, ...] = ("gradients",)
     levels: tuple[str, ...] = ("parameters",)
 
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:

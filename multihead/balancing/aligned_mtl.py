@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._keras import keras
 from multihead._validation import check_choice
-from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._eigen import principal_axes
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows

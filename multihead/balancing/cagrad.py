@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead._keras import keras
 from multihead._validation import check_between
+from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import DualCone, dual_cone
-from multihead.balancing._draws import MAX_HEADS
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import UnitRows, unit_rows

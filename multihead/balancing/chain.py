@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead import _earlier
 from multihead._keras import keras
 from multihead._validation import quoted
 from multihead.balancing._base import Balancer
@@ -53,8 +54,8 @@ class Chain(Balancer):
                 "`steps` must have a level in common, representation or parameters. "
                 f"Received: {quoted(f'{type(step).__name__} at {step.levels}' for step in self.steps)}. Change one."
             )
-        self.needs = "gradients" if any(step.needs == "gradients" for step in self.steps) else "gramian"
-        self.uses = tuple(dict.fromkeys(name for step in self.steps for name in step.uses))
+        self._declare(dict.fromkeys(_earlier.NAMES.get(name, name) for step in self.steps for name in step.uses))
+        self.num_folds = max(step.num_folds for step in self.steps)
         self.levels = tuple(level for level in Balancer.levels if all(level in step.levels for step in self.steps))
         limits = [step.max_heads for step in self.steps if step.max_heads is not None]
         self.max_heads = min(limits) if limits else None
@@ -74,36 +75,31 @@ class Chain(Balancer):
         for step in self.steps:
             step._check_num_heads(num_heads)
 
-    def coefficients(self, gramian: tf.Tensor, *, update: Any = None, losses: Any = None, halves: Any = None) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, **known: Any) -> tf.Tensor:
         gramian = tf.convert_to_tensor(gramian)
         wide = tf.cast(gramian, tf.float64)
         total = tf.ones_like(wide[0])
         for step in self.steps:
+            factors = total[:, None] * total[None, :]
+            given = dict(known)
+            if known.get("folds") is not None:
+                given["folds"] = tf.cast(known["folds"], tf.float64) * factors
             # In the given precision, which tells the member what rounding to expect.
-            scaled = wide * total[:, None] * total[None, :]
-            given = {"update": update, "losses": losses}
-            if halves is not None:
-                given["halves"] = tf.cast(halves, tf.float64) * total[:, None] * total[None, :]
-            total *= tf.cast(step.coefficients(tf.cast(scaled, gramian.dtype), **_used(step, given)), tf.float64)
+            scaled = tf.cast(wide * factors, gramian.dtype)
+            total *= tf.cast(step.coefficients(scaled, **step.used(**given)), tf.float64)
         return tf.cast(total, gramian.dtype)
 
-    def rescale(
-        self, gradients: Sequence[tf.Tensor], *, update: Any = None, losses: Any = None, halves: Any = None
-    ) -> list[tf.Tensor]:
-        given = {"update": update, "losses": losses, "halves": halves}
+    def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **known: Any) -> list[tf.Tensor]:
         rows = list(gradients)
         for step in self.steps:
-            rows = step.rescale(rows, **_used(step, given))
+            rows = step.rescale(rows, **step.used(**known))
         return rows
 
-    def combine(
-        self, gradients: Sequence[tf.Tensor], *, update: Any = None, losses: Any = None, halves: Any = None
-    ) -> list[tf.Tensor]:
-        given = {"update": update, "losses": losses, "halves": halves}
+    def combine(self, gradients: Sequence[tf.Tensor], *_: Any, **known: Any) -> list[tf.Tensor]:
         rows = list(gradients)
         for step in self.steps[:-1]:
-            rows = step.rescale(rows, **_used(step, given))
-        sums = self.steps[-1].combine(rows, **_used(self.steps[-1], given))
+            rows = step.rescale(rows, **step.used(**known))
+        sums = self.steps[-1].combine(rows, **self.steps[-1].used(**known))
         return [tf.cast(each, original.dtype) for each, original in zip(sums, gradients)]
 
     def get_config(self) -> dict[str, Any]:
@@ -113,7 +109,3 @@ class Chain(Balancer):
     def from_config(cls, config: dict[str, Any]) -> Chain:
         """Makes the balancer that `get_config` describes."""
         return cls(*map(keras.saving.deserialize_keras_object, config["steps"]), name=config["name"])
-
-
-def _used(step: Balancer, given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in step.uses if given.get(name) is not None}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._keras import keras
-from multihead.balancing._base import Balancer
-from multihead.balancing._draws import MAX_HEADS
+from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
 

@@ -43,7 +43,7 @@ class DBMTL(RunningBalancer):
     divided by the loss if `losses` is not given, or for a head whose loss is not above 0.
     """
 
-    uses = ("losses",)
+    uses = ("gradients", "losses")
     rescales = False
 
     def __init__(self, beta: float = 0.9, sigma: float = 0.0, *, name: str | None = None) -> None:

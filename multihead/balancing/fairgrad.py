@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from multihead._keras import keras
 from multihead._validation import check_positive
-from multihead.balancing._base import Balancer
+from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._cone import bargaining_weights
-from multihead.balancing._draws import MAX_HEADS
 from multihead.balancing._rows import unit_rows
 
 

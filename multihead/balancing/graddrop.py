@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._draws import uniform
 from multihead._keras import keras
+from multihead._random import uniform
 from multihead._validation import check_between, check_seed
 from multihead.balancing._base import Balancer
 
@@ -40,8 +40,7 @@ class GradDrop(Balancer):
     multiplies activation gradients by the signs of the activations and sums over the batch).
     """
 
-    needs = "gradients"
-    uses = ("update",)
+    uses = ("gradients", "step")
     rescales = False
 
     def __init__(self, leak: float = 0.0, seed: int = 0, *, name: str | None = None) -> None:
@@ -49,12 +48,12 @@ class GradDrop(Balancer):
         self.leak = check_between("leak", leak, 0.0, 1.0)
         self.seed = check_seed(seed)
 
-    def combine(self, gradients: Sequence[tf.Tensor], *, update: Any = 0) -> list[tf.Tensor]:
-        return [self._dropped(tf.stop_gradient(rows), update, stream) for stream, rows in enumerate(gradients)]
+    def combine(self, gradients: Sequence[tf.Tensor], *, step: Any = 0) -> list[tf.Tensor]:
+        return [self._dropped(tf.stop_gradient(rows), step, stream) for stream, rows in enumerate(gradients)]
 
-    def _dropped(self, rows: tf.Tensor, update: Any, stream: int) -> tf.Tensor:
+    def _dropped(self, rows: tf.Tensor, step: Any, stream: int) -> tf.Tensor:
         # Half a unit in the last place keeps the sample above 0, so that a coordinate of one sign is never dropped.
-        draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, update, stream), rows.dtype) + 2.0**-25
+        draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
         total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
         positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
         kept = tf.where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
 from multihead._validation import check_between, check_seed
-from multihead.balancing._base import Balancer
-from multihead.balancing._draws import MAX_HEADS, other_heads_in_random_order
+from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
 
@@ -44,7 +44,7 @@ class GradVac(Balancer):
     Source: Wang et al., Gradient Vaccine, ICLR 2021, algorithm 1, with the whole encoder as one group of parameters.
     """
 
-    uses = ("update",)
+    uses = ("step",)
     max_heads = MAX_HEADS
 
     def __init__(self, beta: float = 0.01, seed: int = 0, *, name: str | None = None) -> None:
@@ -55,12 +55,12 @@ class GradVac(Balancer):
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
         self.targets = add_state(self, "targets", (num_heads, num_heads))
 
-    def coefficients(self, gramian: tf.Tensor, *, update: Any = 0) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
         before = tf.convert_to_tensor(tensor_variable(self.targets))
         targets = tf.cast(before, tf.float64)
         weights = tf.linalg.diag(rows.active)
-        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, update), axis=1):
+        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
             products = tf.matmul(weights, rows.cosines)
             length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))

@@ -50,7 +50,7 @@ class MetaBalance(Balancer):
     Tasks, WWW 2022, algorithm 1. There the running norms start at 0 without bias correction.
     """
 
-    needs = "gradients"
+    uses = ("gradients",)
 
     def __init__(
         self,

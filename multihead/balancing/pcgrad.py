@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead._keras import keras
 from multihead._validation import check_seed
-from multihead.balancing._base import Balancer
-from multihead.balancing._draws import MAX_HEADS, other_heads_in_random_order
+from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
 
@@ -40,17 +40,17 @@ class PCGrad(Balancer):
     Source: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, algorithm 1.
     """
 
-    uses = ("update",)
+    uses = ("step",)
     max_heads = MAX_HEADS
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.seed = check_seed(seed)
 
-    def coefficients(self, gramian: tf.Tensor, *, update: Any = 0) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
         weights = tf.linalg.diag(rows.active)
-        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, update), axis=1):
+        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
             products = tf.reduce_sum(tf.matmul(weights, rows.cosines) * mark, axis=1)
             weights -= tf.minimum(products, 0.0)[:, None] * mark

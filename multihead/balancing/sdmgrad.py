@@ -19,8 +19,8 @@ class SDMGrad(PreferenceBalancer):
     """Approaches the shortest convex combination step by step, without the bias of one noisy batch, near a preference.
 
     Formula: `steps` times `w <- P(w - learning_rate v)`, `v <- momentum v + A (w + pull p)`, with `P` the projection
-    onto the simplex, `p` the `preference` scaled to sum to 1, and `A` the `halves`: the inner products of the gradients
-    of one half of the examples with those of the other, `J_1 J_2^T`, whose mean over batches is that of the exact
+    onto the simplex, `p` the `preference` scaled to sum to 1, and `A` the `folds`: the inner products of the gradients
+    on one fold of the examples with those on the other, `J_1 J_2^T`, whose mean over batches is that of the exact
     gradients (`J J^T` of one batch is not: its diagonal contains the noise). Then `d = sum_k (w_k + pull p_k) / (1 +
     pull) g_k`. `A` is divided by the mean squared length of the gradients, so that the learning rate does not depend on
     their scale.
@@ -50,7 +50,8 @@ class SDMGrad(PreferenceBalancer):
     examples, halves have nothing in common, so that it works at the parameters only.
     """
 
-    uses = ("halves",)
+    uses = ("folds",)
+    num_folds = 2
     levels = ("parameters",)
 
     def __init__(
@@ -73,12 +74,12 @@ class SDMGrad(PreferenceBalancer):
         uniform = keras.initializers.Constant(1.0 / num_heads)
         self.weights_of_heads = add_state(self, "weights", (num_heads,), uniform)
 
-    def coefficients(self, gramian: tf.Tensor, *, halves: Any = None) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, folds: Any = None) -> tf.Tensor:
         rows = unit_rows(gramian)
         both = tf.ones_like(rows.active)[:, None] * rows.active * rows.active[:, None]
         squares = tf.where(rows.active > 0, rows.norms**2, 0.0)
         scale = tf.math.divide_no_nan(tf.reduce_sum(squares), tf.reduce_sum(rows.active))
-        products = tf.cast(gramian if halves is None else halves, tf.float64)
+        products = tf.cast(gramian if folds is None else folds, tf.float64)
         products = tf.where((both > 0) & rows.finite, tf.math.divide_no_nan(products, scale), 0.0 * both)
         preference = among_active(self._preference_vector(rows.num_heads), rows.active)
 

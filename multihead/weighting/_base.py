@@ -24,24 +24,19 @@ class Weighting(Method):
     others must get what they would get without it.
 
     Attributes:
-        reads_losses: Whether the weights depend on the losses of this very update. Where they do not (they are learned,
-            drawn, or come from earlier updates), they are known before the gradients are computed, and several slices
-            cost no further backward passes.
-        reads_norms: Whether `objective` needs the norms of the heads' gradients.
-        reads_losses_after: Whether `observe_after` needs the losses on the same examples after the update: one more
-            forward pass.
-        uses: Further keyword arguments of `total` (and of `objective`, where something is learned): `"update"`, the count
-            of updates so far, an int64 scalar.
+        uses: What the method needs: `"losses"` (the weights depend on the losses of this very update; where they do not,
+            they are known before the gradients are computed, and several micro-batches cost no further backward passes),
+            `"norms"` (`objective` needs the norms of the heads' gradients), `"losses_after"` (`observe` needs the losses on
+            the same examples after the update: one more forward pass), and `"step"`, a further keyword argument of `total`
+            and `objective`: the number of updates applied so far, an int64 scalar.
         head_names: The heads' names, once `bind` has been called, else None.
 
     Args:
         name: Name of the layer.
     """
 
-    reads_losses: bool = True
-    reads_norms: bool = False
-    reads_losses_after: bool = False
-    uses: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ("losses",)
+    _may_use = ("losses", "norms", "losses_after", "step")
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
@@ -56,19 +51,13 @@ class Weighting(Method):
         Raises:
             ValueError: An option names a head that is not there, or there is a state for other heads.
         """
-        unknown = set(self.uses) - {"update"}
-        if unknown:
-            raise ValueError(
-                f"`uses` of {type(self).__name__} must name 'update' or nothing. Received: {quoted(sorted(unknown))}. "
-                "Take what else is needed from the losses."
-            )
         names = tuple(head_names)
         if self.built and self.head_names != names:
             raise ValueError(
                 f"`weighting` keeps a state for the heads {quoted(self.head_names or ())}. Received: the heads "
                 f"{quoted(names)}. Make a new one."
             )
-        self.head_names = names
+        super().bind(head_names)
 
     def build(self, input_shape: Any) -> None:
         """Creates the state, once. A second call does nothing.
@@ -134,26 +123,11 @@ class Weighting(Method):
 
         Args:
             losses: As for `total`.
-            norms: `[num_heads]` norms of the gradients of the losses where the heads meet, before weighting; None unless
-                `reads_norms`.
+            norms: `[num_heads]` norms of the gradients of the losses where they are combined, before weighting; None unless
+                `uses` names `"norms"`.
             active: As for `total`.
         """
         return self.total(losses, active)
-
-    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
-        """Takes note of an update's losses, after its weights were used. By default nothing is noted."""
-        return None
-
-    def observe_after(self, losses: tf.Tensor, losses_after: tf.Tensor, active: tf.Tensor, made: tf.Tensor) -> None:
-        """Takes note of the losses on the same examples before and after the update. Only where `reads_losses_after`.
-
-        Args:
-            losses: `[num_heads]` before.
-            losses_after: `[num_heads]` after.
-            active: `[num_heads]` booleans.
-            made: Whether the update was made, a boolean scalar.
-        """
-        return None
 
     def end_epoch(self) -> None:
         """Called by `fit` at the end of every epoch, before callbacks. By default nothing happens."""
@@ -183,20 +157,17 @@ class Weighting(Method):
             objective = self.objective(losses, norms, active, **used)
         return tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-    def used(self, update: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The arguments named in `uses`, given the count of updates so far."""
-        return {"update": update} if "update" in self.uses else {}
-
-    def call(self, losses: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+    def call(self, losses: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """See `__call__`."""
-        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(update))[0]
+        return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
-    def __call__(self, losses: Any, *, update: Any = 0) -> tf.Tensor:
-        """The weights of some losses, by hand; nothing is learned or noted.
+    def __call__(self, losses: Any, *, step: Any = 0, update: Any = None) -> tf.Tensor:
+        """The weights of some losses; nothing is learned or observed.
 
         Args:
             losses: `[num_heads]` numbers.
-            update: The count of updates so far, for methods that use it.
+            step: The number of updates applied so far, for methods that use it.
+            update: The earlier name of `step`.
 
         Returns:
             `[num_heads]` float32.
@@ -218,7 +189,7 @@ class Weighting(Method):
                 f"Received: {losses.shape[0]}. Use one weighting per set of heads."
             )
         self.build((losses.shape[0],))
-        return self.call(losses, tf.cast(update, tf.int64))
+        return self.call(losses, tf.cast(step if update is None else update, tf.int64))
 
 
 def values(variables: Sequence[Any]) -> tf.Tensor:

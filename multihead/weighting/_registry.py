@@ -17,6 +17,4 @@ def get(identifier: Weighting | str | None) -> Weighting | None:
         ValueError: There is no weighting of that name.
         TypeError: `identifier` is neither.
     """
-    from multihead import weighting  # the names are those that the package offers
-
-    return find("weighting", identifier, Weighting, weighting)
+    return find("weighting", identifier, Weighting)

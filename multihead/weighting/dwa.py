@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
+from multihead._method import Observation
 from multihead._validation import check_positive, check_positive_whole
 from multihead.weighting._base import Weighting, count_of, softmax_over, sum_over
 
@@ -39,7 +40,7 @@ class DWA(Weighting):
     Source: Liu, Johns and Davison, End-to-End Multi-Task Learning with Attention, CVPR 2019, section 3.3.
     """
 
-    reads_losses = False
+    uses = ()
 
     def __init__(self, temperature: float = 2.0, updates_per_epoch: int | None = None, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -62,13 +63,14 @@ class DWA(Weighting):
         weights = count_of(active) * softmax_over(ratios / self.temperature, active)
         return sum_over(weights * losses, active)
 
-    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
         sums, counts, noted = (tensor_variable(each) for each in (self.sums, self.counts, self.noted))
-        sums.assign(sums + tf.where(active, losses, 0.0))
-        counts.assign(counts + tf.cast(active, tf.float32))
-        noted.assign(noted + 1)
+        seen = update.active & applied
+        sums.assign(sums + tf.where(seen, update.losses, 0.0))
+        counts.assign(counts + tf.cast(seen, tf.float32))
+        noted.assign(noted + tf.cast(applied, tf.int64))
         if self.updates_per_epoch is not None:
-            self._turn(tf.equal(noted, self.updates_per_epoch))
+            self._turn(applied & tf.equal(noted, self.updates_per_epoch))
 
     def end_epoch(self) -> None:
         if self.updates_per_epoch is None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
+from multihead._method import Observation
 from multihead._validation import check_between, check_positive
 from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
 from multihead.weighting._by_name import check_numbers, vector
@@ -50,7 +51,7 @@ class FAMO(Weighting):
     experiments.
     """
 
-    reads_losses_after = True
+    uses = ("losses", "losses_after")
 
     def __init__(
         self,
@@ -86,9 +87,10 @@ class FAMO(Weighting):
         whole = sum_over(shares * tf.exp(-tf.stop_gradient(logarithms)), active)
         return tf.math.divide_no_nan(tf.reduce_sum(shares * logarithms), whole)
 
-    def observe_after(self, losses: tf.Tensor, losses_after: tf.Tensor, active: tf.Tensor, made: tf.Tensor) -> None:
-        fell = self._logarithms(losses, active) - self._logarithms(losses_after, active)
-        usable = made & tf.reduce_all(tf.math.is_finite(fell))
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
+        active = update.active
+        fell = self._logarithms(update.losses, active) - self._logarithms(update.losses_after, active)
+        usable = applied & tf.reduce_all(tf.math.is_finite(fell))
         moved = active & usable
         shares = self._shares(active)
         state = (self.logits, self.first_moments, self.second_moments, self.steps)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import add_state, keras, tensor_variable
+from multihead._method import Observation
 from multihead._validation import check_between
 from multihead.weighting._base import Weighting, count_of, sum_over, values
 
@@ -42,8 +43,7 @@ class GradNorm(Weighting):
     2018, algorithm 1, with the representation instead of the last shared layer's weights. A weight is at least 0.001.
     """
 
-    reads_losses = False
-    reads_norms = True
+    uses = ("norms",)
 
     def __init__(self, alpha: float = 1.5, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -79,8 +79,9 @@ class GradNorm(Weighting):
         # as far as the same step on the weights would.
         return sum_over(tf.abs(weighted - tf.stop_gradient(targets)), active) / tf.square(scale)
 
-    def observe(self, losses: tf.Tensor, active: tf.Tensor) -> None:
-        tensor_variable(self.first_losses).assign(tf.where(active, self._first(losses), tensor_variable(self.first_losses)))
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
+        first_losses = tensor_variable(self.first_losses)
+        first_losses.assign(tf.where(update.active & applied, self._first(update.losses), first_losses))
 
     def _first(self, losses: tf.Tensor) -> tf.Tensor:
         first = tf.convert_to_tensor(tensor_variable(self.first_losses))

@@ -30,7 +30,7 @@ class IMTLL(Weighting):
     any, also applies to the `s_k`.
     """
 
-    reads_losses = False
+    uses = ()
 
     def _create_state(self, num_heads: int) -> None:
         self.log_scales = self.add_learned("log_scale", num_heads)

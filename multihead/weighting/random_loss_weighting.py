@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._draws import normal
 from multihead._keras import keras
+from multihead._random import normal
 from multihead._validation import check_seed
 from multihead.weighting._base import Weighting, softmax_over, sum_over
 
@@ -37,15 +37,14 @@ class RandomLossWeighting(Weighting):
     Source: Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022.
     """
 
-    reads_losses = False
-    uses = ("update",)
+    uses = ("step",)
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.seed = check_seed(seed)
 
-    def total(self, losses: tf.Tensor, active: tf.Tensor, *, update: Any = 0) -> tf.Tensor:
-        draws = normal([losses.shape[0]], self.seed, update)
+    def total(self, losses: tf.Tensor, active: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
+        draws = normal([losses.shape[0]], self.seed, step)
         return sum_over(softmax_over(draws, active) * losses, active)
 
     def get_config(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Uncertainty(Weighting):
     the factor 1/2 for every kind of loss. The optimizer's weight decay, if any, also applies to the `s_k`.
     """
 
-    reads_losses = False
+    uses = ()
 
     def _create_state(self, num_heads: int) -> None:
         self.log_variances = self.add_learned("log_variance", num_heads)

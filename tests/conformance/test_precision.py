@@ -40,11 +40,11 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=scale)
     trainer = tiny.trainer(optimizer)
     trainer.compute_gradients((inputs, targets))
-    before = tiny.values(trainer._plan.recipe.network.variables)
+    before = tiny.values(trainer._spec.network.variables.all)
     with pytest.warns(RuntimeWarning, match="not finite"):
         history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
     assert history["skipped_updates"] == [1.0, 1.0]
-    for old, new in zip(before, tiny.values(trainer._plan.recipe.network.variables), strict=True):
+    for old, new in zip(before, tiny.values(trainer._spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
     from multihead._keras import loss_scale
@@ -66,10 +66,9 @@ def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     trainer.fit(inputs, fine, verbose=0)
     state = lambda: tiny.values(
         [
-            *trainer._plan.recipe.network.variables,
+            *trainer._spec.network.variables.all,
             *trainer.optimizer.variables,
             *trainer.balancer.variables,
-            trainer.kept_coefficients.values,
             trainer.update_count,
         ]
     )  # noqa: E731

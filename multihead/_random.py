@@ -1,4 +1,4 @@
-"""Random draws as functions of a seed and the update count: a resumed run repeats them.
+"""Random draws as functions of a seed and the step: a resumed run repeats them.
 
 TensorFlow's own stateless draws differ between a plain graph and XLA, so the numbers are made here: by the finalizer of
 SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) on a counter.
@@ -23,18 +23,18 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(31, tf.uint64)))
 
 
-def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf.Tensor:
+def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.Tensor:
     """Numbers in [0, 1), float32; the first ones do not depend on how many follow.
 
     Args:
         shape: Their shape.
         seed: The method's seed.
-        update: The count of updates so far, a whole scalar.
-        stream: Tells apart several draws at one update.
+        step: The number of updates applied so far, a whole scalar.
+        stream: Distinguishes several draws at one step.
     """
     # Scalars: a vector of such constants loses its highest bits in the graphs of TensorFlow 2.21.
     of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
-    key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(update, tf.int64), tf.uint64))
+    key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
     counter = tf.cast(tf.range(tf.cast(tf.reduce_prod(shape), tf.int64)), tf.uint64)
     bits = _mixed(key + (counter + tf.constant(1, tf.uint64)) * tf.constant(_GOLDEN, tf.uint64))
     # 24 bits, as many as a float32 holds; through int64, which every kernel can convert.
@@ -42,7 +42,7 @@ def uniform(shape: Sequence[Any], seed: int, update: Any, stream: int = 0) -> tf
     return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
-def normal(shape: Sequence[Any], seed: int, update: Any) -> tf.Tensor:
+def normal(shape: Sequence[Any], seed: int, step: Any) -> tf.Tensor:
     """Numbers of the standard normal distribution, float32, by Box and Muller; arguments as for `uniform`."""
-    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, update, 1)))
-    return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, update, 2))
+    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
+    return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))

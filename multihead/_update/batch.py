@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._keras import spec_of_one_replica
 from multihead._validation import check_head_names, quoted
 
 
@@ -53,6 +54,11 @@ def _by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str,
     return {name: value for name, value in values.items() if value is not None}
 
 
+def batch_size(nest: Any) -> tf.Tensor:
+    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
+    return tf.shape(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))[0]
+
+
 def as_tensors(nest: Any) -> Any:
     """Converts arrays and numbers in a nest to tensors."""
     return tf.nest.map_structure(tf.convert_to_tensor, nest)
@@ -64,15 +70,10 @@ def specs_of(x: Any, y: Any, sample_weight: Any) -> Any | None:
     Batch sizes are left open; other sizes too where the data say so.
     """
     if y is None and hasattr(x, "element_spec"):
-        return tf.nest.map_structure(_one_replica, x.element_spec)
+        return tf.nest.map_structure(spec_of_one_replica, x.element_spec)
     if y is None:
         return None
     return tf.nest.map_structure(_array_spec, (x, y) if sample_weight is None else (x, y, sample_weight))
-
-
-def _one_replica(spec: Any) -> Any:
-    per_replica = getattr(spec, "_value_specs", None)
-    return spec if per_replica is None else per_replica[0]
 
 
 def _array_spec(array: Any) -> tf.TensorSpec:

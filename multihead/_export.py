@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from multihead._keras import AUTOGRAPH, call_module
+from multihead._keras import AUTOGRAPH, all_layers, call_module
 from multihead._validation import quoted
 from multihead.heads import Head
 
@@ -108,7 +107,7 @@ def _as_outputs(output: Any, name: str) -> dict[str, tf.Tensor]:
 @contextmanager
 def _without_cudnn(parts: Sequence[Any]) -> Iterator[None]:
     """Within, recurrent layers choose no kernel that runs on a GPU only, so that the export runs anywhere."""
-    layers = [layer for part in parts if isinstance(part, keras.layers.Layer) for layer in part._flatten_layers()]
+    layers = [layer for part in parts for layer in all_layers(part)]
     choices = [(layer, layer.use_cudnn) for layer in layers if hasattr(layer, "use_cudnn")]
     try:
         for layer, _ in choices:

@@ -1,4 +1,4 @@
-"""Balancing in a training loop of one's own."""
+"""Balancing in a custom training loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._gradients import deduplicate
-from multihead.balancing._base import Balancer, check_finite_rows
+from multihead.balancing._base import Balancer, check_finite_rows, known_by_name
 from multihead.balancing._registry import get
 
 
@@ -16,20 +16,24 @@ def balance(
     gradients: Sequence[Sequence[Any]],
     balancer: Balancer | str,
     *,
-    update: Any = None,
+    step: Any = None,
     losses: Any = None,
-    halves: Any = None,
+    folds: Any = None,
 ) -> list[tf.Tensor | None]:
-    """Combines the heads' gradients of shared variables.
+    """Combines the heads' gradients of shared variables, in a custom training loop.
+
+    Take each head's gradients of the shared variables, combine them here, and apply the result together with the heads'
+    gradients of their own variables. Balance once per update, after accumulating over micro-batches and reducing over
+    replicas: balancing is not linear.
 
     Args:
         gradients: One list per head, each with one gradient per shared variable, in the same order: dense tensors,
-            `tf.IndexedSlices` or None, as `tape.gradient` gives them.
-        balancer: A balancer or its name. Keep one with a state, and pass the same one each time.
-        update: The count of updates so far, for balancers that use it (0 if None).
+            `tf.IndexedSlices` or None, as `tape.gradient` returns them.
+        balancer: A balancer or its name. Keep one that has a state, and pass the same one each time.
+        step: The number of updates applied so far, for balancers that use it (0 if None).
         losses: `[num_heads]` losses, for balancers that use them.
-        halves: `[num_heads, num_heads]`, for balancers that use it: the inner products of the gradients of one half of
-            the examples with those of the other.
+        folds: `[num_heads, num_heads]`, for balancers that use them: the mean inner products of the heads' gradients on
+            one fold of the examples with those on another.
 
     Returns:
         One dense gradient per variable, of the variable's shape and the gradients' dtype; None where every head's is.
@@ -63,8 +67,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    given = {"update": update, "losses": losses, "halves": halves}
-    used = {name: given[name] for name in chosen.uses if given[name] is not None}
+    used = chosen.used(**known_by_name(step, losses, folds))
     results: list[tf.Tensor | None] = [None] * lengths[0]
     for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
         dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)

@@ -1,0 +1,71 @@
+"""What methods of one's own were declared by before 0.1: still understood, and still readable, for one release.
+
+`needs`, `reads_losses`, `reads_norms`, `reads_losses_after` and `reads_gramian` are now names in `uses`, in which `"update"`
+is now `"step"` and `"halves"` is `"folds"`; `observe(losses, active)`, `observe_after(...)` and `observe(gramian, made)` are
+now `observe(update, applied)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import tensor_variable
+
+NAMES = {"update": "step", "halves": "folds"}
+"""Names in `uses` as they were, with those of today."""
+
+_FLAGS = {
+    "reads_losses": "losses",
+    "reads_norms": "norms",
+    "reads_losses_after": "losses_after",
+    "reads_gramian": "gramian",
+}
+
+
+def flags(uses: tuple[str, ...]) -> dict[str, Any]:
+    """The attributes of old that say the same as `uses`."""
+    return {"needs": "gradients" if "gradients" in uses else "gramian", **{flag: _FLAGS[flag] in uses for flag in _FLAGS}}
+
+
+def uses_of(cls: type) -> tuple[str, ...]:
+    """The needs of a class that is being defined, by whichever names it declares them."""
+    own, uses = cls.__dict__, list(cls.uses)  # type: ignore[attr-defined]
+    declared = {_FLAGS[flag]: own[flag] for flag in _FLAGS if flag in own}
+    if "needs" in own:
+        declared["gradients"] = own["needs"] == "gradients"
+    if "update" in own.get("uses", ()) and getattr(cls, "reads_losses", False):
+        declared.setdefault("losses", True)
+    for name, is_needed in declared.items():
+        if is_needed and name not in uses:
+            uses.append(name)
+        elif not is_needed and name in uses:
+            uses.remove(name)
+    return tuple(uses)
+
+
+def hook_of(cls: type) -> Callable[..., None] | None:
+    """`observe(update, applied)` for a class that is being defined with the hooks of old; None for any other."""
+    own = cls.__dict__
+    observe, observe_after = own.get("observe"), own.get("observe_after")
+    arguments = list(inspect.signature(observe).parameters)[1:2] if observe is not None else []
+    if observe_after is None and arguments not in (["losses"], ["gramian"]):
+        return None
+
+    def hook(self: Any, update: Any, applied: tf.Tensor) -> None:
+        state = [tensor_variable(variable) for variable in self.non_trainable_variables]
+        before = [tf.identity(variable.read_value()) for variable in state]
+        if arguments == ["losses"]:
+            observe(self, update.losses, update.active)
+        elif arguments == ["gramian"]:
+            observe(self, update.gramian, applied)
+        # Those hooks ran before it was known whether the update is applied, and were undone where it was not.
+        for variable, value in zip(state, before):
+            variable.assign(tf.where(applied, variable.read_value(), value))
+        if observe_after is not None:
+            observe_after(self, update.losses, update.losses_after, update.active, applied)
+
+    return hook

@@ -1,0 +1,138 @@
+"""What `compile` was told, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead import balancing, schedules
+from multihead import weighting as weightings
+from multihead._keras import is_legacy_optimizer, optimizer_takes_over
+from multihead._validation import check_choice, check_positive_whole, quoted
+from multihead.balancing._every import every
+from multihead.clipping import AbstractClipping
+from multihead.telemetry import LEVELS
+
+BALANCE_AT = ("representation", "parameters")
+_INSTEAD = {
+    "clipnorm": "clip=clipping.ByNorm({value})",
+    "clipvalue": "clip=clipping.ByValue({value})",
+    "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
+    "gradient_accumulation_steps": "accumulate_steps={value}",
+}
+
+
+def check_optimizer(optimizer: Any) -> Any:
+    """Returns a Keras optimizer for an optimizer or its name.
+
+    Raises:
+        ValueError: It is unknown, of Keras's old kind, or set to clip or to accumulate itself.
+    """
+    received = optimizer
+    try:
+        optimizer = keras.optimizers.get(optimizer)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. Pass, say, 'adam'."
+        ) from error
+    if is_legacy_optimizer(optimizer):
+        raise ValueError(
+            "`optimizer` must not be one of `keras.optimizers.legacy`. "
+            f"Received: optimizer={received!r}. Use the optimizer of the same name in `keras.optimizers`."
+        )
+    for option, value in optimizer_takes_over(optimizer).items():
+        raise ValueError(
+            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, on what "
+            f"all replicas gathered. Received: an optimizer with {option}={value!r}. Leave it out and pass "
+            f"`{_INSTEAD[option].format(value=value)}` to `compile`."
+        )
+    return optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """The arguments of `MultiHeadTrainer.compile`; see there."""
+
+    weighting: Any
+    balancer: Any
+    balance_at: str
+    balance_every: int
+    schedule: Any
+    clip: AbstractClipping | None
+    micro_batches: int
+    accumulate_steps: int
+    telemetry: str
+
+    def checked(self, head_names: Sequence[str]) -> CompileOptions:
+        """The same with names replaced by methods, bound to the heads.
+
+        Raises:
+            ValueError: An option is out of its range, or names an unknown method or head.
+            TypeError: An option is of the wrong kind.
+        """
+        weighting = weightings.get(self.weighting)
+        balancer = balancing.get(self.balancer)
+        schedule = schedules.Together() if self.schedule is None else self.schedule
+        if not isinstance(schedule, schedules.AbstractSchedule):
+            raise TypeError(
+                f"`schedule` must be one of multihead.schedules. Received: schedule={schedule!r}. "
+                "Pass, say, schedules.Alternate({'price': 1, 'reply': 9})."
+            )
+        if self.clip is not None and not isinstance(self.clip, AbstractClipping):
+            raise TypeError(
+                f"`clip` must be one of multihead.clipping. Received: clip={self.clip!r}. "
+                "Pass, say, clipping.ByGlobalNorm(5.0)."
+            )
+        check_choice("balance_at", self.balance_at, BALANCE_AT)
+        check_choice("telemetry", self.telemetry, LEVELS)
+        whole = {
+            name: check_positive_whole(name, getattr(self, name))
+            for name in ("balance_every", "micro_batches", "accumulate_steps")
+        }
+        if balancer is not None:
+            self._check_level(balancer)
+            self._check_gathering(balancer, **whole)
+        for method in (weighting, balancer, schedule):
+            if method is not None:
+                method.bind(head_names)
+        given = {"weighting": weighting, "balancer": balancer, "schedule": schedule, **whole}
+        return CompileOptions(**{**self.by_name(), **given})
+
+    def by_name(self) -> dict[str, Any]:
+        """The options by the names of `compile`'s arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def balancer_to_use(self) -> Any:
+        """The balancer, or with `balance_every` one around it; None for the plain sum."""
+        return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
+
+    def _check_level(self, balancer: Any) -> None:
+        levels = ("parameters",) if balancer.num_folds > 1 else balancer.levels
+        if self.balance_at not in levels:
+            raise ValueError(
+                f"`balance_at` must be one of {quoted(levels)} for {type(balancer).__name__}. "
+                f"Received: balance_at={self.balance_at!r}. Change it, or choose another balancer."
+            )
+
+    def _check_gathering(self, balancer: Any, balance_every: int, micro_batches: int, accumulate_steps: int) -> None:
+        """Checks that a balancer which needs more than inner products can have it, however the update is gathered."""
+        if "gradients" not in balancer.uses:
+            return
+        name, num_micro_batches = type(balancer).__name__, micro_batches * accumulate_steps
+        if balance_every > 1:
+            raise ValueError(
+                f"`balance_every` must be 1 for {name}, which has no coefficients to reuse. "
+                f"Received: balance_every={balance_every}. Leave it out."
+            )
+        num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self.balance_at == "representation" and (num_micro_batches > 1 or num_replicas > 1):
+            raise ValueError(
+                f"`balance_at` must be 'parameters' for {name} with several micro-batches, batches or replicas: it needs "
+                "the gradients themselves, and at the representation each micro-batch has only its own. Received: "
+                f"balance_at='representation' with {num_micro_batches} micro-batches and {num_replicas} replicas. Change "
+                "it, or process each batch at once."
+            )

@@ -1,0 +1,25 @@
+"""Sums over the replicas of a `tf.distribute` strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def num_replicas() -> int:
+    """How many replicas contribute to an update."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else int(context.num_replicas_in_sync)
+
+
+def all_reduce_sum(value: Any) -> Any:
+    """The sum over replicas of a tensor, or of a list of gradients (None stays None); itself on one replica."""
+    if num_replicas() == 1:
+        return value
+    context = tf.distribute.get_replica_context()
+    if not isinstance(value, list):
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    present = [gradient for gradient in value if gradient is not None]
+    reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [])
+    return [None if gradient is None else next(reduced) for gradient in value]

@@ -1,0 +1,1 @@
+"""One update, a file per stage; `pipeline` gives their order."""

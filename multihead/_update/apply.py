@@ -1,0 +1,124 @@
+"""The update boundary: what is applied once, after everything is gathered, reduced and combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._gradients import deduplicate, is_finite
+from multihead._keras import apply_reduced_gradients, record_finite, tensor_variable
+from multihead._update.network import Gradients, Network, Ownership
+
+Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
+"""Variables with the values to put back if an update is skipped."""
+
+
+def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Tensor]]:
+    """Variables with their values as they are now."""
+    return [(variable, tf.identity(variable.read_value())) for variable in variables]
+
+
+def apply_once(
+    optimizer: Any,
+    network: Network,
+    gradients: Gradients,
+    active: tf.Tensor,
+    ownership: Ownership,
+    counter: Any,
+    saved: Saved,
+) -> tf.Tensor:
+    """Applies one update, or skips it whole if a gradient is not finite or no head is active.
+
+    An idle head's variables and slots are put back as they were: a zero gradient would move them under momentum, Adam
+    or weight decay.
+
+    Args:
+        optimizer: The built optimizer.
+        network: The network.
+        gradients: The gradients of its variables, reduced and clipped, without loss scaling.
+        active: `[num_heads]` booleans.
+        ownership: The heads' own variables and slots.
+        counter: The number of updates applied so far, incremented if the update is applied.
+        saved: What to put back if the update is skipped.
+
+    Returns:
+        Whether the update was applied, a boolean scalar.
+    """
+    pairs = [(gradient, v) for gradient, v in zip(gradients.all, network.variables.all) if gradient is not None]
+    if not pairs:
+        return tf.constant(False)
+    # Keras 3's optimizers square the summands of a row that occurs twice, not their sum: it must occur once.
+    present = [deduplicate(gradient) for gradient, _ in pairs]
+    finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
+    once = _Once(optimizer, [variable for _, variable in pairs], ownership, counter, [variable for variable, _ in saved])
+    # A condition around an optimizer must be outside of the replicas: inside, its branches could not synchronize.
+    tf.distribute.get_replica_context().merge_call(
+        once.apply_or_skip, args=(present, finite, active, [value for _, value in saved])
+    )
+    return finite & tf.reduce_any(active)
+
+
+class _Once:
+    """One application of the optimizer, in the cross-replica context."""
+
+    def __init__(
+        self, optimizer: Any, targets: Sequence[Any], ownership: Ownership, counter: Any, state: Sequence[tf.Variable]
+    ) -> None:
+        self._optimizer = optimizer
+        self._targets = targets
+        self._ownership = ownership
+        self._counter = tensor_variable(counter)
+        self._state = state
+
+    def apply_or_skip(
+        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, saved: Any
+    ) -> None:
+        """Applies the gradients where they are finite and a head is active; otherwise puts the saved values back."""
+
+        def apply() -> tf.Tensor:
+            tf.cond(
+                tf.reduce_all(_local(strategy, active)),
+                lambda: _done(lambda: self._apply(strategy, gradients)),
+                lambda: _done(lambda: self._apply_to_active(strategy, gradients, active)),
+            )
+            strategy.extended.update(self._counter, lambda v: v.assign_add(1), group=False)
+            record_finite(self._optimizer, True)
+            return tf.constant(True)
+
+        def skip() -> tf.Tensor:
+            for variable, value in zip(self._state, saved):
+                _assign(strategy, variable, value)
+            tf.cond(_local(strategy, finite), lambda: True, lambda: _done(lambda: record_finite(self._optimizer, False)))
+            return tf.constant(False)
+
+        tf.cond(_local(strategy, finite) & tf.reduce_any(_local(strategy, active)), apply, skip)
+
+    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any) -> None:
+        strategy.extended.call_for_each_replica(
+            lambda of_replica: apply_reduced_gradients(self._optimizer, of_replica, self._targets), args=(gradients,)
+        )
+
+    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any) -> None:
+        groups = self._ownership.groups
+        before = [[tf.identity(variable.read_value()) for variable in group] for _, group in groups]
+        with tf.control_dependencies([value for group in before for value in group]):
+            self._apply(strategy, gradients)
+        for (owners, group), old_values in zip(groups, before):
+            is_trained = tf.reduce_any(tf.gather(_local(strategy, active), owners))
+            for variable, old in zip(group, old_values):
+                _assign(strategy, variable, tf.where(is_trained, variable.read_value(), old))
+
+
+def _local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    return strategy.experimental_local_results(value)[0]
+
+
+def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+
+
+def _done(action: Callable[[], None]) -> tf.Tensor:
+    action()
+    return tf.constant(True)

@@ -1,0 +1,344 @@
+"""One micro-batch, forwards and backwards: every head's loss, its own gradients, and its gradients for the encoder.
+
+The result is a plain sum over the micro-batch's elements, already divided by the counts of the whole update, so
+micro-batches add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._gradients import added, computed_if, scaled
+from multihead._keras import Gradient, call_module
+from multihead._update.labels import Labels, count_labels
+from multihead._update.micro_batches import MicroBatch
+from multihead._update.network import Network
+from multihead._update.representation import DetachedRepresentation, RepresentationGradients
+
+
+class LossFactors(NamedTuple):
+    """What the losses of a micro-batch are multiplied by.
+
+    Attributes:
+        heads: `[num_heads]`: weight over count of the whole update for an active head, 0 for an idle one.
+        added: For losses that count once per update: the micro-batch's fraction of the update's examples.
+        scale: The factor of loss scaling, or None.
+    """
+
+    heads: tf.Tensor
+    added: tf.Tensor
+    scale: tf.Tensor | None
+
+
+class LossGradients(NamedTuple):
+    """The gradients of one loss of one head, in float32, without loss scaling; None where the loss does not depend on it.
+
+    Attributes:
+        representation: One dense tensor per floating leaf of the representation.
+        own: One per variable of the head alone.
+        shared: One per variable of the encoder that the head's module holds, too.
+    """
+
+    representation: list[tf.Tensor | None]
+    own: list[Gradient]
+    shared: list[Gradient]
+
+
+class HeadGradients(NamedTuple):
+    """One head on one micro-batch.
+
+    Attributes:
+        loss_sum: `sum_i s_i * loss_i`, float32.
+        added_loss: The sum of its regularisation and `add_loss` losses times the micro-batch's factor, float32.
+        of_loss: The gradients of the loss sum times the head's factor.
+        of_added: The gradients of `added_loss`.
+    """
+
+    loss_sum: tf.Tensor
+    added_loss: tf.Tensor
+    of_loss: LossGradients
+    of_added: LossGradients
+
+
+class Balanced(NamedTuple):
+    """What a balancer answered at the representation.
+
+    Attributes:
+        coefficients: `[num_heads]`; 0 for idle heads.
+        gramian: `[num_heads, num_heads]`, over all replicas.
+    """
+
+    coefficients: tf.Tensor
+    gramian: tf.Tensor
+
+
+class CombinedAtRepresentation(NamedTuple):
+    """The heads combined at the representation, before the encoder's backward pass.
+
+    Attributes:
+        gradients: The combined gradient, one tensor per leaf or None.
+        factors: `[num_heads]`: what each head's gradient was multiplied by.
+        gramian: What was measured on this replica, `[num_heads, num_heads]`, or None.
+        balanced: What a balancer answered, or None for the plain sum.
+    """
+
+    gradients: list[tf.Tensor | None]
+    factors: tf.Tensor
+    gramian: tf.Tensor | None
+    balanced: Balanced | None
+
+
+Combine = Callable[[RepresentationGradients, tf.Tensor], CombinedAtRepresentation]
+"""Combines the heads at the representation, from their gradients there and their `[num_heads]` loss sums."""
+
+Measure = Callable[[RepresentationGradients], tf.Tensor]
+"""Inner products of the heads' gradients at the representation, `[num_heads, num_heads]`, or only their diagonal."""
+
+
+class MicroBatchGradients(NamedTuple):
+    """The sums that a micro-batch contributes to an update.
+
+    Attributes:
+        loss_sums: `[num_heads]`, not divided.
+        counts: `[num_heads]` counts of labelled elements.
+        added_loss: Regularisation and `add_loss` losses, times the micro-batch's factor.
+        own: For each head the gradients of its loss, one per variable of its own.
+        added_own: The same of the losses that its module added.
+        encoder: One gradient per encoder variable: the combined gradient and that of all added losses; of added losses
+            alone where the heads are not combined yet.
+        per_head: For each head one gradient of its loss per encoder variable; empty where the heads are combined.
+        gramian: What was measured at the representation, `[num_heads, num_heads]`, or None.
+        balanced: What a balancer answered at the representation, or None.
+    """
+
+    loss_sums: tf.Tensor
+    counts: tf.Tensor
+    added_loss: tf.Tensor
+    own: list[list[Gradient]]
+    added_own: list[list[Gradient]]
+    encoder: list[Gradient]
+    per_head: list[list[Gradient]]
+    gramian: tf.Tensor | None
+    balanced: Balanced | None
+
+    @classmethod
+    def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool) -> MicroBatchGradients:
+        """The dense shape of every sum, for a micro-batch without examples.
+
+        Args:
+            network: The network.
+            is_combined: Whether the heads are combined in every micro-batch.
+            is_measured: Whether something is measured at the representation.
+        """
+
+        def of(variables: Sequence[Any]) -> list[Any]:
+            return [tf.constant(tf.TensorShape(variable.shape).as_list(), tf.int32) for variable in variables]
+
+        num_heads = len(network.heads)
+        vector, scalar = tf.constant([num_heads]), tf.constant([], tf.int32)
+        own = [of(network.own_tensors(k)) for k in range(num_heads)]
+        encoder = of(network.variables.encoder)
+        per_head = [] if is_combined else [list(encoder) for _ in range(num_heads)]
+        gramian = tf.constant([num_heads, num_heads]) if is_measured else None
+        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None)
+
+    def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
+        """The gradients of `network.variables.heads`, those of several heads for one variable added up.
+
+        Args:
+            network: The network.
+            factors: `[num_heads]` factors that the heads' gradients still lack, or None.
+        """
+        totals: list[Gradient] = [None] * len(network.variables.heads)
+        for k, positions in enumerate(network.own):
+            for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
+                of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
+                totals[i] = added(totals[i], added(of_loss, of_added))
+        return totals
+
+
+def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.constant(0.0)
+
+
+class Encoded(NamedTuple):
+    """The encoder run on a micro-batch.
+
+    Attributes:
+        tape: Recorded the run.
+        representation: What it returned, detached.
+        losses: Its regularisation and `add_loss` losses.
+        added_loss: Their sum, float32.
+    """
+
+    tape: tf.GradientTape
+    representation: DetachedRepresentation
+    losses: list[tf.Tensor]
+    added_loss: tf.Tensor
+
+
+def encode(network: Network, inputs: Any, *, persistent: bool) -> Encoded:
+    """Runs the encoder; with `persistent`, `encoder_gradients` can be called several times."""
+    with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
+        tape.watch(network.encoder_tensors)
+        representation = call_module(network.encoder, inputs, training=True)
+        losses = list(getattr(network.encoder, "losses", []))
+        added_loss = _sum(losses)
+    return Encoded(tape, DetachedRepresentation(representation), losses, added_loss)
+
+
+def encoder_gradients(
+    network: Network, encoded: Encoded, gradients: Sequence[tf.Tensor | None], factors: LossFactors, *, with_added: bool
+) -> list[Gradient]:
+    """The encoder's backward pass: from one gradient per leaf and, if asked for, the encoder's added losses."""
+    variables = network.encoder_tensors
+    scale = tf.ones([]) if factors.scale is None else factors.scale
+    pairs = [
+        (leaf, tf.cast(gradient * tf.cast(scale, gradient.dtype), leaf.dtype))
+        for leaf, gradient in zip(encoded.representation.attached, gradients)
+        if gradient is not None
+    ]
+    if with_added and encoded.losses:
+        pairs.append((encoded.added_loss, factors.added * scale))
+    if not pairs or not variables:
+        return [None] * len(variables)
+    outputs, cotangents = zip(*pairs)
+    found = encoded.tape.gradient(list(outputs), variables, output_gradients=list(cotangents))
+    return found if factors.scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
+
+
+def head_gradients(
+    network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
+) -> HeadGradients:
+    """Runs one head forwards and backwards, down to the representation, and updates its metrics.
+
+    Raises:
+        ValueError: The head's loss has no gradient with respect to the representation.
+    """
+    head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
+    sources: list[Any] = [*representation.leaves, *own, *shared]
+    with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
+        tape.watch(sources)
+        predictions = head.predict(representation.nest, labels.targets, training=True)
+        loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
+        added_losses = head.added_losses
+        added_loss = _sum(added_losses)
+    # The added losses count once per update, unweighted, but not for an idle head.
+    added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
+
+    def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
+        scale = tf.ones([]) if factors.scale is None else factors.scale
+        found = tape.gradient(loss, sources, output_gradients=factor * scale)
+        if factors.scale is not None:
+            found = [scaled(gradient, 1.0 / scale) for gradient in found]
+        num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found[:num_leaves]]
+        return LossGradients(dense, found[num_leaves:end], found[end:])
+
+    of_loss = gradients(loss_sum, factors.heads[k])
+    nothing = LossGradients([None] * len(representation.leaves), [None] * len(own), [None] * len(shared))
+    of_added = gradients(added_loss, added_factor) if added_losses else nothing
+    head.update_metrics(labels.targets, predictions, labels.weights)
+    if all(gradient is None for gradient in of_loss.representation) and not shared:
+        raise ValueError(
+            f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
+            "respect to any of the encoder's floating outputs. Let the module read them, without `stop_gradient` and "
+            "without operations that have no gradient."
+        )
+    return HeadGradients(loss_sum, added_loss * added_factor, of_loss, of_added)
+
+
+def head_gradients_if(
+    active: tf.Tensor,
+    network: Network,
+    k: int,
+    representation: DetachedRepresentation,
+    labels: Labels,
+    factors: LossFactors,
+) -> HeadGradients:
+    """`head_gradients` if the head is active; otherwise nothing of it is computed and all its sums are zero."""
+    sources = (representation.leaves, network.own_tensors(k), network.shared_tensors(k))
+    of_loss = LossGradients(*([tf.shape(source) for source in group] for group in sources))
+    scalar = tf.zeros([0], tf.int32)
+    shapes = HeadGradients(scalar, scalar, of_loss, of_loss)
+
+    def flat() -> list[Any]:
+        return tf.nest.flatten(head_gradients(network, k, representation, labels, factors))
+
+    return tf.nest.pack_sequence_as(shapes, computed_if(active, flat, tf.nest.flatten(shapes)))
+
+
+def micro_batch_gradients(
+    network: Network,
+    micro_batch: MicroBatch,
+    factors: LossFactors,
+    active: tf.Tensor,
+    conditional: Sequence[bool],
+    combine: Combine | None,
+    measure: Measure | None,
+) -> MicroBatchGradients:
+    """Runs a micro-batch through the encoder, every head that has labels, and back.
+
+    Args:
+        network: The encoder and the heads.
+        micro_batch: Inputs and labels.
+        factors: What to multiply the losses by.
+        active: `[num_heads]` booleans.
+        conditional: For each head whether it is computed only if it is active.
+        combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
+            asks for the encoder's gradients of each head.
+        measure: What to measure at the representation where `combine` is None; None is nothing.
+    """
+    encoded = encode(network, micro_batch.inputs, persistent=combine is None)
+    representation = encoded.representation
+    heads: list[HeadGradients | None] = []
+    for k, labels in enumerate(micro_batch.labels):
+        if labels is None:
+            heads.append(None)
+        elif conditional[k]:
+            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
+        else:
+            heads.append(head_gradients(network, k, representation, labels, factors))
+
+    nothing: list[tf.Tensor | None] = [None] * len(representation.leaves)
+    gradients = RepresentationGradients([nothing if head is None else head.of_loss.representation for head in heads])
+    of_added = [nothing if head is None else head.of_added.representation for head in heads]
+    unbalanced = RepresentationGradients(of_added).total()
+    loss_sums = tf.stack([tf.constant(0.0) if head is None else head.loss_sum for head in heads])
+    combined = None if combine is None else combine(gradients, loss_sums)
+    if combined is not None:
+        total = [added(a, b) for a, b in zip(combined.gradients, unbalanced)]
+        encoder = encoder_gradients(network, encoded, total, factors, with_added=True)
+        per_head: list[list[Gradient]] = []
+        gramian, balanced = combined.gramian, combined.balanced
+    else:
+        encoder = encoder_gradients(network, encoded, unbalanced, factors, with_added=True)
+        per_head = [encoder_gradients(network, encoded, each, factors, with_added=False) for each in gradients.by_head]
+        gramian, balanced = None if measure is None else measure(gradients), None
+
+    for k, head in enumerate(heads):
+        if head is None:
+            continue
+        # Variables of the encoder that the head's module holds, too.
+        for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
+            if combined is None:
+                per_head[k][i] = added(per_head[k][i], of_loss)
+            else:
+                encoder[i] = added(encoder[i], scaled(of_loss, combined.factors[k]))
+            encoder[i] = added(encoder[i], of_added)
+
+    empty = [[None] * len(positions) for positions in network.own]
+    return MicroBatchGradients(
+        loss_sums,
+        count_labels(micro_batch.labels),
+        tf.add_n([encoded.added_loss * factors.added] + [head.added_loss for head in heads if head is not None]),
+        [empty[k] if head is None else head.of_loss.own for k, head in enumerate(heads)],
+        [empty[k] if head is None else head.of_added.own for k, head in enumerate(heads)],
+        encoder,
+        per_head,
+        gramian,
+        balanced,
+    )

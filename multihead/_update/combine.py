@@ -1,0 +1,290 @@
+"""From the heads' gradients to the encoder's: the plain sum, or balanced at the representation or at the parameters.
+
+Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. With one
+micro-batch the coefficients are known before the encoder's backward pass, and one pass is enough. With several, the inner
+products at the representation are complete only after the last, so each brings the encoder's gradient of every head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead import _replicas
+from multihead._gradients import Rows, added, as_rows, gramian, scaled
+from multihead._keras import Gradient
+from multihead._update.backward import Balanced, CombinedAtRepresentation, Measure, MicroBatchGradients
+from multihead._update.network import Network
+from multihead._update.representation import RepresentationGradients
+from multihead._update.weights import LossWeights
+
+
+class HeadsAtStep(NamedTuple):
+    """What is known of the heads before an update's gradients.
+
+    Attributes:
+        step: The number of updates applied so far, an int64 scalar.
+        active: `[num_heads]`: which heads the update trains.
+        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+        weights: The weights of their losses.
+    """
+
+    step: tf.Tensor
+    active: tf.Tensor
+    counts: tf.Tensor
+    weights: LossWeights
+
+
+class Combined(NamedTuple):
+    """The heads' encoder gradients as one, over all micro-batches and replicas.
+
+    Attributes:
+        gradients: One per encoder variable, or None.
+        coefficients: `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients where they are combined; perhaps
+            only the diagonal, or None.
+        at_representation: The same at the representation.
+    """
+
+    gradients: list[Gradient]
+    coefficients: tf.Tensor
+    gramian: tf.Tensor | None
+    at_representation: tf.Tensor | None
+
+    @property
+    def norms(self) -> tf.Tensor | None:
+        """`[num_heads]` norms of the heads' weighted gradients where they are combined, or None."""
+        return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
+
+
+class SumHeads:
+    """The plain sum: every active head's coefficient is 1.
+
+    Args:
+        network: The encoder and the heads.
+        measure: What to measure at the representation, or None.
+        heads: What is known of the heads.
+    """
+
+    num_folds = 1
+
+    def __init__(self, network: Network, measure: Measure | None, heads: HeadsAtStep) -> None:
+        self.measure = measure
+        self._heads = heads
+
+    def combines_in(self, num_micro_batches: int) -> bool:
+        """Whether the heads are combined inside each of so many micro-batches, before the encoder's backward pass."""
+        return num_micro_batches == 1 or not self._heads.weights.depend_on_losses
+
+    def at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
+        """Combines the heads in one micro-batch, from their gradients there and `[num_heads]` loss sums."""
+        factors = self._heads.weights.factors(loss_sums)
+        gradients = gradients.times(factors)
+        measured = None if self.measure is None else self.measure(gradients)
+        factors = tf.ones([len(gradients.by_head)]) if factors is None else factors
+        return CombinedAtRepresentation(gradients.total(), factors, measured, None)
+
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        """Combines the heads over all micro-batches and replicas.
+
+        Args:
+            gathered: The sums of this replica's micro-batches.
+            folds: The same, for each fold of the data apart.
+        """
+        coefficients = tf.cast(self._heads.active, tf.float32)
+        factors = self._heads.weights.factors(gathered.loss_sums) if gathered.per_head else None
+        measured = None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+        encoder = _plus_heads(gathered.encoder, gathered.per_head, factors)
+        return Combined(_replicas.all_reduce_sum(encoder), coefficients, measured, measured)
+
+
+class BalanceAtRepresentation:
+    """Coefficients from the inner products of the heads' gradients at the representation.
+
+    Args:
+        network: The encoder and the heads.
+        balancer: The balancer.
+        heads: What is known of the heads.
+    """
+
+    measure = staticmethod(RepresentationGradients.gramian)
+    num_folds = 1
+
+    def __init__(self, network: Network, balancer: Any, heads: HeadsAtStep) -> None:
+        self._balancer = balancer
+        self._heads = heads
+
+    def combines_in(self, num_micro_batches: int) -> bool:
+        """As for `SumHeads`."""
+        return num_micro_batches == 1
+
+    def at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
+        """As for `SumHeads`."""
+        factors = self._heads.weights.factors(loss_sums)
+        gradients = gradients.times(factors)
+        products = _replicas.all_reduce_sum(gradients.gramian())
+        if "gradients" in self._balancer.uses:
+            combined, coefficients = _combine_rows(self._balancer, self._heads, gradients.rows(), products, loss_sums)
+        else:
+            coefficients = _coefficients(self._balancer, self._heads, products, loss_sums)
+            combined = gradients.times(coefficients).total()
+        given = coefficients if factors is None else coefficients * factors
+        return CombinedAtRepresentation(combined, given, None, Balanced(coefficients, products))
+
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        """As for `SumHeads`."""
+        if gathered.balanced is not None:
+            coefficients, products = gathered.balanced
+            return Combined(_replicas.all_reduce_sum(gathered.encoder), coefficients, products, products)
+        factors = self._heads.weights.factors(gathered.loss_sums)
+        products = weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+        coefficients = _coefficients(self._balancer, self._heads, products, gathered.loss_sums)
+        given = coefficients if factors is None else coefficients * factors
+        encoder = _plus_heads(gathered.encoder, gathered.per_head, given)
+        return Combined(_replicas.all_reduce_sum(encoder), coefficients, products, products)
+
+
+class BalanceAtParameters:
+    """A balancer on the heads' gradients of the encoder's parameters.
+
+    Args:
+        network: The encoder and the heads.
+        balancer: The balancer.
+        measure: What to measure at the representation, or None.
+        heads: What is known of the heads.
+    """
+
+    def __init__(self, network: Network, balancer: Any, measure: Measure | None, heads: HeadsAtStep) -> None:
+        self.measure = measure
+        self.num_folds = balancer.num_folds
+        self._network = network
+        self._balancer = balancer
+        self._heads = heads
+
+    def combines_in(self, num_micro_batches: int) -> bool:
+        """As for `SumHeads`: never, since the encoder's gradient of each head is needed."""
+        return False
+
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        """As for `SumHeads`."""
+        factors = self._heads.weights.factors(gathered.loss_sums)
+        at_representation = (
+            None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+        )
+        rest = _replicas.all_reduce_sum(gathered.encoder)
+        rows = [_replicas.all_reduce_sum(row) for row in gathered.per_head]
+        if "gradients" in self._balancer.uses:
+            matrices = [matrix.times(factors) for matrix in _dense_rows(rows, self._network.encoder_tensors)]
+            products = gramian([matrix.values for matrix in matrices], len(rows))
+            combined, coefficients = _combine_rows(
+                self._balancer, self._heads, matrices, products, gathered.loss_sums
+            )
+            encoder = [added(a, b) for a, b in zip(rest, combined)]
+        else:
+            products = weighted(products_of(rows), factors)
+            between = None if self.num_folds == 1 else weighted(self._between_folds(folds, rows), factors)
+            coefficients = _coefficients(self._balancer, self._heads, products, gathered.loss_sums, between)
+            encoder = _plus_heads(rest, rows, coefficients if factors is None else coefficients * factors)
+        return Combined(encoder, coefficients, products, at_representation)
+
+    def _between_folds(self, folds: Sequence[MicroBatchGradients], rows: Sequence[list[Gradient]]) -> tf.Tensor:
+        """The mean inner products of the heads' gradients on one fold of the data with those on another.
+
+        Args:
+            folds: The sums of each fold on this replica.
+            rows: Each head's gradients over all folds and replicas.
+
+        Returns:
+            `[num_heads, num_heads]` float64, symmetric: the mean over ordered pairs of different folds of the inner
+            products of the gradients of the folds' mean losses; for heads that no such pair has labels for, that of `rows`.
+        """
+        num_heads = len(rows)
+        counts = _replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
+        fractions = tf.cast(tf.math.divide_no_nan(counts, self._heads.counts), tf.float64)
+        per_fold = [[_replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds]
+        sums, pairs = tf.zeros([num_heads, num_heads], tf.float64), tf.zeros([num_heads, num_heads], tf.float64)
+        for a in range(len(folds)):
+            for b in range(a):
+                weights = fractions[a][:, tf.newaxis] * fractions[b]
+                products = tf.math.divide_no_nan(_cross_products(per_fold[a], per_fold[b]), weights)
+                has_labels = tf.cast(weights > 0, tf.float64)
+                sums += products + tf.transpose(products)
+                pairs += has_labels + tf.transpose(has_labels)
+        return tf.where(pairs > 0, tf.math.divide_no_nan(sums, pairs), products_of(rows))
+
+
+def _coefficients(
+    balancer: Any, heads: HeadsAtStep, products: tf.Tensor, loss_sums: tf.Tensor, folds: tf.Tensor | None = None
+) -> tf.Tensor:
+    """`[num_heads]` coefficients from reduced inner products; 0 for idle heads."""
+    used = balancer.used(step=heads.step, losses=lambda: heads.weights.mean_losses(loss_sums), folds=folds)
+    return tf.where(heads.active, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
+
+
+def _combine_rows(
+    balancer: Any, heads: HeadsAtStep, matrices: Sequence[Rows | None], products: tf.Tensor, loss_sums: tf.Tensor
+) -> tuple[list[Gradient], tf.Tensor]:
+    """Combines the heads by a method that needs the gradients themselves.
+
+    Returns:
+        One gradient per matrix (None for None), and `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>` that describe the
+        combined `d`.
+    """
+    present = [matrix for matrix in matrices if matrix is not None]
+    if not present:
+        return [None] * len(matrices), tf.zeros([len(heads.active)])
+    used = balancer.used(step=heads.step, losses=lambda: heads.weights.mean_losses(loss_sums))
+    masked = [tf.where(heads.active[:, tf.newaxis], matrix.values, 0.0) for matrix in present]
+    combined = balancer.combine(masked, **used)
+    along = tf.add_n([tf.linalg.matvec(values, vector) for values, vector in zip(masked, combined)])
+    squares = tf.cast(tf.linalg.diag_part(products), tf.float32)
+    restored = iter([matrix.restore(vector) for matrix, vector in zip(present, combined)])
+    gradients = [None if matrix is None else next(restored) for matrix in matrices]
+    return gradients, tf.math.divide_no_nan(along, tf.where(heads.active, squares, 0.0))
+
+
+def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
+    """The inner products of rows times a factor each, from those of the rows; unchanged for None."""
+    if factors is None:
+        return products
+    wide = tf.cast(factors, tf.float64)
+    return products * wide * wide[:, tf.newaxis]
+
+
+def _plus_heads(
+    total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None
+) -> list[Gradient]:
+    """A list of gradients plus each head's times its factor; None for factors of 1."""
+    total = list(total)
+    for k, row in enumerate(rows):
+        total = [added(a, b if factors is None else scaled(b, factors[k])) for a, b in zip(total, row)]
+    return total
+
+
+def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:
+    """`[num_heads, num_heads]` inner products of the heads' gradients of some variables."""
+    matrices = [as_rows(column) for column in zip(*rows)]
+    return gramian([matrix.values for matrix in matrices if matrix is not None], len(rows))
+
+
+def _cross_products(first: Sequence[list[Gradient]], second: Sequence[list[Gradient]]) -> tf.Tensor:
+    """`[num_heads, num_heads]` inner products of the heads' gradients of some variables with others of the same."""
+    num_heads = len(first)
+    total = tf.zeros([num_heads, num_heads], tf.float64)
+    for column in zip(*first, *second):
+        matrix = as_rows(column)
+        if matrix is not None:
+            a, b = tf.split(tf.cast(matrix.values, tf.float64), [num_heads, num_heads])
+            total += tf.matmul(a, b, transpose_b=True)
+    return total
+
+
+def _dense_rows(rows: Sequence[list[Gradient]], variables: Sequence[tf.Variable]) -> list[Rows]:
+    """The heads' gradients as dense matrices, zeros for None: methods that keep state per parameter need them so."""
+    dense = [
+        [tf.zeros(v.shape, tf.float32) if g is None else tf.convert_to_tensor(g) for g, v in zip(row, variables)]
+        for row in rows
+    ]
+    return [matrix for column in zip(*dense) if (matrix := as_rows(column)) is not None]

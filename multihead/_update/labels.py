@@ -1,0 +1,85 @@
+"""Labels: which elements of a batch have one, how much each counts, and how many there are in the whole update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from multihead import _replicas
+from multihead._keras import call_module, keras_mask
+from multihead._update.batch import Batch, batch_size
+from multihead._update.network import Network
+from multihead._update.representation import DetachedRepresentation
+
+
+class Predictions(NamedTuple):
+    """What is known of a head's predictions before any data are seen: their rank, and whether Keras masks them."""
+
+    rank: int
+    masked: bool
+
+
+class Labels(NamedTuple):
+    """A head's labels: targets without missing values, and the weight of each element (0: no label)."""
+
+    targets: tf.Tensor
+    weights: tf.Tensor
+
+
+def read_labels(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[Labels | None]:
+    """Each head's labels in a batch, or None for a head without targets in it.
+
+    Args:
+        network: The encoder and the heads.
+        predictions: One entry per head.
+        batch: The batch.
+    """
+    masks = _prediction_masks(network, predictions, batch)
+    labels: list[Labels | None] = []
+    for head, of_head, mask in zip(network.heads, predictions, masks):
+        if head.name not in batch.targets:
+            labels.append(None)
+            continue
+        sample_weight = batch.sample_weights.get(head.name)
+        labels.append(Labels(*head.labelled(batch.targets[head.name], sample_weight, of_head.rank, mask)))
+    return labels
+
+
+def _prediction_masks(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[tf.Tensor | None]:
+    """The Keras masks of predictions that carry one, so that elements can be counted before the heads run.
+
+    Only the masks are read, so in a graph nothing else of these calls is ever computed.
+    """
+    masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
+    if not any(masked):
+        return [None] * len(network.heads)
+    representation = DetachedRepresentation(call_module(network.encoder, batch.inputs, training=False)).nest
+    return [
+        keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
+        for head, is_masked in zip(network.heads, masked)
+    ]
+
+
+def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
+    """`[num_heads]` sums of the weights of labelled elements."""
+    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each.weights) for each in labels])
+
+
+def count_over_replicas(
+    batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What the losses of an update are divided by.
+
+    Args:
+        batches: The update's batches on this replica.
+        labels: Each head's labels in each of them.
+
+    Returns:
+        `[num_heads]` counts of labelled elements, and the number of examples, float32, over all batches and replicas.
+    """
+    counts = tf.add_n([count_labels(of_batch) for of_batch in labels])
+    num_examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
+    reduced = _replicas.all_reduce_sum(tf.concat([counts, [num_examples]], axis=0))
+    return reduced[:-1], reduced[-1]

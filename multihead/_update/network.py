@@ -1,0 +1,157 @@
+"""The network that an update trains: the encoder, the heads, their variables, and which heads train which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._keras import Gradient, tensor_variable
+from multihead.heads import Head
+
+
+class Variables(NamedTuple):
+    """Trainable variables, each once, by who they belong to.
+
+    Attributes:
+        encoder: The encoder's.
+        heads: The heads' own: what the encoder does not hold.
+        weighting: What the weighting learns.
+    """
+
+    encoder: list[Any]
+    heads: list[Any]
+    weighting: list[Any]
+
+    @property
+    def all(self) -> list[Any]:
+        """All of them, in this order."""
+        return [*self.encoder, *self.heads, *self.weighting]
+
+
+class Gradients(NamedTuple):
+    """One gradient per variable of a network, or None where nothing reaches it; as `Variables`."""
+
+    encoder: list[Gradient]
+    heads: list[Gradient]
+    weighting: list[Gradient]
+
+    @property
+    def of_losses(self) -> list[Gradient]:
+        """Those of the encoder and the heads: what is clipped."""
+        return [*self.encoder, *self.heads]
+
+    @property
+    def all(self) -> list[Gradient]:
+        """All of them, in the order of `Variables.all`."""
+        return [*self.encoder, *self.heads, *self.weighting]
+
+    @classmethod
+    def of(cls, gradients: Sequence[Gradient], variables: Variables) -> Gradients:
+        """Splits a list in the order of `Variables.all`."""
+        end = len(variables.encoder) + len(variables.heads)
+        encoder, heads = gradients[: len(variables.encoder)], gradients[len(variables.encoder) : end]
+        return cls(list(encoder), list(heads), list(gradients[end:]))
+
+
+@dataclass(frozen=True)
+class Network:
+    """The encoder, the heads and the variables that they train.
+
+    Attributes:
+        encoder: The shared encoder.
+        heads: The heads, in the order in which they were added.
+        variables: All trainable variables.
+        own: For each head the positions of its variables in `variables.heads`; several heads may share one.
+        shared: For each head the positions of variables in `variables.encoder` that its module holds, too.
+        learned_by: For each of `variables.weighting` the heads that train it.
+    """
+
+    encoder: Any
+    heads: tuple[Head, ...]
+    variables: Variables
+    own: tuple[tuple[int, ...], ...]
+    shared: tuple[tuple[int, ...], ...]
+    learned_by: tuple[list[int], ...]
+
+    @classmethod
+    def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
+        """Collects the trainable variables of built modules and of a built weighting (None: there is none)."""
+        of_encoder = list(getattr(encoder, "trainable_variables", []))
+        in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
+        of_heads: list[Any] = []
+        in_heads: dict[int, int] = {}
+        own, shared = [], []
+        for head in heads:
+            keys = []
+            for variable in head.trainable_variables:
+                keys.append(id(tensor_variable(variable)))
+                if keys[-1] not in in_encoder and keys[-1] not in in_heads:
+                    in_heads[keys[-1]] = len(of_heads)
+                    of_heads.append(variable)
+            own.append(tuple(in_heads[key] for key in keys if key in in_heads))
+            shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder))
+        learned = [] if weighting is None else list(weighting.trainable_variables)
+        owners = () if weighting is None else tuple(weighting.owners(len(heads)))
+        return cls(encoder, tuple(heads), Variables(of_encoder, of_heads, learned), tuple(own), tuple(shared), owners)
+
+    @property
+    def encoder_tensors(self) -> list[tf.Variable]:
+        """The TensorFlow variables of the encoder."""
+        return [tensor_variable(variable) for variable in self.variables.encoder]
+
+    def own_tensors(self, k: int) -> list[tf.Variable]:
+        """The TensorFlow variables of head `k` alone."""
+        return [tensor_variable(self.variables.heads[i]) for i in self.own[k]]
+
+    def shared_tensors(self, k: int) -> list[tf.Variable]:
+        """The TensorFlow variables of the encoder that the module of head `k` holds, too."""
+        return [tensor_variable(self.variables.encoder[i]) for i in self.shared[k]]
+
+    def state_of(self, k: int) -> list[tf.Variable]:
+        """What running the module of head `k` in training mode may change: moving averages and the like."""
+        return _state(self.heads[k].module)
+
+    @property
+    def state(self) -> list[tf.Variable]:
+        """What running the encoder and the heads in training mode may change."""
+        found = [*_state(self.encoder), *(v for k in range(len(self.heads)) for v in self.state_of(k))]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def owners(self) -> list[list[int]]:
+        """For each of `variables.all` the heads that train it: all of them for the encoder's."""
+        everyone = list(range(len(self.heads)))
+        of_heads = [[k for k in everyone if i in self.own[k]] for i in range(len(self.variables.heads))]
+        return [*(everyone for _ in self.variables.encoder), *of_heads, *self.learned_by]
+
+
+class Ownership(NamedTuple):
+    """Variables that idle heads must leave as they are: grouped by the heads that train them.
+
+    Attributes:
+        groups: Pairs of head positions and the variables (with their optimizer slots) that only these heads train.
+    """
+
+    groups: list[tuple[list[int], list[tf.Variable]]]
+
+    @classmethod
+    def of(cls, network: Network, slots: Sequence[Sequence[Any]]) -> Ownership:
+        """Groups all variables but the encoder's, which are trained whenever there is an update at all.
+
+        Args:
+            network: The network.
+            slots: For each of its variables the optimizer's slots.
+        """
+        groups: dict[tuple[int, ...], list[tf.Variable]] = {}
+        first = len(network.variables.encoder)
+        for variable, owners, of_variable in list(zip(network.variables.all, network.owners, slots))[first:]:
+            members = groups.setdefault(tuple(owners), [])
+            members.extend(tensor_variable(each) for each in (variable, *of_variable))
+        return cls([(list(owners), members) for owners, members in groups.items()])
+
+
+def _state(module: Any) -> list[tf.Variable]:
+    return [tensor_variable(variable) for variable in getattr(module, "non_trainable_variables", [])]

@@ -1,0 +1,187 @@
+"""One update, from batches to variables. The order of its stages is written here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead import _replicas
+from multihead._gradients import computed_if
+from multihead._keras import call_module
+from multihead._method import Observation
+from multihead._update.apply import Saved, apply_once, snapshot
+from multihead._update.backward import LossFactors, MicroBatchGradients, micro_batch_gradients
+from multihead._update.batch import Batch, batch_size
+from multihead._update.combine import Combined, HeadsAtStep
+from multihead._update.labels import count_over_replicas, read_labels
+from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
+from multihead._update.network import Gradients
+from multihead._update.spec import UpdateSpec
+from multihead._update.weights import LossWeights, TotalLoss, head_weights_at
+
+
+class Update(NamedTuple):
+    """One update, not yet clipped or applied.
+
+    Attributes:
+        gradients: Reduced over the replicas, without loss scaling.
+        step: The number of updates applied before this one.
+        active: `[num_heads]`: which heads it trains.
+        loss_sums: `[num_heads]` sums over this replica's labelled elements, not weighted.
+        counts: `[num_heads]` counts of the same; 0 for heads that the schedule leaves out.
+        added_loss: This replica's regularisation and `add_loss` losses.
+        combined: The encoder's gradient, and how it was combined.
+        total: The total loss.
+        weights: The weights of the losses.
+        micro_batches: The examples on this replica.
+    """
+
+    gradients: Gradients
+    step: tf.Tensor
+    active: tf.Tensor
+    loss_sums: tf.Tensor
+    counts: tf.Tensor
+    added_loss: tf.Tensor
+    combined: Combined
+    total: TotalLoss
+    weights: LossWeights
+    micro_batches: list[MicroBatch]
+
+
+def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Update:
+    """Computes the gradients of one update. What is not linear happens once, after everything is gathered.
+
+    Args:
+        spec: How updates are computed.
+        batches: The update's batches on this replica.
+        step: The number of updates applied so far, an int64 scalar.
+        loss_scale: The factor of loss scaling, or None.
+    """
+    network, heads = spec.network, spec.network.heads
+
+    # 1. Labels: which elements count, over all batches and replicas.
+    labels = [read_labels(network, spec.predictions, batch) for batch in batches]
+    counts, num_examples = count_over_replicas(batches, labels)
+
+    # 2. Weights: which heads train at this step, and how much each loss counts.
+    head_weights = head_weights_at(heads, step)
+    scheduled = spec.schedule.active(step)
+    active = scheduled & (counts > 0) & (head_weights > 0)
+    weights = LossWeights(spec.weighting, head_weights, counts, active, step)
+
+    # 3. Gradients: one micro-batch after the other, in the memory of one; their sums add up.
+    combiner = spec.combiner(HeadsAtStep(step, active, counts, weights))
+    micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
+    is_combined = combiner.combines_in(len(micro_batches))
+    combine = combiner.at_representation if is_combined else None
+    conditional = _may_be_idle(spec, batches)
+
+    def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
+        fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
+        factors = LossFactors(weights.per_element, fraction, loss_scale)
+        return micro_batch_gradients(network, micro_batch, factors, active, conditional, combine, combiner.measure)
+
+    shapes = MicroBatchGradients.shapes(network, is_combined=is_combined, is_measured=combiner.measure is not None)
+    folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
+
+    gathered = reduce(plus, folds)
+
+    # 4. Across replicas, once: the heads' encoder gradients become one; each head keeps its own.
+    combined = combiner.combine(gathered, folds)
+    own = _replicas.all_reduce_sum(gathered.of_heads(network, weights.factors(gathered.loss_sums)))
+
+    # 5. The total loss, and the gradients of what the weighting learns.
+    total = weights.total(gathered.loss_sums, combined.norms)
+    all_gradients = Gradients(combined.gradients, own, total.learned)
+    local_counts = tf.where(scheduled, gathered.counts, 0.0)
+    sums = (gathered.loss_sums, local_counts, gathered.added_loss)
+    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches)
+
+
+def apply_update(
+    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
+) -> tf.Tensor:
+    """Clips and applies an update once, or skips it whole; see `apply_once`.
+
+    What a weighting learns is not clipped.
+
+    Args:
+        spec: How updates are applied.
+        optimizer: The built optimizer.
+        gradients: Reduced over the replicas, without loss scaling.
+        active: `[num_heads]` booleans.
+        counter: The number of updates applied so far.
+        saved: What to put back if the update is skipped.
+
+    Returns:
+        Whether the update was applied, a boolean scalar.
+    """
+    if spec.clip is not None:
+        clipped = [*spec.clip(gradients.of_losses), *gradients.weighting]
+        gradients = Gradients.of(clipped, spec.network.variables)
+    return apply_once(optimizer, spec.network, gradients, active, spec.ownership, counter, saved)
+
+
+def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
+    """Tells the methods what an update has shown.
+
+    Args:
+        spec: How updates are computed.
+        update: The update.
+        applied: Whether it was applied.
+    """
+    losses = update.total.losses
+    if losses is None and "losses" in spec.uses:
+        losses = update.weights.weighted_losses(update.loss_sums)
+    after = None
+    if "losses_after" in spec.uses:
+        after = update.weights.weighted_losses(_loss_sums_after(spec, update, applied))
+    combined = update.combined
+    seen = Observation(update.step, update.active, losses, combined.norms, combined.at_representation, after)
+    for method in spec.methods:
+        method.observe(seen, applied)
+
+
+def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
+    """For each head whether it is computed under a condition, so that nothing of it changes where it is idle."""
+    by_schedule = not spec.schedule.always_all
+    weighted = {name for batch in batches for name in batch.sample_weights}
+    return [
+        by_schedule or head.name in weighted or bool(spec.network.state_of(k)) for k, head in enumerate(spec.network.heads)
+    ]
+
+
+def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` loss sums of an update's examples on this replica, after it was applied.
+
+    Runs in training mode, as the losses to compare with did, and leaves the modules' state as it was.
+    """
+    network, active = spec.network, update.active
+    before = snapshot(network.state)
+
+    def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
+        representation = call_module(network.encoder, micro_batch.inputs, training=True)
+        sums = []
+        for k, labels in enumerate(micro_batch.labels):
+
+            def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
+                predictions = network.heads[k].predict(representation, labels.targets, training=True)
+                return [network.heads[k].loss_sum(labels.targets, predictions, labels.weights)]
+
+            scalar = [tf.constant([], tf.int32)]
+            sums.append(tf.constant(0.0) if labels is None else computed_if(active[k], loss_sum, scalar)[0])
+        return tf.stack(sums)
+
+    with tf.control_dependencies([applied, *(value for _, value in before)]):
+        again = [
+            tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), micro_batch)
+            for micro_batch in update.micro_batches
+        ]
+        (sums,) = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
+    with tf.control_dependencies([sums]):
+        for variable, value in before:
+            variable.assign(value)
+    return sums

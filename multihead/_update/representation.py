@@ -1,0 +1,89 @@
+"""The representation as the heads read it, and the heads' gradients there.
+
+Heads run on the representation detached from the encoder and watched by tapes of their own, so that each head's gradient
+there is known before the encoder's backward pass, and that pass is one however many heads there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._gradients import Rows, added, as_rows, gramian, norm, scaled
+from multihead._keras import keras_mask, with_keras_mask
+
+
+class DetachedRepresentation:
+    """The representation with its floating leaves detached from the encoder.
+
+    Args:
+        representation: What the encoder returned: a tensor or any nest of tensors.
+
+    Attributes:
+        attached: The floating leaves as the encoder returned them, each once.
+        leaves: The same, detached.
+        nest: The representation with detached leaves; others (masks, lengths) pass through, Keras masks are kept.
+
+    Raises:
+        ValueError: There is no floating leaf.
+    """
+
+    def __init__(self, representation: Any) -> None:
+        flat = tf.nest.flatten(representation)
+        floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
+        # A tensor that appears under several names is one leaf: heads that read it by different names share it.
+        attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
+        detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
+        leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
+        self.attached, self.leaves = list(attached.values()), list(detached.values())
+        self.nest = tf.nest.pack_sequence_as(representation, leaves)
+        if not self.leaves:
+            raise ValueError(
+                "The encoder must return at least one floating tensor for the heads to read. "
+                f"Received: {representation!r}. Return, say, the encoder's outputs or its final state."
+            )
+
+
+class RepresentationGradients(NamedTuple):
+    """The gradients of the heads' losses with respect to the representation.
+
+    Attributes:
+        by_head: For each head one dense tensor per leaf, or None where the head does not read the leaf.
+    """
+
+    by_head: Sequence[list[tf.Tensor | None]]
+
+    def times(self, factors: tf.Tensor | None) -> RepresentationGradients:
+        """Each head's gradients times its factor, `[num_heads]`; unchanged for None."""
+        if factors is None:
+            return self
+        return RepresentationGradients(
+            [[scaled(gradient, factors[k]) for gradient in gradients] for k, gradients in enumerate(self.by_head)]
+        )
+
+    def total(self) -> list[tf.Tensor | None]:
+        """The sum over the heads, one per leaf."""
+        totals: list[tf.Tensor | None] = list(self.by_head[0])
+        for gradients in self.by_head[1:]:
+            totals = [added(total, gradient) for total, gradient in zip(totals, gradients)]
+        return totals
+
+    def rows(self) -> list[Rows | None]:
+        """One matrix of the heads' gradients per leaf; None for a leaf that no head reads."""
+        return [as_rows(column) for column in zip(*self.by_head)]
+
+    def gramian(self) -> tf.Tensor:
+        """`[num_heads, num_heads]` float64 inner products over all elements of all leaves."""
+        return gramian([rows.values for rows in self.rows() if rows is not None], len(self.by_head))
+
+    def squared_norms(self) -> tf.Tensor:
+        """The diagonal of the Gramian alone, `[num_heads, num_heads]`: cheaper where nothing reads the rest."""
+        zero = tf.zeros([], tf.float64)
+        squares = [
+            # Squares are summed in float32, as fast as they are read; scaled, so that they neither overflow nor vanish.
+            tf.add_n([zero] + [tf.square(tf.cast(norm(g), tf.float64)) for g in gradients if g is not None])
+            for gradients in self.by_head
+        ]
+        return tf.linalg.diag(tf.stack(squares))

@@ -1,0 +1,59 @@
+"""What `compile` and the first batch have settled about every update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import tensor_variable
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, HeadsAtStep, SumHeads
+from multihead._update.labels import Predictions
+from multihead._update.network import Network, Ownership
+
+Combiner = SumHeads | BalanceAtRepresentation | BalanceAtParameters
+
+
+@dataclass(frozen=True)
+class UpdateSpec:
+    """How updates are computed and applied.
+
+    Attributes:
+        network: The encoder and the heads.
+        predictions: What is known of each head's predictions.
+        weighting: A weighting, or None for the weighted sum.
+        balancer: A balancer, or None for the plain sum.
+        schedule: Which heads train when.
+        combiner: Gives the combiner of one update, from what is known of the heads.
+        num_micro_batches: Micro-batches per batch.
+        clip: Limits the gradient, or None.
+        ownership: The variables that idle heads must leave as they are.
+    """
+
+    network: Network
+    predictions: Sequence[Predictions]
+    weighting: Any
+    balancer: Any
+    schedule: Any
+    combiner: Callable[[HeadsAtStep], Combiner]
+    num_micro_batches: int
+    clip: Any
+    ownership: Ownership
+
+    @property
+    def methods(self) -> list[Any]:
+        """The weighting, the balancer and the schedule, where there are any."""
+        return [each for each in (self.weighting, self.balancer, self.schedule) if each is not None]
+
+    @property
+    def uses(self) -> set[str]:
+        """What the methods need; see `multihead._method.Method`."""
+        return {name for method in self.methods for name in method.uses}
+
+    @property
+    def state(self) -> list[tf.Variable]:
+        """What computing an update may change, and a skipped one must leave as it was."""
+        of_methods = [tensor_variable(v) for method in self.methods for v in method.non_trainable_variables]
+        return [*of_methods, *self.network.state]

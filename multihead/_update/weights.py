@@ -1,0 +1,131 @@
+"""How much each head's loss counts in one update: constants, functions of the step, and a weighting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead import _replicas
+from multihead._validation import quoted
+from multihead.heads import Head
+
+
+class TotalLoss(NamedTuple):
+    """What became of an update's losses.
+
+    Attributes:
+        total: This replica's share of the total loss, without added losses.
+        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
+        losses: `[num_heads]`: the losses that the weighting saw, over all replicas; None without a weighting.
+        regularizer: The part of the total that depends on no loss, or None.
+        learned: The gradients of the variables that the weighting learns.
+    """
+
+    total: tf.Tensor
+    weights: tf.Tensor
+    losses: tf.Tensor | None
+    regularizer: tf.Tensor | None
+    learned: list[tf.Tensor]
+
+
+def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]`: the heads' own weights at a step.
+
+    Args:
+        heads: The heads.
+        step: The number of updates applied so far, an int64 scalar.
+    """
+    weights = tf.stack([head.weight_at(step) for head in heads])
+    if not any(callable(head.weight) for head in heads):
+        return weights
+    message = f"`weight` of a head must be at least 0 at every step; the heads are {quoted(head.name for head in heads)}"
+    with tf.control_dependencies([tf.debugging.assert_non_negative(weights, message=message)]):
+        return tf.identity(weights)
+
+
+class LossWeights:
+    """The weights of the heads' losses in one update.
+
+    Weights that depend on the losses of the update itself are known only after its last micro-batch. So each element's
+    loss is multiplied by the factor that is known before, and `factors` gives the rest.
+
+    Args:
+        weighting: A weighting, or None for a weighted sum.
+        head_weights: `[num_heads]`: the heads' own weights at this step.
+        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+        active: `[num_heads]` booleans.
+        step: The number of updates applied so far.
+
+    Attributes:
+        depend_on_losses: Whether there is a further factor that depends on this update's losses.
+        fixed: `[num_heads]`: the factor that does not; 0 for an idle head.
+        per_element: `[num_heads]`: the same over the count: what each element's loss is multiplied by.
+    """
+
+    def __init__(
+        self, weighting: Any, head_weights: tf.Tensor, counts: tf.Tensor, active: tf.Tensor, step: tf.Tensor
+    ) -> None:
+        self._weighting = weighting
+        self._head_weights = head_weights
+        self._counts = counts
+        self._active = active
+        self._used = {} if weighting is None else weighting.used(step=step)
+        self._means: tf.Tensor | None = None
+        self._weighed: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
+        self.depend_on_losses = weighting is not None and "losses" in weighting.uses
+        self.fixed = tf.where(active, head_weights, 0.0)
+        if weighting is not None and not self.depend_on_losses:
+            self.fixed *= weighting.weigh(tf.zeros_like(head_weights), active, **self._used)[0]
+        self.per_element = tf.math.divide_no_nan(self.fixed, counts)
+
+    def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: the unweighted mean losses of the update; reduced over the replicas once.
+
+        Args:
+            loss_sums: `[num_heads]` sums of this replica's losses, over all micro-batches.
+        """
+        if self._means is None:
+            self._means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
+        return self._means
+
+    def factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
+        """`[num_heads]` factors that gradients of `per_element` losses still lack; None if they lack none.
+
+        Args:
+            loss_sums: As for `mean_losses`.
+        """
+        return self._weigh(loss_sums)[1] if self.depend_on_losses else None
+
+    def total(self, loss_sums: tf.Tensor, norms: tf.Tensor | None) -> TotalLoss:
+        """The total loss, its weights, and the gradients of what the weighting learns.
+
+        Args:
+            loss_sums: As for `mean_losses`.
+            norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
+        """
+        if self._weighting is None:
+            return TotalLoss(tf.reduce_sum(self.per_element * loss_sums), self.fixed, None, None, [])
+        losses, weights, total = self._weigh(loss_sums)
+        if norms is not None:
+            norms = tf.math.divide_no_nan(norms, weights)
+        learned = self._weighting.gradients(losses, norms, self._active, **self._used)
+        regularizer = self._weighting.regularizer(self._active)
+        return TotalLoss(total / _replicas.num_replicas(), self._head_weights * weights, losses, regularizer, learned)
+
+    def weighted_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: mean losses times the heads' own weights, over all replicas; 0 for idle heads.
+
+        Args:
+            loss_sums: As for `mean_losses`, of any forward pass over the update's examples.
+        """
+        means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
+        return tf.where(self._active, self._head_weights * means, 0.0)
+
+    def _weigh(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Losses, the weighting's weights and its total; computed once."""
+        if self._weighed is None:
+            losses = tf.where(self._active, self._head_weights * self.mean_losses(loss_sums), 0.0)
+            self._weighed = (losses, *self._weighting.weigh(losses, self._active, **self._used))
+        return self._weighed

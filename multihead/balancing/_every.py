@@ -1,0 +1,93 @@
+"""A balancer that solves only now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import add_state, keras, tensor_variable
+from multihead.balancing._base import Balancer
+
+
+class Every(Balancer):
+    """Asks a balancer for its coefficients at every `steps`-th step and reuses them in between.
+
+    A head that takes part in an update but did not in the last solve has no coefficient to reuse: the balancer is then
+    asked out of turn. In between, nothing of the balancer is computed.
+
+    State: `cached`, `[num_heads]` float32, the coefficients of the last solve; `solved`, `[num_heads]` float32, 1 for the
+    heads that took part in it. The balancer keeps its own.
+
+    Args:
+        balancer: A balancer that needs only inner products.
+        steps: A whole number of at least 1.
+    """
+
+    def __init__(self, balancer: Balancer, steps: int) -> None:
+        super().__init__(name=f"{balancer.name}_every_{steps}")
+        self.balancer = balancer
+        self.steps = steps
+        self._declare(dict.fromkeys([*balancer.uses, "step"]))
+        self.num_folds, self.levels, self.max_heads = balancer.num_folds, balancer.levels, balancer.max_heads
+        self.head_names = balancer.head_names
+
+    def build(self, input_shape: Any) -> None:
+        self.balancer.build(input_shape)
+        super().build(input_shape)
+
+    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+        self.cached = add_state(self, "cached", (num_heads,), "ones")
+        self.solved = add_state(self, "solved", (num_heads,))
+
+    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0, **known: Any) -> tf.Tensor:
+        names = list(known)
+        given = [gramian, tf.cast(step, tf.int64), *known.values()]
+
+        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, *values: Any) -> tf.Tensor:
+            active = tf.cast(tf.linalg.diag_part(gramian) > 0, tf.float32)
+            cached, solved = tensor_variable(self.cached), tensor_variable(self.solved)
+            is_due = tf.equal(step % self.steps, 0) | tf.reduce_any(active > solved)
+
+            def solve() -> tf.Tensor:
+                used = self.balancer.used(step=step, **dict(zip(names, values)))
+                fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
+                cached.assign(fresh)
+                solved.assign(active)
+                return fresh
+
+            return tf.cond(is_due, solve, lambda: tf.identity(cached.read_value()))
+
+        return tf.cast(_outside_of_replicas(solve_if_due, given), gramian.dtype)
+
+    def observe(self, update: Any, applied: tf.Tensor) -> None:
+        self.balancer.observe(update, applied)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"balancer": keras.saving.serialize_keras_object(self.balancer), "steps": self.steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Every:
+        """Creates the balancer that `get_config` describes."""
+        return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
+
+
+def every(balancer: Balancer, steps: int) -> Balancer:
+    """A balancer that solves at every `steps`-th step; itself for 1."""
+    return balancer if steps == 1 else Every(balancer, steps)
+
+
+def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.Tensor]) -> tf.Tensor:
+    """`compute(*arguments)`, where all replicas have equal arguments.
+
+    A variable cannot be assigned under a condition inside a replica: the replicas could not synchronize there.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return compute(*arguments)
+
+    def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
+        return compute(*(strategy.experimental_local_results(value)[0] for value in values))
+
+    return context.merge_call(of_first, args=tuple(arguments))
