@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from multihead._method import Observation
 from multihead.balancing import Balancer
 from multihead.weighting import Weighting
 
@@ -68,12 +69,12 @@ def check_weighting(
     Over harmless and hard losses (alike, from 1e-6 to 1e6 within one update, zero), it checks that
 
     - the total is a finite scalar, and the weights, its derivatives, are finite and not negative;
-    - the weights do not depend on the losses where `reads_losses` says so;
+    - the weights do not depend on the losses where `uses` does not name `"losses"`;
     - the weights do not change for the others when a head without labels joins, and do not depend on the heads' order;
     - the weights are the same outside of a graph, in one, and compiled by XLA;
     - the gradients of what it learns are finite, and none reaches the variables of a head that is not active;
-    - a copy made from `get_config` gives the same, a second call of `build` does nothing, and `reset` undoes what was
-      noted.
+    - a copy made from `get_config` gives the same, a second call of `build` does nothing, an update that was not applied
+      leaves the state as it was, and `reset` sets it back.
 
     The weighting itself is not called: the checks run on copies made from its configuration.
 
@@ -121,9 +122,9 @@ class _Losses:
         self._require(bool(np.isfinite(weights).all() and (weights >= 0).all()), "have finite weights of at least 0")
         if self._losses.any():
             self._require(bool((weights > 0).any()), "have a weight above 0: is `total` differentiable by the losses?")
-        if not self._weighting.reads_losses:
+        if "losses" not in self._weighting.uses:
             others = self._weigh(self._built(), self._losses[::-1] + 1)[0]
-            self._same(others, weights, "not let its weights depend on the losses, or set `reads_losses = True`")
+            self._same(others, weights, "not let its weights depend on the losses, or name 'losses' in `uses`")
         idle, _ = self._weigh(self._built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
         self._same(idle[:-1], weights, "stay the same when a head without labels joins")
         if not order_matters:
@@ -131,7 +132,7 @@ class _Losses:
         fresh = self._built(1)
         ones = tf.ones([len(self._losses)])
         active = tf.constant([True] * len(self._losses) + [False])
-        norms = tf.concat([ones, [0.0]], 0) if self._weighting.reads_norms else None
+        norms = tf.concat([ones, [0.0]], 0) if "norms" in self._weighting.uses else None
         gradients = fresh.gradients(tf.constant(np.append(self._losses, 0), tf.float32), norms, active, **self._used())
         for owners, gradient in zip(fresh.owners(len(self._losses) + 1), gradients):
             self._require(bool(np.isfinite(gradient).all()), "learn by finite gradients")
@@ -159,16 +160,22 @@ class _Losses:
         fresh.build((len(self._losses),))
         self._require(len(fresh.variables) == len(before), "do nothing in a second call of `build`")
         active, losses = tf.ones([len(self._losses)], tf.bool), tf.constant(self._losses)
-        for factor in (1.0, 2.0, 0.5):
-            fresh.observe(factor * losses, active)
-            fresh.observe_after(factor * losses, 0.9 * factor * losses, active, tf.constant(True))
+        for step, factor in enumerate((1.0, 2.0, 0.5)):
+            observation = Observation(
+                tf.constant(step, tf.int64), active, factor * losses, losses_after=0.9 * factor * losses
+            )
+            start = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
+            fresh.observe(observation, tf.constant(False))
+            same = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
+            self._require(all(map(np.array_equal, start, same)), "learn nothing from an update that was not applied")
+            fresh.observe(observation, tf.constant(True))
             fresh.end_epoch()
         fresh.reset()
         after = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
         self._require(all(map(np.array_equal, before, after)), f"have its state of the start after `{name}.reset()`")
 
     def _used(self) -> dict[str, tf.Tensor]:
-        return self._weighting.used(tf.constant(3, tf.int64))
+        return self._weighting.used(step=tf.constant(3, tf.int64))
 
     def _built(self, further: int = 0) -> Weighting:
         fresh = type(self._weighting).from_config(self._weighting.get_config())
@@ -230,7 +237,7 @@ class _Case:
             run = tf.function(lambda rows, made=fresh: made.combine([rows])[0], jit_compile=is_compiled)
             mode = "compiled by XLA" if is_compiled else "in a graph"
             self._same(run(tf.constant(self._rows)).numpy(), update, f"be the same {mode} as outside of one", 1e-5)
-        if self._balancer.needs == "gramian":
+        if "gradients" not in self._balancer.uses:
             coefficients = self._built().coefficients(tf.constant(self._rows @ self._rows.T))
             self._require(coefficients.shape == (len(self._rows),), "have one coefficient per head")
             self._same(coefficients.numpy() @ self._rows, update, "be the same from inner products as from gradients")

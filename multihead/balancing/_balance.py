@@ -19,6 +19,8 @@ def balance(
     step: Any = None,
     losses: Any = None,
     folds: Any = None,
+    update: Any = None,
+    halves: Any = None,
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 
@@ -34,6 +36,8 @@ def balance(
         losses: `[num_heads]` losses, for balancers that use them.
         folds: `[num_heads, num_heads]`, for balancers that use them: the mean inner products of the heads' gradients on
             one fold of the examples with those on another.
+        update: The earlier name of `step`.
+        halves: The earlier name of `folds`.
 
     Returns:
         One dense gradient per variable, of the variable's shape and the gradients' dtype; None where every head's is.
@@ -67,7 +71,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    used = chosen.used(**known_by_name(step, losses, folds))
+    used = chosen.used(**known_by_name(update if step is None else step, losses, halves if folds is None else folds))
     results: list[tf.Tensor | None] = [None] * lengths[0]
     for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
         dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)

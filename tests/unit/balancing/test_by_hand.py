@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing
-from multihead.balancing._by_hand import balance
+from multihead.balancing import balance
 from tests.helpers import zoo
 
 
