@@ -1,8 +1,9 @@
-"""The trainer's step against a step written by hand, as ratios of time.
+"""The trainer's step against a hand-written step, as ratios of time.
 
-Two workloads: a GRU encoder with a sequence head and a classifier (the computation dominates), and two small dense heads
-(what the trainer adds dominates). The steps run in turn, so that a machine whose speed drifts slows both; each figure
-is the median over rounds. Run `python -m benchmarks.step`.
+Two workloads: a GRU encoder with a sequence head and a classifier (computation dominates), and two small dense heads
+(what the trainer adds dominates). A third, eight dense heads, shows what `balance_every` saves, against the plain sum. The
+steps run in turn, so that a machine whose speed drifts slows all; each figure is the median over rounds. Run
+`python -m benchmarks.step`.
 """
 
 from __future__ import annotations
@@ -116,11 +117,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(workload: Callable[[], Any], rounds: int, steps: int) -> dict[str, float]:
-    """The median over rounds of each variant's time over the step by hand."""
-    runs = {"by hand": by_hand(workload)}
-    runs.update({name: with_trainer(workload, **options) for name, options in VARIANTS.items()})
+class Eight(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(64, activation="relu")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+def with_eight_heads(**options: Any) -> Callable[[], Any]:
+    """A step of a trainer of eight small regressors."""
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(64, 16)).astype("float32"))
+    targets = {f"head_{k}": tf.constant(rng.normal(size=(64, 1)).astype("float32")) for k in range(8)}
+    trainer = MultiHeadTrainer(Eight())
+    for name in targets:
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(1e-3), **options)
+    trainer.fit(tf.data.Dataset.from_tensors((x, targets)), verbose=0, shuffle=False)
+    step = tf.function(trainer.train_step)
+    return lambda: step((x, targets))
+
+
+SOLVES: dict[str, dict[str, Any]] = {
+    "CAGrad, balance_every=1": {"balancer": "CAGrad"},
+    "CAGrad, balance_every=10": {"balancer": "CAGrad", "balance_every": 10},
+}
+
+
+def measure(runs: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict[str, float]:
+    """The median over rounds of each step's time over that of the first, and the first's milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in runs}
+    first = next(iter(runs))
     for run in runs.values():
         run()
         run()
@@ -131,8 +160,8 @@ def measure(workload: Callable[[], Any], rounds: int, steps: int) -> dict[str, f
                 result = run()
             tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
             times[name].append((time.perf_counter() - start) / steps)
-    ratios = {name: statistics.median(a / b for a, b in zip(values, times["by hand"])) for name, values in times.items()}
-    ratios["milliseconds by hand"] = 1e3 * statistics.median(times["by hand"])
+    ratios = {name: statistics.median(a / b for a, b in zip(values, times[first])) for name, values in times.items()}
+    ratios["milliseconds"] = 1e3 * statistics.median(times[first])
     return ratios
 
 
@@ -141,15 +170,28 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds, of which the median is taken (default 15)")
     parser.add_argument("--steps", type=int, default=10, help="steps per round and variant (default 10)")
     options = parser.parse_args(arguments)
-    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a step over that of a step by hand")
-    for title, workload in (
-        ("GRU encoder, sequence and class", sequence_workload),
-        ("two small dense heads", small_workload),
-    ):
-        ratios = measure(workload, options.rounds, options.steps)
-        print(f"\n| {title} ({ratios.pop('milliseconds by hand'):.1f} ms by hand) | ratio |\n| --- | --- |")
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a step as a ratio of the first row's")
+    workloads: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
+        "GRU encoder, sequence and class": lambda: of_workload(sequence_workload),
+        "two small dense heads": lambda: of_workload(small_workload),
+        "eight small dense heads": of_eight_heads,
+    }
+    for title, runs in workloads.items():
+        ratios = measure(runs(), options.rounds, options.steps)
+        print(f"\n| {title} ({ratios.pop('milliseconds'):.1f} ms) | ratio |\n| --- | --- |")
         for name, ratio in ratios.items():
             print(f"| {name} | {ratio:.2f} |")
+
+
+def of_workload(workload: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """The hand-written step first, then the trainer's variants."""
+    variants = {name: with_trainer(workload, **options) for name, options in VARIANTS.items()}
+    return {"by hand": by_hand(workload), **variants}
+
+
+def of_eight_heads() -> dict[str, Callable[[], Any]]:
+    """The plain sum first, then the balancer with and without reuse of its coefficients."""
+    return {"plain sum": with_eight_heads(), **{name: with_eight_heads(**options) for name, options in SOLVES.items()}}
 
 
 if __name__ == "__main__":

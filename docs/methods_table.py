@@ -43,8 +43,9 @@ def paper(method: type) -> str:
 
 def balancer_row(method: Any) -> list[str]:
     """Name, what it fixes, what it needs, extra cost, size of the update, paper."""
-    needs = ["inner products" if method().needs == "gramian" else "gradients", *method().uses]
-    names = {"update": "the step", "losses": "losses", "halves": "two folds of the examples"}
+    uses = method().uses
+    needs = [*uses] if "gradients" in uses else ["inner products", *uses]
+    names = {"step": "the step", "folds": "two folds of the examples"}
     levels = method().levels
     cost = "none" if "representation" in levels else "one encoder backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):
@@ -87,11 +88,11 @@ def tables() -> str:
 
     balancers = table(
         ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "paper"],
-        [balancer_row(method) for method in methods(balancing, balancing.Balancer).values()],
+        [balancer_row(method) for method in methods(balancing.Balancer).values()],
     )
     weightings = table(
         ["`weighting.`", "fixes", "state", "extra cost", "paper"],
-        [weighting_row(method) for method in methods(weighting, weighting.Weighting).values()],
+        [weighting_row(method) for method in methods(weighting.Weighting).values()],
     )
     return f"\n{balancers}\n{weightings}\n"
 

@@ -12,11 +12,11 @@ from multihead._keras import AUTOGRAPH, build_optimizer, call_module, created_ou
 from multihead._options import CompileOptions
 from multihead._update.backward import Measure
 from multihead._update.batch import Batch
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, HeadsAtStep, SumHeads
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
 from multihead._update.labels import Predictions
 from multihead._update.network import Network, Ownership
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients
-from multihead._update.spec import Combiner, UpdateSpec
+from multihead._update.spec import UpdateSpec
 from multihead._validation import quoted
 from multihead.heads import Head
 

@@ -49,7 +49,7 @@ def uses_of(cls: type) -> tuple[str, ...]:
 
 def hook_of(cls: type) -> Callable[..., None] | None:
     """`observe(update, applied)` for a class that is being defined with the hooks of old; None for any other."""
-    own = cls.__dict__
+    own: Any = cls.__dict__
     observe, observe_after = own.get("observe"), own.get("observe_after")
     arguments = list(inspect.signature(observe).parameters)[1:2] if observe is not None else []
     if observe_after is None and arguments not in (["losses"], ["gramian"]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -62,7 +62,7 @@ class Method(keras.layers.Layer):
         for flag, value in _earlier.flags(cls.uses).items():
             setattr(cls, flag, value)
 
-    def _declare(self, uses: Sequence[str]) -> None:
+    def _declare(self, uses: Iterable[str]) -> None:
         """Sets the needs of one instance."""
         self.uses = tuple(uses)
         for flag, value in _earlier.flags(self.uses).items():

@@ -16,7 +16,7 @@ from multihead._gradients import deduplicate, norm
 from multihead._keras import AUTOGRAPH
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch
-from multihead._update.combine import Combined, HeadsAtStep, SumHeads, products_of, weighted
+from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of, weighted
 from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import RepresentationGradients
@@ -81,7 +81,7 @@ class Diagnosis:
         return "\n".join([*lines, *(f"- {finding}" for finding in self.findings)])
 
 
-class Measure:
+class Measure(Combiner):
     """The plain sum, with the inner products of the heads' gradients at the parameters, too.
 
     Args:
@@ -90,18 +90,12 @@ class Measure:
     """
 
     measure = staticmethod(RepresentationGradients.gramian)
-    num_folds = 1
 
     def __init__(self, network: Network, heads: HeadsAtStep) -> None:
         self._sum = SumHeads(network, self.measure, heads)
         self._heads = heads
 
-    def combines_in(self, num_micro_batches: int) -> bool:
-        """Never, since the encoder's gradient of each head is measured."""
-        return False
-
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
-        """Sums the heads and measures them at both levels."""
         factors = self._heads.weights.factors(gathered.loss_sums)
         products = weighted(products_of(gathered.per_head), factors)
         return self._sum.combine(gathered, folds)._replace(gramian=products)

@@ -7,6 +7,7 @@ products at the representation are complete only after the last, so each brings 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 from multihead import _replicas
 from multihead._gradients import Rows, added, as_rows, gramian, scaled
 from multihead._keras import Gradient
-from multihead._update.backward import Balanced, CombinedAtRepresentation, Measure, MicroBatchGradients
+from multihead._update.backward import Balanced, Combine, CombinedAtRepresentation, Measure, MicroBatchGradients
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
 from multihead._update.weights import LossWeights
@@ -59,7 +60,35 @@ class Combined(NamedTuple):
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
 
 
-class SumHeads:
+class Combiner(ABC):
+    """Combines the heads in one update.
+
+    Attributes:
+        measure: What to measure at the representation in each micro-batch whose heads are not combined early, or None.
+        num_folds: How many folds of the data `combine` needs apart.
+    """
+
+    measure: Measure | None = None
+    num_folds: int = 1
+
+    def combine_early(self, num_micro_batches: int) -> Combine | None:
+        """What combines the heads inside each of so many micro-batches, before the encoder's backward pass.
+
+        None where they can be combined only after the last micro-batch; then the encoder's gradient of each head is needed.
+        """
+        return None
+
+    @abstractmethod
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        """Combines the heads over all micro-batches and replicas.
+
+        Args:
+            gathered: The sums of this replica's micro-batches.
+            folds: The same, for each fold of the data apart.
+        """
+
+
+class SumHeads(Combiner):
     """The plain sum: every active head's coefficient is 1.
 
     Args:
@@ -68,18 +97,14 @@ class SumHeads:
         heads: What is known of the heads.
     """
 
-    num_folds = 1
-
     def __init__(self, network: Network, measure: Measure | None, heads: HeadsAtStep) -> None:
         self.measure = measure
         self._heads = heads
 
-    def combines_in(self, num_micro_batches: int) -> bool:
-        """Whether the heads are combined inside each of so many micro-batches, before the encoder's backward pass."""
-        return num_micro_batches == 1 or not self._heads.weights.depend_on_losses
+    def combine_early(self, num_micro_batches: int) -> Combine | None:
+        return self._at_representation if num_micro_batches == 1 or not self._heads.weights.depend_on_losses else None
 
-    def at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
-        """Combines the heads in one micro-batch, from their gradients there and `[num_heads]` loss sums."""
+    def _at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
         factors = self._heads.weights.factors(loss_sums)
         gradients = gradients.times(factors)
         measured = None if self.measure is None else self.measure(gradients)
@@ -87,12 +112,6 @@ class SumHeads:
         return CombinedAtRepresentation(gradients.total(), factors, measured, None)
 
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
-        """Combines the heads over all micro-batches and replicas.
-
-        Args:
-            gathered: The sums of this replica's micro-batches.
-            folds: The same, for each fold of the data apart.
-        """
         coefficients = tf.cast(self._heads.active, tf.float32)
         factors = self._heads.weights.factors(gathered.loss_sums) if gathered.per_head else None
         measured = None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
@@ -100,7 +119,7 @@ class SumHeads:
         return Combined(_replicas.all_reduce_sum(encoder), coefficients, measured, measured)
 
 
-class BalanceAtRepresentation:
+class BalanceAtRepresentation(Combiner):
     """Coefficients from the inner products of the heads' gradients at the representation.
 
     Args:
@@ -110,18 +129,15 @@ class BalanceAtRepresentation:
     """
 
     measure = staticmethod(RepresentationGradients.gramian)
-    num_folds = 1
 
     def __init__(self, network: Network, balancer: Any, heads: HeadsAtStep) -> None:
         self._balancer = balancer
         self._heads = heads
 
-    def combines_in(self, num_micro_batches: int) -> bool:
-        """As for `SumHeads`."""
-        return num_micro_batches == 1
+    def combine_early(self, num_micro_batches: int) -> Combine | None:
+        return self._at_representation if num_micro_batches == 1 else None
 
-    def at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
-        """As for `SumHeads`."""
+    def _at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
         factors = self._heads.weights.factors(loss_sums)
         gradients = gradients.times(factors)
         products = _replicas.all_reduce_sum(gradients.gramian())
@@ -134,7 +150,6 @@ class BalanceAtRepresentation:
         return CombinedAtRepresentation(combined, given, None, Balanced(coefficients, products))
 
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
-        """As for `SumHeads`."""
         if gathered.balanced is not None:
             coefficients, products = gathered.balanced
             return Combined(_replicas.all_reduce_sum(gathered.encoder), coefficients, products, products)
@@ -146,7 +161,7 @@ class BalanceAtRepresentation:
         return Combined(_replicas.all_reduce_sum(encoder), coefficients, products, products)
 
 
-class BalanceAtParameters:
+class BalanceAtParameters(Combiner):
     """A balancer on the heads' gradients of the encoder's parameters.
 
     Args:
@@ -163,12 +178,7 @@ class BalanceAtParameters:
         self._balancer = balancer
         self._heads = heads
 
-    def combines_in(self, num_micro_batches: int) -> bool:
-        """As for `SumHeads`: never, since the encoder's gradient of each head is needed."""
-        return False
-
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
-        """As for `SumHeads`."""
         factors = self._heads.weights.factors(gathered.loss_sums)
         at_representation = (
             None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)

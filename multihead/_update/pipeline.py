@@ -75,8 +75,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 3. Gradients: one micro-batch after the other, in the memory of one; their sums add up.
     combiner = spec.combiner(HeadsAtStep(step, active, counts, weights))
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
-    is_combined = combiner.combines_in(len(micro_batches))
-    combine = combiner.at_representation if is_combined else None
+    combine = combiner.combine_early(len(micro_batches))
     conditional = _may_be_idle(spec, batches)
 
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
@@ -84,7 +83,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         factors = LossFactors(weights.per_element, fraction, loss_scale)
         return micro_batch_gradients(network, micro_batch, factors, active, conditional, combine, combiner.measure)
 
-    shapes = MicroBatchGradients.shapes(network, is_combined=is_combined, is_measured=combiner.measure is not None)
+    shapes = MicroBatchGradients.shapes(network, is_combined=combine is not None, is_measured=combiner.measure is not None)
     folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
 
     gathered = reduce(plus, folds)

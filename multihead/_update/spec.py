@@ -9,11 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._keras import tensor_variable
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, HeadsAtStep, SumHeads
+from multihead._update.combine import Combiner, HeadsAtStep
 from multihead._update.labels import Predictions
 from multihead._update.network import Network, Ownership
-
-Combiner = SumHeads | BalanceAtRepresentation | BalanceAtParameters
 
 
 @dataclass(frozen=True)

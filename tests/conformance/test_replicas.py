@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import schedules
+from multihead import _replicas, schedules
 from tests.helpers import tiny
 from tests.helpers.gathering import (
     BALANCINGS,
@@ -72,10 +72,8 @@ def test_logs_and_evaluation_are_over_all_replicas(strategy):
 
 def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strategy, monkeypatch):
     """Beside the counts and the usual sum of gradients, one [heads, heads] matrix crosses between replicas."""
-    from multihead import _meeting, _step, _update
-
     crossed = []
-    real = _update.all_reduce_sum
+    real = _replicas.all_reduce_sum
 
     def recording(value):
         crossed.append(
@@ -83,8 +81,7 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
         )
         return real(value)
 
-    for module in (_meeting, _step, _update):
-        monkeypatch.setattr(module, "all_reduce_sum", recording)
+    monkeypatch.setattr(_replicas, "all_reduce_sum", recording)
     with strategy.scope():
         trainer = tiny.trainer("sgd", balancer="UPGrad")
     trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(8)).batch(8), epochs=1, verbose=0, shuffle=False)

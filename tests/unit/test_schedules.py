@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
+from multihead._method import Observation
 
 
 def drawn(schedule, count, names=("price", "reply")):
@@ -29,6 +30,10 @@ def test_sample_repeats_by_seed_and_keeps_its_proportions():
     assert (active != drawn(schedules.Sample({"price": 1, "reply": 3}, seed=6), 2000)).any()
 
 
+def seen(gramian):
+    return Observation(tf.constant(0, tf.int64), tf.constant([True, True]), gramian=tf.constant(gramian))
+
+
 def test_heads_take_turns_only_while_their_running_cosine_is_low():
     schedule = schedules.WhileConflicting(0.0, momentum=0.5, probe_every=4)
     schedule.bind(["a", "b"])
@@ -38,7 +43,7 @@ def test_heads_take_turns_only_while_their_running_cosine_is_low():
     for cosine in (-0.8, 0.4, 0.9, 0.9):
         norms = np.array([1e-3, 50.0])
         gramian = np.outer(norms, norms) * np.array([[1, cosine], [cosine, 1]])
-        schedule.observe(tf.constant(gramian), tf.constant(True))
+        schedule.observe(seen(gramian), tf.constant(True))
         mean, power = 0.5 * mean + 0.5 * cosine, power * 0.5
         average = mean / (1 - power)
         np.testing.assert_allclose(schedule.average_cosine(), average, rtol=1e-5)
@@ -47,8 +52,8 @@ def test_heads_take_turns_only_while_their_running_cosine_is_low():
         assert active(2) == ([True, True] if together else [True, False])
         assert active(4) == [True, True]  # a probe
     before = float(schedule.average_cosine())
-    schedule.observe(tf.constant([[1.0, 0.0], [0.0, 0.0]]), tf.constant(True))  # one head alone shows nothing
-    schedule.observe(tf.constant([[1.0, -1.0], [-1.0, 1.0]]), tf.constant(False))  # a skipped update neither
+    schedule.observe(seen([[1.0, 0.0], [0.0, 0.0]]), tf.constant(True))  # one head alone shows nothing
+    schedule.observe(seen([[1.0, -1.0], [-1.0, 1.0]]), tf.constant(False))  # a skipped update neither
     assert float(schedule.average_cosine()) == before
 
 

@@ -91,5 +91,5 @@ def test_an_order_that_matters_can_be_admitted():
 
 
 def test_a_class_without_a_method_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match=r"`Balancer` must implement `coefficients\(gramian\)`, or set"):
+    with pytest.raises(NotImplementedError, match=r"`Balancer` must implement `coefficients\(gramian\)`, or name"):
         balancing.Balancer()([[1.0, 2.0]])

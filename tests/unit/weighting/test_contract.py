@@ -111,7 +111,7 @@ class Faulty(Squares):
     def __init__(self, fault, *, name=None):
         super().__init__(name=name)
         self.fault = fault
-        self.reads_losses = fault != "claim"
+        self._declare(() if fault == "claim" else ("losses",))
 
     def _create_state(self, num_heads):
         self.noted = weighting.add_state(self, "noted", ())
@@ -134,8 +134,8 @@ class Faulty(Squares):
             return tf.reduce_sum(losses * (1.0 if tf.executing_eagerly() else 2.0))
         return tf.reduce_sum(losses**2)
 
-    def observe(self, losses, active):
-        self.noted.assign_add(1.0)
+    def observe(self, update, applied):
+        self.noted.assign_add(1.0 if self.fault == "skipped" else tf.cast(applied, tf.float32))
 
     def reset(self):
         if self.fault != "reset":
@@ -154,8 +154,9 @@ class Faulty(Squares):
         ("gradient", "have a weight above 0: is `total` differentiable by the losses"),
         ("infinite", "give a finite scalar as `total`"),
         ("graph", "be the same in a graph as outside of one"),
-        ("claim", "not let its weights depend on the losses, or set `reads_losses = True`"),
+        ("claim", "not let its weights depend on the losses, or name 'losses' in `uses`"),
         ("reset", "have its state of the start after `Faulty.reset"),
+        ("skipped", "learn nothing from an update that was not applied"),
         ("config", "give all its arguments in `get_config`"),
     ],
 )
@@ -168,8 +169,8 @@ def test_totals_that_are_no_scalar_and_unknown_needs():
     with pytest.raises(ValueError, match=r"`total` of Faulty must give a scalar\. Received: shape \(3,\)"):
         Faulty("shape")([1.0, 2.0, 3.0])
     needy = Squares()
-    needy.uses = ("step",)
-    with pytest.raises(ValueError, match="`uses` of Squares must name 'update' or nothing. Received: 'step'"):
+    needy.uses = ("losses", "time")
+    with pytest.raises(ValueError, match="`uses` of Squares may name 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"):
         needy.bind(["a"])
 
 

@@ -9,9 +9,14 @@ import tensorflow as tf
 from scipy import special
 
 from multihead import weighting
+from multihead._method import Observation
 
 ALL = tf.constant([True, True, True])
 LOSSES = np.array([0.5, 2.0, 30.0])
+
+
+def seen(losses, active=ALL, after=None):
+    return Observation(tf.constant(0, tf.int64), active, losses, losses_after=after)
 
 
 def built(method, heads=3):
@@ -79,11 +84,11 @@ def test_dwa_follows_the_formula():
         expected = 3 * special.softmax(ratios / 2)
         for each in losses:
             np.testing.assert_allclose(method.weigh(as_tensor(each), ALL)[0], expected, rtol=1e-5)
-            method.observe(as_tensor(each), ALL)
+            method.observe(seen(as_tensor(each)), tf.constant(True))
         method.end_epoch()
     counted = built(weighting.DWA(temperature=2.0, updates_per_epoch=4))
     for losses in epochs.reshape(-1, 3):
-        counted.observe(as_tensor(losses), ALL)
+        counted.observe(seen(as_tensor(losses)), tf.constant(True))
         counted.end_epoch()  # of Keras: says nothing here
     np.testing.assert_allclose(counted.weigh(as_tensor(LOSSES), ALL)[0], method.weigh(as_tensor(LOSSES), ALL)[0], rtol=1e-5)
 
@@ -91,9 +96,9 @@ def test_dwa_follows_the_formula():
 def test_dwa_keeps_what_it_knows_of_an_absent_head():
     method = built(weighting.DWA())
     for losses in ([1.0, 1.0, 1.0], [0.5, 0.9, 1.0]):
-        method.observe(as_tensor(losses), ALL)
+        method.observe(seen(as_tensor(losses)), tf.constant(True))
         method.end_epoch()
-    method.observe(as_tensor([0.25, 0.0, 1.0]), tf.constant([True, False, True]))
+    method.observe(seen(as_tensor([0.25, 0.0, 1.0]), tf.constant([True, False, True])), tf.constant(True))
     method.end_epoch()
     expected = 3 * special.softmax(np.array([0.5, 0.9, 1.0]) / 2)
     np.testing.assert_allclose(method.weigh(as_tensor(LOSSES), ALL)[0], expected, rtol=1e-5)
@@ -144,7 +149,7 @@ def test_gradnorm_is_the_papers_algorithm():
         np.testing.assert_allclose(weights, wanted, rtol=1e-4)
         np.testing.assert_allclose(np.sum(weights), 3, rtol=1e-6)
         gradients = method.gradients(as_tensor(loss), as_tensor(norm), ALL)
-        method.observe(as_tensor(loss), ALL)
+        method.observe(seen(as_tensor(loss)), tf.constant(True))
         for variable, gradient in zip(method.trainable_variables, gradients):
             # A step of 0.02 of the weights, which are `scale` times the parts.
             variable.assign(tf.convert_to_tensor(variable) - 0.02 * gradient)
@@ -183,17 +188,17 @@ def test_famo_is_the_papers_algorithm():
         weights = method.weigh(as_tensor(old), ALL)[0]
         np.testing.assert_allclose(weights, wanted, rtol=1e-3)
         np.testing.assert_allclose(np.sum(weights), 1, rtol=1e-5)
-        method.observe_after(as_tensor(old), as_tensor(new), ALL, tf.constant(True))
+        method.observe(seen(as_tensor(old), after=as_tensor(new)), tf.constant(True))
 
 
 def test_famo_takes_weight_from_a_head_that_fell_more_and_ignores_what_was_not_made():
     method = built(weighting.FAMO())
     logits = lambda: np.array(tf.convert_to_tensor(method.logits))  # noqa: E731
     before, after = as_tensor([1.0, 1.0, 1.0]), as_tensor([0.5, 0.9, 1.0])
-    method.observe_after(before, after, ALL, tf.constant(False))
-    method.observe_after(before, as_tensor([np.nan, 1, 1]), ALL, tf.constant(True))
+    method.observe(seen(before, after=after), tf.constant(False))
+    method.observe(seen(before, after=as_tensor([np.nan, 1, 1])), tf.constant(True))
     np.testing.assert_array_equal(logits(), 0)
-    method.observe_after(before, after, tf.constant([True, True, False]), tf.constant(True))
+    method.observe(seen(before, tf.constant([True, True, False]), after), tf.constant(True))
     assert logits()[0] < 0 < logits()[1] and logits()[2] == 0
 
 
