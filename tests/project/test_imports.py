@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -14,41 +15,94 @@ from tests.helpers.sources import ROOT, imported, sources
 # Imports go from a later line to an earlier one, or within a line; never to a later one.
 LAYERS = [
     {"_compatibility", "_version"},
-    {"_keras", "_validation", "_draws"},
-    {"losses", "schedules", "clipping", "accumulation", "_gradients", "_data", "_windows", "mixing"},
-    {"_method", "heads", "weighting", "balancing"},
-    {"_backward", "_meeting", "_step", "_update", "_weighing", "telemetry"},
-    {"_exporting", "_plan", "trainer", "testing", "diagnosis"},
+    {"_keras", "_validation"},
+    {"_gradients", "_replicas", "_random", "_earlier"},
+    {"_method"},
+    {"losses", "schedules", "clipping", "accumulation", "mixing", "_windows"},
+    {"heads", "weighting", "balancing"},
+    # The stages of one update.
+    {"_update"},
+    {"_update.batch"},
+    {"_update.network"},
+    {"_update.representation"},
+    {"_update.labels"},
+    {"_update.weights"},
+    {"_update.micro_batches"},
+    {"_update.backward"},
+    {"_update.combine"},
+    {"_update.spec"},
+    {"_update.apply"},
+    {"_update.pipeline"},
+    {"telemetry"},
+    {"_options", "diagnosis", "_export"},
+    {"_build"},
+    {"trainer", "testing"},
     {"__init__"},
 ]
 
 
+def place_of(module: str) -> str:
+    """Where a module stands: the stages of an update by themselves, other packages as one."""
+    parts = module.split(".")
+    return ".".join(parts[:2] if parts[0] == "_update" else parts[:1])
+
+
+def places_imported(path: Path) -> set[str]:
+    """The places of what a file of the package imports from the package."""
+    modules = {".".join(source.relative_to(ROOT / "multihead").with_suffix("").parts) for source in sources("multihead")}
+    found = set()
+    for name in imported(path):
+        if name.startswith("multihead."):
+            inner = name.removeprefix("multihead.")
+            while inner not in modules and f"{inner}.__init__" not in modules:
+                inner = inner.rpartition(".")[0]
+            found.add(place_of(inner))
+    return found
+
+
 def modules_imported(path: Path) -> set[str]:
     """The modules directly under `multihead` that a file of the package imports."""
-    return {name.split(".")[1] for name in imported(path) if name.startswith("multihead.")}
+    return {place.split(".")[0] for place in places_imported(path)}
 
 
-def module_of(path: Path) -> str:
-    return path.relative_to(ROOT / "multihead").parts[0].removesuffix(".py")
+def place_of_file(path: Path) -> str:
+    return place_of(".".join(path.relative_to(ROOT / "multihead").with_suffix("").parts).removesuffix(".__init__"))
 
 
 @pytest.mark.parametrize("path", sources("multihead"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_go_one_way(path: Path) -> None:
     layer = {name: number for number, names in enumerate(LAYERS) for name in names}
-    module = module_of(path)
-    assert module in layer, f"give {module!r} its place in LAYERS"
-    used = modules_imported(path) - {module}
-    assert {name for name in used if layer.get(name, len(LAYERS)) > layer[module]} == set()
+    place = place_of_file(path)
+    assert place in layer, f"give {place!r} its place in LAYERS"
+    used = places_imported(path) - {place}
+    assert {name for name in used if layer.get(name, len(LAYERS)) > layer[place]} == set()
 
 
-def test_modules_of_the_package_import_each_other_without_circles() -> None:
+def test_no_circle_of_imports_anywhere() -> None:
+    """Between files of the package, wherever in a file the import stands."""
+    files = {".".join(path.relative_to(ROOT / "multihead").with_suffix("").parts): path for path in sources("multihead")}
     uses: dict[str, set[str]] = {}
-    for path in sources("multihead"):
-        uses.setdefault(module_of(path), set()).update(modules_imported(path) - {module_of(path)})
+    for module, path in files.items():
+        found = set()
+        for name in imported(path):
+            inner = name.removeprefix("multihead.") if name.startswith("multihead.") else ""
+            while inner and inner not in files and f"{inner}.__init__" not in files:
+                inner = inner.rpartition(".")[0]
+            found.add(inner if inner in files else f"{inner}.__init__")
+        uses[module] = (found & files.keys()) - {module}
     while uses:
         free = {name for name, used in uses.items() if not used & uses.keys()}
         assert free, f"a circle among {sorted(uses)}"
         uses = {name: used for name, used in uses.items() if name not in free}
+
+
+def test_no_import_is_hidden() -> None:
+    """None stands in a function or behind `TYPE_CHECKING`; only the check of versions must import late."""
+    for path in sources("multihead"):
+        if path.name != "_compatibility.py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            hidden = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node.col_offset]
+            assert [node.lineno for node in hidden] == [], path
 
 
 def test_weighting_and_balancing_do_not_know_each_other() -> None:

@@ -1,0 +1,146 @@
+"""`balance_every`: coefficients are solved for at every n-th step and reused in between."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, balancing, schedules
+from multihead._keras import add_state, tensor_variable
+from multihead.balancing._every import Every, every
+from tests.helpers import tiny
+
+CONFLICT = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
+
+
+@keras.saving.register_keras_serializable(package="test_every")
+class Counting(balancing.Balancer):
+    """Coefficients `[1, 2, ..] * the number of solves`, which is its state."""
+
+    def _create_state(self, num_heads, sizes):
+        self.solves = add_state(self, "solves", ())
+
+    def coefficients(self, gramian):
+        solves = tensor_variable(self.solves)
+        solves.assign_add(1.0)
+        active = tf.cast(tf.linalg.diag_part(gramian) > 0, gramian.dtype)
+        return active * tf.cast(solves * tf.range(1.0, 1.0 + gramian.shape[0]), gramian.dtype)
+
+
+def gramian(rows):
+    rows = np.array(rows, "float64")
+    return tf.constant(rows @ rows.T)
+
+
+def solves(trainer):
+    return float(tiny.values([trainer.balancer.balancer.solves])[0])
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_the_solver_runs_at_every_third_step_only(in_graph):
+    balancer = Every(Counting(), 3)
+    balancer.build((2, None))
+    ask = tf.function(balancer.coefficients) if in_graph else balancer.coefficients
+    answers = [ask(gramian(CONFLICT), step=tf.constant(step, tf.int64)).numpy().tolist() for step in range(7)]
+    assert answers == [[1, 2]] * 3 + [[2, 4]] * 3 + [[3, 6]]
+    assert float(tf.convert_to_tensor(balancer.balancer.solves)) == 3
+
+
+def test_a_head_without_a_coefficient_to_reuse_is_solved_for_at_once():
+    balancer = Every(Counting(), 10)
+    balancer.build((2, None))
+    idle = gramian([CONFLICT[0], [0, 0, 0]])
+    assert balancer.coefficients(idle, step=0).numpy().tolist() == [1, 0]
+    assert balancer.coefficients(idle, step=1).numpy().tolist() == [1, 0]
+    assert balancer.coefficients(gramian(CONFLICT), step=2).numpy().tolist() == [2, 4]
+    assert balancer.coefficients(idle, step=3).numpy().tolist() == [2, 4]  # the trainer leaves out idle heads
+    assert float(tf.convert_to_tensor(balancer.balancer.solves)) == 2
+
+
+def test_every_step_is_the_balancer_itself():
+    balancer = balancing.UPGrad()
+    assert every(balancer, 1) is balancer
+    with pytest.raises(ValueError, match="`balance_every` must be 1 for GradDrop"):
+        tiny.trainer("sgd", balancer="GradDrop", balance_every=2)
+
+
+def test_between_solves_the_update_has_the_last_coefficients():
+    """A plain sum whose losses are weighted by the coefficients of step 0 makes the same update at step 1."""
+    inputs, targets = tiny.data(8, missing=False)
+    trainer = tiny.trainer(keras.optimizers.SGD(0.1), balancer="EqualNorms", balance_every=5)
+    trainer.fit(inputs, targets, batch_size=8, shuffle=False, verbose=0)
+    cached = tiny.values([trainer.balancer.cached])[0]
+    encoder = tiny.values(trainer.encoder.trainable_variables)
+    pairs = trainer.compute_gradients((inputs, targets))
+    fresh = tiny.trainer("sgd", weights={k: w * c for (k, w), c in zip(tiny.WEIGHTS.items(), cached)})
+    fresh.compute_gradients((inputs, targets))
+    for mine, its in zip([fresh.encoder, *fresh._head_modules.values()], [trainer.encoder, *trainer._head_modules.values()]):
+        mine.set_weights(its.get_weights())
+    wanted = fresh.compute_gradients((inputs, targets))[: len(encoder)]
+    for (gradient, _), (expected, _) in zip(pairs, wanted):
+        np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}])
+def test_the_trainer_solves_at_every_third_update(options):
+    inputs, targets = tiny.data(8, missing=False)
+    trainer = tiny.trainer("sgd", balancer=Counting(), balance_every=3, **options)
+    history = trainer.fit(inputs, targets, batch_size=2, epochs=2, shuffle=False, verbose=0).history
+    assert solves(trainer) == 3
+    assert history["price_coefficient"] == [2 * (1 + 1 + 1 + 2) / 4, 2 * (2 + 2 + 3 + 3) / 4]
+
+
+def test_replicas_keep_the_same_coefficients(two_replicas):
+    inputs, targets = tiny.data(16, missing=False)
+    with two_replicas.scope():
+        trainer = tiny.trainer("adam", balancer=balancing.Chain("EqualNorms", Counting()), balance_every=2)
+    data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)
+    trainer.fit(data, epochs=1, verbose=0, shuffle=False)
+    counting = trainer.balancer.balancer.steps[1]
+    assert float(tiny.values([counting.solves])[0]) == 2
+    for variable in trainer.balancer.variables:
+        first, second = two_replicas.experimental_local_results(tiny.tensor_variable(variable))
+        np.testing.assert_array_equal(first.numpy(), second.numpy())
+
+
+def test_a_schedule_that_leaves_heads_out_is_solved_for():
+    inputs, targets = tiny.data(8, missing=False)
+    turns = schedules.Alternate({"tag": 1, "price": 1, "size": 1})
+    trainer = tiny.trainer("sgd", balancer="NashMTL", balance_every=4, schedule=turns)
+    history = trainer.fit(inputs, targets, batch_size=2, shuffle=False, verbose=0).history
+    # Alone, a head's coefficient is one over its norm: it never gets that of another.
+    for name in trainer.heads:
+        np.testing.assert_allclose(history[f"{name}_share"], 1.0, rtol=1e-5)
+    assert history["skipped_updates"] == [0.0]
+
+
+def test_saved_and_resumed_it_goes_on_from_the_same_coefficients(tmp_path):
+    inputs, targets = tiny.data(8, missing=False)
+    trainer = tiny.trainer("sgd", balancer=Counting(), balance_every=3)
+    trainer.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
+    trainer.save_weights(str(tmp_path / "it.weights.h5"))
+    other = tiny.trainer("sgd", balancer=Counting(), balance_every=3)
+    other.compute_gradients((inputs, targets))
+    other.load_weights(str(tmp_path / "it.weights.h5"))
+    assert tiny.values([other.balancer.cached])[0].tolist() == [1, 2, 3]
+    for each in (trainer, other):
+        each.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
+        assert solves(each) == 2
+    for a, b in zip(tiny.weights_of(trainer), tiny.weights_of(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_skipped_update_leaves_the_coefficients():
+    trainer = MultiHeadTrainer(keras.layers.Dense(3))
+    for name in ("a", "b"):
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", balancer=Counting(), balance_every=1 + 1)
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    trainer.fit(x, {"a": y, "b": y}, verbose=0, batch_size=2)
+    before = tiny.values(trainer.balancer.variables)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        trainer.fit(x * np.inf, {"a": y, "b": y}, verbose=0)
+    for old, new in zip(before, tiny.values(trainer.balancer.variables), strict=True):
+        np.testing.assert_array_equal(old, new)
