@@ -1,0 +1,126 @@
+"""One micro-batch against a tape over the whole loss."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._update.backward import CombinedAtRepresentation, LossFactors, MicroBatchGradients, micro_batch_gradients
+from multihead._update.labels import Labels
+from multihead._update.micro_batches import MicroBatch
+from multihead._update.network import Network
+from multihead._update.representation import RepresentationGradients
+from multihead.heads import Head
+
+X = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
+Y = tf.constant(np.random.default_rng(1).normal(size=(4, 1)), tf.float32)
+FACTORS, ACTIVE = tf.constant([0.5, 2.0]), tf.constant([True, True])
+
+
+class Tied(keras.layers.Layer):
+    """Multiplies by the encoder's own kernel."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.scale = keras.layers.Dense(1)
+
+    def call(self, hidden):
+        return self.scale(self.encoder(hidden))
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    encoder = keras.layers.Dense(3, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.1))
+    tied, plain = Tied(encoder), keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.2))
+    for module in (encoder, tied, plain):
+        module(X)
+    return Network.of(encoder, [Head("tied", tied, "mse"), Head("plain", plain, "mse")])
+
+
+def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE):
+    labels = Labels(Y, tf.ones([4]))
+    factors = LossFactors(tf.where(active, FACTORS, 0.0), tf.constant(1.0), scale)
+    return micro_batch_gradients(
+        net, MicroBatch(X, [labels, labels]), factors, active, conditional, combine, RepresentationGradients.gramian
+    )
+
+
+def plain_sum(gradients, loss_sums):
+    return CombinedAtRepresentation(gradients.total(), tf.ones([2]), None, None)
+
+
+def by_tape(net):
+    """The gradients of the weighted loss sums and the regularisers, the encoder's and the heads' own."""
+    with tf.GradientTape(persistent=True) as tape:
+        hidden = net.encoder(X)
+        losses = [tf.reduce_sum(tf.square(head.module(hidden) - Y)) for head in net.heads]
+        kernel = tf.convert_to_tensor(net.variables.encoder[0])
+        added = 0.1 * tf.reduce_sum(kernel**2)
+        # The tied head's regulariser is the encoder's once more.
+        of_heads = [added, 0.2 * tf.reduce_sum(tf.convert_to_tensor(net.heads[1].module.kernel) ** 2)]
+        total = tf.tensordot(FACTORS, tf.stack(losses), 1) + added + tf.add_n(of_heads)
+    tensors = [*net.encoder_tensors, *(v if not hasattr(v, "value") or callable(v.value) else v.value for v in net.variables.heads)]
+    return tape.gradient(total, tensors)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("conditional", [(False, False), (True, True)])
+def test_the_sum_of_all_is_the_gradient_of_the_whole_loss(scale, early, conditional):
+    net = network()
+    found = computed(net, plain_sum if early else None, None if scale is None else tf.constant(scale), conditional)
+    encoder = list(found.encoder)
+    assert len(found.per_head) == (0 if early else 2)
+    for row in found.per_head:
+        encoder = [b if a is None else a if b is None else a + b for a, b in zip(encoder, row)]
+    for actual, wanted in zip([*encoder, *found.of_heads(net, None)], by_tape(net), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_an_idle_head_is_not_computed():
+    net = network()
+    found = computed(net, None, conditional=(True, True), active=tf.constant([True, False]))
+    assert float(found.loss_sums[1]) == 0.0 and not np.any(found.own[1][0]) and not np.any(found.added_own[1][0])
+    np.testing.assert_array_equal(found.gramian[1], 0)
+
+
+def test_factors_that_are_known_later_scale_the_heads_losses_alone():
+    net = network()
+    found = computed(net, None)
+    once, twice = found.of_heads(net, None), found.of_heads(net, tf.constant([1.0, 2.0]))
+    first = len(net.own[0])  # where the second head's variables begin
+    np.testing.assert_allclose(twice[first] - once[first], found.own[1][0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(twice[0], once[0])
+
+
+def test_shapes_have_the_structure_of_the_result():
+    net = network()
+    for early in (True, False):
+        found = computed(net, plain_sum if early else None)
+        shapes = MicroBatchGradients.shapes(net, is_combined=early, is_measured=not early)
+        flat, wanted = tf.nest.flatten(found), tf.nest.flatten(shapes)
+        assert len(flat) == len(wanted)
+        for tensor, shape in zip(flat, wanted):
+            if tensor is not None:
+                assert tensor.shape.as_list() == shape.numpy().tolist()
+
+
+def test_a_head_that_does_not_read_the_representation_is_refused():
+    encoder = keras.layers.Dense(3)
+    encoder(X)
+    bias = keras.layers.Dense(1)
+    bias(X)
+    net = Network.of(encoder, [Head("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
+    with pytest.raises(ValueError, match="Head 'deaf' must depend on the representation"):
+        micro_batch_gradients(
+            net,
+            MicroBatch(X, [Labels(Y, tf.ones([4]))]),
+            LossFactors(tf.ones([1]), tf.ones([]), None),
+            tf.constant([True]),
+            [False],
+            None,
+            None,
+        )

@@ -1,0 +1,131 @@
+"""From the heads' gradients to the encoder's, on numbers written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import balancing, weighting
+from multihead._update.backward import MicroBatchGradients
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, HeadsAtStep, SumHeads
+from multihead._update.representation import RepresentationGradients
+from multihead._update.weights import LossWeights
+
+ROWS = np.array([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
+REST = np.array([0.5, 0.0, -0.5])
+MGDA = np.array([0.6, 0.4])
+
+
+class Net:
+    """What a combiner reads of a network: one encoder variable of three elements."""
+
+    encoder_tensors = (tf.Variable(tf.zeros([3])),)
+
+
+def heads(active=(True, True), method=None):
+    active, counts = tf.constant(active), tf.constant([2.0, 2.0])
+    if method is not None:
+        method.bind(["a", "b"])
+        method.build((2,))
+    step = tf.constant(0, tf.int64)
+    return HeadsAtStep(step, active, counts, LossWeights(method, tf.ones([2]), counts, active, step))
+
+
+def gathered(rows=ROWS, rest=REST, counts=(2.0, 2.0)):
+    tensor = lambda values: tf.constant(values, tf.float32)  # noqa: E731
+    gramian = tf.constant(rows @ rows.T)
+    return MicroBatchGradients(
+        tensor([2.0, 16.0]), tensor(counts), tensor(0.0), [[], []], [[], []], [tensor(rest)],
+        [[tensor(row)] for row in rows], gramian, None,
+    )  # fmt: skip
+
+
+def at_representation():
+    return RepresentationGradients([[tf.constant(row, tf.float32)] for row in ROWS])
+
+
+def test_the_sum_takes_every_head_once_and_measures_what_it_is_told():
+    combiner = SumHeads(Net(), RepresentationGradients.gramian, heads())
+    early = combiner.combine_early(3)(at_representation(), tf.constant([2.0, 16.0]))
+    np.testing.assert_allclose(early.gradients[0], ROWS.sum(0))
+    np.testing.assert_allclose(early.gramian, ROWS @ ROWS.T)
+    found = combiner.combine(gathered(), [])
+    np.testing.assert_allclose(found.gradients[0], ROWS.sum(0) + REST)
+    np.testing.assert_allclose(found.norms, np.linalg.norm(ROWS, axis=1), rtol=1e-6)
+    assert found.coefficients.numpy().tolist() == [1, 1]
+
+
+def test_weights_of_the_losses_wait_for_the_last_micro_batch():
+    combiner = SumHeads(Net(), RepresentationGradients.gramian, heads(method=weighting.LogLoss()))
+    assert combiner.combine_early(2) is None and combiner.combine_early(1) is not None
+    factors = np.array([1.0, 1 / 8])  # one over the mean losses
+    found = combiner.combine(gathered(), [])
+    np.testing.assert_allclose(found.gradients[0], factors @ ROWS + REST, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])])
+def test_balancing_after_the_last_micro_batch_is_the_balancers_own_answer(make):
+    combiner = make(Net(), balancing.MGDA(), heads())
+    assert combiner.combine_early(2) is None
+    found = combiner.combine(gathered(), [])
+    np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
+    np.testing.assert_allclose(found.gradients[0], MGDA @ ROWS + REST, atol=1e-6)
+
+
+def test_balancing_before_the_backward_pass_leaves_only_the_reduction():
+    combiner = BalanceAtRepresentation(Net(), balancing.MGDA(), heads())
+    early = combiner.combine_early(1)(at_representation(), tf.constant([2.0, 16.0]))
+    np.testing.assert_allclose(early.gradients[0], MGDA @ ROWS, atol=1e-6)
+    np.testing.assert_allclose(early.factors, MGDA, rtol=1e-6)
+    done = gathered()._replace(per_head=[], gramian=None, balanced=early.balanced)
+    found = combiner.combine(done, [])
+    np.testing.assert_allclose(found.gradients[0], REST)  # that is what the backward pass gave
+    np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
+
+
+def test_methods_that_need_gradients_get_them_weighted_and_describe_the_result():
+    combiner = BalanceAtParameters(Net(), balancing.MetaBalance(relax=1.0, beta=0.0), None, heads())
+    combiner._balancer.build([(2, 3)])
+    found = combiner.combine(gathered(), [])
+    expected = ROWS[0] + ROWS[1] / np.linalg.norm(ROWS[1]) * np.linalg.norm(ROWS[0])
+    np.testing.assert_allclose(found.gradients[0], expected + REST, rtol=1e-5)
+    np.testing.assert_allclose(found.coefficients, expected @ ROWS.T / (ROWS**2).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])])
+def test_idle_heads_have_the_coefficient_zero(make):
+    idle = np.array([ROWS[0], np.zeros(3)])
+    found = make(Net(), balancing.Sum(), heads(active=(True, False))).combine(gathered(idle), [])
+    assert found.coefficients.numpy().tolist() == [1, 0]
+
+
+class Folds(balancing.Balancer):
+    """Keeps what it was given."""
+
+    uses = ("folds",)
+    num_folds = 3
+    levels = ("parameters",)
+
+    def coefficients(self, gramian, *, folds):
+        self.given = folds
+        return tf.ones_like(gramian[0])
+
+
+def test_folds_are_compared_with_one_another_and_never_with_themselves():
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(3, 2, 3))  # folds, heads, elements: gradients of the sums over the count of the update
+    counts = np.array([[1.0, 0.5], [0.5, 1.5], [0.5, 0.0]])
+    parts[2, 1] = 0  # no label of the second head in the third fold
+    folds = [gathered(part, np.zeros(3), count) for part, count in zip(parts, counts)]
+    balancer = Folds()
+    whole = gathered(parts.sum(0), np.zeros(3))
+    BalanceAtParameters(Net(), balancer, None, heads()).combine(whole, folds)
+    means = np.divide(parts * 2.0, counts[:, :, None], out=np.zeros_like(parts), where=counts[:, :, None] > 0)
+    expected = np.zeros((2, 2))
+    for i in range(2):
+        for j in range(2):
+            pairs = [(a, b) for a in range(3) for b in range(3) if a != b and counts[a, i] and counts[b, j]]
+            expected[i, j] = np.mean([means[a, i] @ means[b, j] for a, b in pairs])
+    np.testing.assert_allclose(balancer.given, expected, rtol=1e-5)

@@ -1,0 +1,79 @@
+"""Splitting a batch and adding up what its micro-batches give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._update.batch import Batch
+from multihead._update.labels import Labels
+from multihead._update.micro_batches import accumulate, plus, split
+
+
+def batches(*sizes):
+    made = [Batch(tf.reshape(tf.range(10.0 * i, 10.0 * i + size), [size, 1]), {}, {}) for i, size in enumerate(sizes)]
+    return made, [[Labels(batch.inputs[:, 0], tf.ones([batch.inputs.shape[0]])), None] for batch in made]
+
+
+def test_parts_differ_by_one_example_at_most_and_hold_them_all_in_order():
+    made, labels = batches(7)
+    parts = split(made, labels, 3)
+    assert [len(part.inputs) for part in parts] == [2, 2, 3]
+    np.testing.assert_array_equal(tf.concat([part.inputs for part in parts], 0), made[0].inputs)
+    for part in parts:
+        np.testing.assert_array_equal(part.labels[0].targets, part.inputs[:, 0])
+        assert part.labels[1] is None
+
+
+def test_folds_take_as_many_micro_batches_as_they_need():
+    made, labels = batches(6)
+    assert len(split(made, labels, 1)) == 1
+    assert len(split(made, labels, 1, num_folds=2)) == 2
+    assert len(split(*batches(3, 3), 1, num_folds=2)) == 2
+    assert len(split(*batches(3, 3), 2, num_folds=2)) == 4
+
+
+def test_none_counts_as_zero_and_sparse_rows_stay_sparse():
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2]))
+    a, b, c = plus((None, tf.ones([2]), rows), (tf.ones([2]), tf.ones([2]), rows))
+    assert a.numpy().tolist() == [1, 1] and b.numpy().tolist() == [2, 2]
+    assert isinstance(c, tf.IndexedSlices)
+    assert tf.convert_to_tensor(c).numpy().tolist() == [[0, 0], [2, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("num_folds", [1, 2])
+def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_graph, num_folds):
+    calls = []
+
+    def compute(part):
+        calls.append(1)
+        tf.debugging.assert_positive(tf.shape(part.inputs)[0])
+        rows = tf.IndexedSlices(part.inputs, tf.zeros([tf.shape(part.inputs)[0]], tf.int32), tf.constant([2, 1]))
+        return {"sum": tf.reduce_sum(part.inputs), "rows": rows, "nothing": None}
+
+    shapes = {"sum": tf.constant([], tf.int32), "rows": tf.constant([2, 1]), "nothing": None}
+
+    def run(*sizes):
+        made, labels = batches(*sizes)
+        folds = accumulate(compute, split(made, labels, 4), shapes, num_folds)
+        return [fold["sum"] for fold in folds], [tf.convert_to_tensor(fold["rows"])[0, 0] for fold in folds]
+
+    run = tf.function(run) if in_graph else run
+    for sizes in ((5, 2), (2, 0)):
+        made, labels = batches(*sizes)
+        wanted = [0.0] * num_folds
+        for i, part in enumerate(split(made, labels, 4)):
+            wanted[i % num_folds] += float(tf.reduce_sum(part.inputs))
+        sums, rows = run(*sizes)
+        np.testing.assert_allclose(sums, wanted)
+        np.testing.assert_allclose(rows, wanted)
+    if in_graph:
+        assert len(calls) <= 8  # traced for a few shapes, not once for each micro-batch and call
+
+
+def test_a_single_micro_batch_is_computed_as_it_is():
+    made, labels = batches(3)
+    (part,) = split(made, labels, 1)
+    assert accumulate(lambda given: given is part, [part], None) == [True]

@@ -1,0 +1,57 @@
+"""The detached representation, and what is computed of the heads' gradients there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._update.representation import DetachedRepresentation, RepresentationGradients
+
+
+def test_floating_leaves_are_detached_once_and_others_pass_through():
+    with tf.GradientTape() as tape:
+        x = tf.constant([1.0, 2.0])
+        tape.watch(x)
+        hidden = 2 * x
+        found = DetachedRepresentation({"first": hidden, "again": hidden, "length": tf.constant([2]), "other": x + 1})
+        total = tf.add_n([tf.reduce_sum(leaf) for leaf in found.leaves])
+    assert len(found.leaves) == len(found.attached) == 2
+    assert found.nest["first"] is found.nest["again"]
+    assert found.nest["length"].dtype == tf.int32
+    assert tape.gradient(total, x) is None
+
+
+def test_keras_masks_stay_on_the_leaves():
+    tensor = tf.constant([[1.0]])
+    tensor._keras_mask = tf.constant([[True]])
+    found = DetachedRepresentation([tensor])
+    assert found.nest[0]._keras_mask is tensor._keras_mask and found.nest[0] is not tensor
+
+
+def test_a_representation_needs_a_floating_leaf():
+    with pytest.raises(ValueError, match="must return at least one floating tensor"):
+        DetachedRepresentation({"length": tf.constant([2])})
+
+
+def test_inner_products_are_over_all_leaves_and_missing_ones_are_zero():
+    rng = np.random.default_rng(0)
+    dense = rng.normal(size=(3, 2, 4)).astype("float32")  # heads, leaves, elements
+    dense[1, 0] = 0
+    gradients = [[tf.constant(leaf.reshape(2, 2)) for leaf in head] for head in dense]
+    gradients[1][0] = None
+    found = RepresentationGradients(gradients)
+    rows = dense.reshape(3, -1).astype("float64")
+    np.testing.assert_allclose(found.gramian(), rows @ rows.T, rtol=1e-6)
+    np.testing.assert_allclose(tf.linalg.diag_part(found.squared_norms()), (rows**2).sum(1), rtol=1e-6)
+    factors = np.array([2.0, -1.0, 0.5], "float32")
+    weighted = found.times(tf.constant(factors))
+    np.testing.assert_allclose(
+        np.concatenate([np.ravel(leaf) for leaf in weighted.total()]), (factors[:, None] * rows).sum(0), rtol=1e-5
+    )
+    assert found.times(None) is found and weighted.by_head[1][0] is None
+
+
+def test_nothing_that_reaches_the_representation_has_zero_products():
+    found = RepresentationGradients([[None], [None]])
+    assert found.gramian().numpy().tolist() == [[0, 0], [0, 0]] and found.total() == [None]

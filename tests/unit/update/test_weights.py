@@ -1,0 +1,58 @@
+"""How much each loss counts, against the weightings' own formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import weighting
+from multihead._update.weights import LossWeights, head_weights_at
+from multihead.heads import Head
+
+SUMS, COUNTS = tf.constant([6.0, 8.0, 5.0]), tf.constant([3.0, 2.0, 0.0])
+ACTIVE, OWN = tf.constant([True, True, False]), tf.constant([0.5, 2.0, 1.0])
+
+
+def weights(method):
+    if method is not None:
+        method.bind(["a", "b", "c"])
+        method.build((3,))
+    return LossWeights(method, OWN, COUNTS, ACTIVE, tf.constant(4, tf.int64))
+
+
+def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
+    found = weights(None)
+    np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
+    assert found.factors(SUMS) is None and not found.depend_on_losses
+    total = found.total(SUMS, None)
+    np.testing.assert_allclose(total.total, 0.5 * 2 + 2 * 4)
+    np.testing.assert_allclose(total.weights, [0.5, 2.0, 0.0])
+    assert total.losses is None and total.learned == [] and total.regularizer is None
+
+
+def test_a_weighting_of_the_losses_gives_further_factors():
+    found = weights(weighting.LogLoss())  # weights are one over the weighted losses, 1 and 8
+    assert found.depend_on_losses
+    np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
+    np.testing.assert_allclose(found.factors(SUMS), [1.0, 1 / 8, 0.0], rtol=1e-6)
+    total = found.total(SUMS, None)
+    np.testing.assert_allclose(total.total, np.log(1) + np.log(8), rtol=1e-5)
+    np.testing.assert_allclose(total.weights, [0.5, 2 / 8, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(total.losses, [1.0, 8.0, 0.0])
+
+
+def test_learned_weights_are_known_before_the_losses():
+    found = weights(weighting.Uncertainty())  # half of each loss at the start
+    assert not found.depend_on_losses and found.factors(SUMS) is None
+    np.testing.assert_allclose(found.fixed, [0.25, 1.0, 0.0])
+    assert len(found.total(SUMS, None).learned) == 3
+    np.testing.assert_allclose(found.mean_losses(SUMS), [2.0, 4.0, 0.0])
+    np.testing.assert_allclose(found.weighted_losses(2 * SUMS), [2.0, 16.0, 0.0])
+
+
+def test_weights_of_heads_are_numbers_or_functions_of_the_step():
+    heads = [Head("a", tf.identity, "mse", weight=0.3), Head("b", tf.identity, "mse", weight=lambda step: 2.0 - tf.cast(step, tf.float32))]
+    np.testing.assert_allclose(head_weights_at(heads, tf.constant(1, tf.int64)), [0.3, 1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`weight` of a head must be at least 0 at every step"):
+        head_weights_at(heads, tf.constant(3, tf.int64))
