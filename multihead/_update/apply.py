@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from multihead._gradients import deduplicate, is_finite
 from multihead._keras import apply_reduced_gradients, record_finite, tensor_variable
-from multihead._update.network import Gradients, Network, Ownership
+from multihead._update.network import Gradients, Ownership
+from multihead._update.spec import UpdateSpec
 
 Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
 """Variables with the values to put back if an update is skipped."""
@@ -21,13 +22,7 @@ def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Ten
 
 
 def apply_once(
-    optimizer: Any,
-    network: Network,
-    gradients: Gradients,
-    active: tf.Tensor,
-    ownership: Ownership,
-    counter: Any,
-    saved: Saved,
+    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
 ) -> tf.Tensor:
     """Applies one update, or skips it whole if a gradient is not finite or no head is active.
 
@@ -35,24 +30,23 @@ def apply_once(
     or weight decay.
 
     Args:
+        spec: The network, and who owns its variables.
         optimizer: The built optimizer.
-        network: The network.
-        gradients: The gradients of its variables, reduced and clipped, without loss scaling.
+        gradients: The gradients of the network's variables, reduced and clipped, without loss scaling.
         active: `[num_heads]` booleans.
-        ownership: The heads' own variables and slots.
         counter: The number of updates applied so far, incremented if the update is applied.
         saved: What to put back if the update is skipped.
 
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    pairs = [(gradient, v) for gradient, v in zip(gradients.all, network.variables.all) if gradient is not None]
+    pairs = [(gradient, v) for gradient, v in zip(gradients.all, spec.network.variables.all) if gradient is not None]
     if not pairs:
         return tf.constant(False)
     # Keras 3's optimizers square the summands of a row that occurs twice, not their sum: it must occur once.
     present = [deduplicate(gradient) for gradient, _ in pairs]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
-    once = _Once(optimizer, [variable for _, variable in pairs], ownership, counter, [variable for variable, _ in saved])
+    once = _Once(optimizer, [variable for _, variable in pairs], spec.ownership, counter, [variable for variable, _ in saved])
     # A condition around an optimizer must be outside of the replicas: inside, its branches could not synchronize.
     tf.distribute.get_replica_context().merge_call(
         once.apply_or_skip, args=(present, finite, active, [value for _, value in saved])

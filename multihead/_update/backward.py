@@ -271,12 +271,33 @@ def head_gradients_if(
     return tf.nest.pack_sequence_as(shapes, computed_if(active, flat, tf.nest.flatten(shapes)))
 
 
+def _run_heads(
+    network: Network,
+    representation: DetachedRepresentation,
+    micro_batch: MicroBatch,
+    factors: LossFactors,
+    active: tf.Tensor,
+    conditional: Sequence[bool],
+) -> list[HeadGradients | None]:
+    """Every head that has targets in a micro-batch; see `micro_batch_gradients`."""
+    heads: list[HeadGradients | None] = []
+    for k, labels in enumerate(micro_batch.labels):
+        if labels is None:
+            heads.append(None)
+        elif conditional[k]:
+            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
+        else:
+            heads.append(head_gradients(network, k, representation, labels, factors))
+    return heads
+
+
 def micro_batch_gradients(
     network: Network,
     micro_batch: MicroBatch,
     factors: LossFactors,
     active: tf.Tensor,
     conditional: Sequence[bool],
+    *,
     combine: Combine | None,
     measure: Measure | None,
 ) -> MicroBatchGradients:
@@ -294,15 +315,7 @@ def micro_batch_gradients(
     """
     encoded = encode(network, micro_batch.inputs, persistent=combine is None)
     representation = encoded.representation
-    heads: list[HeadGradients | None] = []
-    for k, labels in enumerate(micro_batch.labels):
-        if labels is None:
-            heads.append(None)
-        elif conditional[k]:
-            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
-        else:
-            heads.append(head_gradients(network, k, representation, labels, factors))
-
+    heads = _run_heads(network, representation, micro_batch, factors, active, conditional)
     nothing: list[tf.Tensor | None] = [None] * len(representation.leaves)
     gradients = RepresentationGradients([nothing if head is None else head.of_loss.representation for head in heads])
     of_added = [nothing if head is None else head.of_added.representation for head in heads]

@@ -81,7 +81,9 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
         fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
         factors = LossFactors(weights.per_element, fraction, loss_scale)
-        return micro_batch_gradients(network, micro_batch, factors, active, conditional, combine, combiner.measure)
+        return micro_batch_gradients(
+            network, micro_batch, factors, active, conditional, combine=combine, measure=combiner.measure
+        )
 
     shapes = MicroBatchGradients.shapes(network, is_combined=combine is not None, is_measured=combiner.measure is not None)
     folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
@@ -121,7 +123,7 @@ def apply_update(
     if spec.clip is not None:
         clipped = [*spec.clip(gradients.of_losses), *gradients.weighting]
         gradients = Gradients.of(clipped, spec.network.variables)
-    return apply_once(optimizer, spec.network, gradients, active, spec.ownership, counter, saved)
+    return apply_once(spec, optimizer, gradients, active, counter, saved)
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:

@@ -44,8 +44,9 @@ def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE
     labels = Labels(Y, tf.ones([4]))
     factors = LossFactors(tf.where(active, FACTORS, 0.0), tf.constant(1.0), scale)
     return micro_batch_gradients(
-        net, MicroBatch(X, [labels, labels]), factors, active, conditional, combine, RepresentationGradients.gramian
-    )
+        net, MicroBatch(X, [labels, labels]), factors, active, conditional,
+        combine=combine, measure=RepresentationGradients.gramian,
+    )  # fmt: skip
 
 
 def plain_sum(gradients, loss_sums):
@@ -121,6 +122,6 @@ def test_a_head_that_does_not_read_the_representation_is_refused():
             LossFactors(tf.ones([1]), tf.ones([]), None),
             tf.constant([True]),
             [False],
-            None,
-            None,
+            combine=None,
+            measure=None,
         )
