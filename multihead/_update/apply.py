@@ -46,7 +46,8 @@ def apply_once(
     # Keras 3's optimizers square the summands of a row that occurs twice, not their sum: it must occur once.
     present = [deduplicate(gradient) for gradient, _ in pairs]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
-    once = _Once(optimizer, [variable for _, variable in pairs], spec.ownership, counter, [variable for variable, _ in saved])
+    targets, state = [variable for _, variable in pairs], [variable for variable, _ in saved]
+    once = _Once(optimizer, targets, spec.ownership, counter, state)
     # A condition around an optimizer must be outside of the replicas: inside, its branches could not synchronize.
     tf.distribute.get_replica_context().merge_call(
         once.apply_or_skip, args=(present, finite, active, [value for _, value in saved])

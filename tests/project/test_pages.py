@@ -1,0 +1,25 @@
+"""Every page's code runs, top to bottom, and prints what the test expects of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sources import ROOT
+
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text(encoding="utf-8")]
+PRINTED = {
+    "custom_loop": ["True 3", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    namespace = {"__name__": page.stem}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+    if page.stem in PRINTED:
+        assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
