@@ -1,0 +1,71 @@
+"""What the first batch settles."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from multihead._build import trace_predictions
+from multihead._update.batch import Batch
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
+from multihead._update.representation import RepresentationGradients
+from multihead.heads import Head
+from tests.helpers import tiny
+
+SPECS = Batch(tf.TensorSpec([None, 3], tf.float32), {"b": tf.TensorSpec([None, 1], tf.float32)}, {})
+
+
+def test_predictions_are_found_without_computing_anything():
+    ran = tf.Variable(0)
+
+    def encoder(x):
+        ran.assign_add(1)
+        return {"hidden": 2 * x, "again": x + 1}
+
+    heads = [Head("a", lambda r: r["hidden"][:, :2], "mse"), Head("b", lambda r: r["again"], "mse")]
+    found = trace_predictions(encoder, heads, SPECS, {})
+    assert int(ran) == 0 and found.num_leaves == 2
+    assert {name: spec.shape.as_list() for name, (spec, _) in found.predictions.items()} == {"a": [None, 2], "b": [None, 3]}
+
+
+def test_a_head_that_reads_its_targets_needs_them_once():
+    head = Head("reply", lambda r, targets: r, "mse", teacher_forcing=True)
+    with pytest.raises(ValueError, match="The head 'reply' reads its targets, so the first batch must have targets for it"):
+        trace_predictions(tf.identity, [head], SPECS, {})
+    assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"}).predictions == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "measure"),
+    [
+        ({}, SumHeads, RepresentationGradients.squared_norms),
+        ({"telemetry": "losses"}, SumHeads, None),
+        ({"telemetry": "losses", "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
+        ({"balancer": "UPGrad"}, BalanceAtRepresentation, RepresentationGradients.gramian),
+        ({"balancer": "UPGrad", "balance_at": "parameters"}, BalanceAtParameters, None),
+    ],
+)
+def test_the_options_choose_the_combiner_and_what_is_measured(options, kind, measure):
+    trainer = tiny.trainer("sgd", heads=("price", "size"), **options)
+    trainer.compute_gradients(tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2))))
+    combiner = trainer._spec.combiner(None)
+    assert type(combiner) is kind and combiner.measure is measure
+
+
+def _two(batch):
+    inputs, targets = batch
+    return inputs, {name: targets[name] for name in ("price", "size")}
+
+
+def test_a_new_head_is_built_and_the_others_keep_their_variables():
+    inputs, targets = tiny.data(4)
+    trainer = tiny.trainer("sgd")
+    trainer.compute_gradients((inputs, targets))
+    spec = trainer._spec
+    trainer.add_head("more", keras.layers.Lambda(lambda r: r["mean"][:, :1]), "mse")
+    assert trainer._spec is None
+    trainer.compile("sgd")
+    trainer.compute_gradients((inputs, {**targets, "more": targets["size"]}))
+    before = [id(tiny.tensor_variable(v)) for v in spec.network.variables.all]
+    assert [id(tiny.tensor_variable(v)) for v in trainer._spec.network.variables.all] == before

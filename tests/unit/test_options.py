@@ -1,0 +1,80 @@
+"""What `compile` is told, checked once."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from multihead import balancing, clipping, schedules, weighting
+from multihead._options import CompileOptions, check_optimizer
+from multihead.balancing._every import Every
+
+PLAIN = {
+    "weighting": None,
+    "balancer": None,
+    "balance_at": "representation",
+    "balance_every": 1,
+    "schedule": None,
+    "clip": None,
+    "micro_batches": 1,
+    "accumulate_steps": 1,
+    "telemetry": "norms",
+}
+
+
+def checked(**options):
+    return CompileOptions(**{**PLAIN, **options}).checked(["a", "b"])
+
+
+def test_names_become_methods_that_know_the_heads():
+    found = checked(weighting="dwa", balancer="up_grad", clip=clipping.ByValue(1.0))
+    assert isinstance(found.weighting, weighting.DWA) and isinstance(found.balancer, balancing.UPGrad)
+    assert isinstance(found.schedule, schedules.Together)
+    assert found.weighting.head_names == found.balancer.head_names == found.schedule.head_names == ("a", "b")
+    assert set(found.by_name()) == set(PLAIN)
+
+
+def test_only_balance_every_wraps_the_balancer():
+    assert checked().balancer_to_use() is None
+    found = checked(balancer="MGDA")
+    assert found.balancer_to_use() is found.balancer
+    found = checked(balancer="MGDA", balance_every=3)
+    wrapped = found.balancer_to_use()
+    assert isinstance(wrapped, Every) and wrapped.balancer is found.balancer and wrapped.head_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"schedule": "Together"}, TypeError, "`schedule` must be one of multihead.schedules. Received: schedule='Together'"),
+        ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping. Received: clip=5.0"),
+        ({"balance_at": "params"}, ValueError, "`balance_at` must be one of .* Received: balance_at='params'.*'parameters'"),
+        ({"telemetry": "all"}, ValueError, "`telemetry` must be one of 'norms', 'losses'. Received: telemetry='all'"),
+        ({"micro_batches": 0}, ValueError, "`micro_batches` must be a whole number of at least 1. Received: micro_batches=0"),
+        ({"balance_every": 1.5}, ValueError, "`balance_every` must be a whole number of at least 1"),
+        ({"balancer": "SDMGrad"}, ValueError, "`balance_at` must be one of 'parameters' for SDMGrad"),
+        ({"balancer": "GradDrop", "balance_every": 2}, ValueError, "`balance_every` must be 1 for GradDrop"),
+        ({"balancer": "GradDrop", "micro_batches": 2}, ValueError, "`balance_at` must be 'parameters' for GradDrop with several"),
+        ({"balancer": balancing.UPGrad({"c": 1.0})}, ValueError, "`preference` must name heads only: 'c' is no head"),
+    ],
+)
+def test_options_out_of_their_range_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        checked(**options)
+
+
+def test_a_balancer_for_folds_works_at_the_parameters_only_whatever_it_says():
+    class Folded(balancing.Balancer):
+        num_folds = 2
+        uses = ("folds",)
+
+    with pytest.raises(ValueError, match="`balance_at` must be one of 'parameters' for Folded"):
+        checked(balancer=Folded())
+
+
+def test_the_optimizer_must_leave_clipping_to_the_trainer():
+    assert isinstance(check_optimizer("adam"), keras.optimizers.Adam)
+    with pytest.raises(ValueError, match=r"with clipnorm=1.0. Leave it out and pass `clip=clipping.ByNorm\(1.0\)`"):
+        check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
+    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name. Received: optimizer='adem'"):
+        check_optimizer("adem")
