@@ -21,7 +21,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons, _native
+
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops, _native_loops
 
 
 def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -114,12 +115,13 @@ def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any
 
     def generate(representation: dict[str, Any]) -> tf.Tensor:
         memory, state = decoder.begin(representation)
-        memory = None if memory is None else tf.nest.map_structure(lambda part: tf.repeat(part, width, axis=0), memory)
+        memory = tf.nest.map_structure(lambda part: tf.repeat(part, width, axis=0), memory)
+        cell = decoder.decoder_cell
 
         def following(prompt: tf.Tensor, cache: list[tf.Tensor], index: tf.Tensor) -> tuple[Any, ...]:
             before = tf.nest.pack_sequence_as(state, list(cache))
-            vectors, after = decoder.advance(decoder.embed(prompt[:, index - 1]), before, memory)
-            return decoder.next_logits(vectors), vectors, tf.nest.flatten(after)
+            vectors, after = cell.step(cell.embedding(prompt[:, index - 1]), before, memory)
+            return cell.next_logits(vectors), vectors, tf.nest.flatten(after)
 
         starts = tf.one_hot(tf.zeros_like(representation["mask"][:, 0], tf.int32), decoder.maximum_length + 1)
         prompt = tf.cast(starts, tf.int32) * decoder.start_id
@@ -167,24 +169,24 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
 
         return compute
 
-    def stepwise(engine: Any) -> Callable[..., tf.Tensor]:
+    def stepwise(loops: Any) -> Callable[..., tf.Tensor]:
         def run(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
-            inputs = decoder.embed(decoder.shift_right(targets))
+            inputs = decoder.embedding(decoder.shift_right(targets))
             memory, state = decoder.begin(representation)
-            return decoder.output_layer(engine.run_stepwise(decoder, inputs, memory, state, training=True))
+            return decoder.output_layer(loops.run_stepwise(decoder.decoder_cell, inputs, memory, state, training=True))
 
         return run
 
     def as_documented(representation: dict[str, Any], targets: tf.Tensor) -> tf.Tensor:
         seq2seq = importlib.import_module("tensorflow_addons.seq2seq")
-        inputs = decoder.embed(decoder.shift_right(targets))
-        cell, initial = _addons.wrap(decoder, *decoder.begin(representation))
+        inputs = decoder.embedding(decoder.shift_right(targets))
+        cell, initial = _addons_loops.wrap(decoder.decoder_cell, *decoder.begin(representation))
         loop = seq2seq.BasicDecoder(cell, seq2seq.TrainingSampler(), output_layer=decoder.output_layer)
         return loop(inputs, initial_state=initial, training=True)[0].rnn_output
 
-    ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native)}
+    ways = {"native": lambda *both: decoder(*both, training=True), "native, step by step": stepwise(_native_loops)}
     if "addons" in engines:
-        ways |= {"addons": as_documented, "addons, logits after the loop": stepwise(_addons)}
+        ways |= {"addons": as_documented, "addons, logits after the loop": stepwise(_addons_loops)}
     header("training steps per second", list(ways))
     for batch in options.train_batches:
         tokens, targets = pairs(options, batch, seed=0)
@@ -231,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--beam", type=int, default=5, help="width of the beam")
     parser.add_argument("--rounds", type=int, default=10, help="rounds, of which medians are taken")
     options = parser.parse_args(arguments)
-    others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons.is_installed()}
+    others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons_loops.is_installed()}
     engines = ["native", *(name for name, is_installed in others.items() if is_installed)]
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
     decoding(options, engines)

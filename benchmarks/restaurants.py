@@ -28,7 +28,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from multihead.models import PriceClassifier
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +37,7 @@ from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, evaluation_batches, training_batches
 from examples.seq2seq_price.metrics import reply_figures, slots
 from examples.seq2seq_price.ranges import NO_LABEL
+from multihead.models import PriceClassifier
 
 UNUSED = {
     "seed": "seeds are counted from 0; set --seeds",

@@ -1,7 +1,7 @@
 """Reference models in plain Keras: a sequence encoder, a sequence decoder and a price classifier."""
 
+from ._search import Decoded
 from .decoder import Seq2SeqDecoder
-from .decoding import Decoded
 from .encoder import Seq2SeqEncoder
 from .price import PriceClassifier
 from .weights import load_weights, save_weights

@@ -13,10 +13,11 @@ from ._recurrent import State, build_layer, state_list, state_of
 class StateBridge(keras.layers.Layer):
     """Fits an encoder's states to a decoder's layers.
 
-    With as many layers on both sides they correspond; a decoder with fewer takes the encoder's upper ones; where it has
-    more, the further ones take the encoder's last. A state of the decoder's own size passes unchanged; one of another
-    size (a bidirectional encoder's) goes through `tanh(W s + b)`. A GRU decoder leaves an LSTM's carry out; an LSTM
-    decoder makes its carry of a GRU's hidden state by a map of its own.
+    With the same number of layers on both sides, each decoder layer takes the state of its encoder layer. A decoder
+    with fewer layers takes those of the encoder's upper layers; in one with more, the additional layers take that of
+    the encoder's last layer. A state of the decoder's own size passes unchanged; one of another size (a bidirectional
+    encoder's) goes through `tanh(W s + b)`. A GRU decoder ignores an LSTM's carry; an LSTM decoder computes its carry
+    from a GRU's hidden state by a map of its own.
 
     Args:
         units: Size of the decoder's states.
@@ -31,14 +32,14 @@ class StateBridge(keras.layers.Layer):
         self.units = units
         self.num_parts = 2 if cell == "lstm" else 1
         self.num_layers = num_layers
-        self.maps = [  # flat, since Keras 2 saves no layers out of a list in a list
+        self.maps = [  # flat, since Keras 2 does not save layers in nested lists
             keras.layers.Dense(units, activation="tanh", name=f"{part}_{index}", dtype=self.dtype_policy)
             for index in range(num_layers)
             for part in ("hidden", "carry")[: self.num_parts]
         ]
 
     def build(self, state_shape: Any) -> None:
-        """Creates the weights of the maps that are needed, from the shapes of the encoder's states."""
+        """Creates the weights of the maps that are used, from the shapes of the encoder's states."""
         sources = self._sources([_shape_list(shape) for shape in state_shape])
         for index, shapes in enumerate(sources):
             for part, dense in enumerate(self._maps_of(index)):
@@ -63,7 +64,7 @@ class StateBridge(keras.layers.Layer):
         return self.maps[index * self.num_parts : (index + 1) * self.num_parts]
 
     def _sources(self, states: list[Any]) -> list[Any]:
-        """The encoder layer's state that each decoder layer takes."""
+        """For each decoder layer, the encoder layer's state that it takes."""
         skipped = max(0, len(states) - self.num_layers)
         return [states[min(index + skipped, len(states) - 1)] for index in range(self.num_layers)]
 

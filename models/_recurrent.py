@@ -1,4 +1,7 @@
-"""Recurrent layers, their states, and dropout, alike on Keras 2 and Keras 3."""
+"""Recurrent layers, their states and dropout, the same on Keras 2 and Keras 3.
+
+The only file of this package that uses a private name of Keras.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ State = Any
 
 
 def recurrent_layer(cell: str, units: int, *, go_backwards: bool = False, name: str, dtype: Any) -> keras.layers.Layer:
-    """A Keras LSTM or GRU layer that returns its outputs and its final state, fit for the cuDNN kernel on a GPU."""
+    """A Keras LSTM or GRU layer that returns its outputs and its final state and can use the cuDNN kernel on a GPU."""
     kind = keras.layers.LSTM if cell == "lstm" else keras.layers.GRU
     layer = kind(units, return_sequences=True, return_state=True, go_backwards=go_backwards, name=name, dtype=dtype)
     if hasattr(layer, "_could_use_gpu_kernel") and not tf.config.list_physical_devices("GPU"):
-        layer._could_use_gpu_kernel = False  # Keras 2 would trace every pass for a GPU, too, which takes seconds each
+        layer._could_use_gpu_kernel = False  # Keras 2 would also trace every call for a GPU, which takes seconds each
     return layer
 
 
@@ -38,7 +41,7 @@ def hidden_of(state: State) -> tf.Tensor:
 
 
 def dropout(inputs: tf.Tensor, rate: float, training: bool | None) -> tf.Tensor:
-    """Dropout that keeps no state of its own, so that saved weights are the same on Keras 2 and Keras 3."""
+    """Dropout without a random state of its own, so that saved weights are the same on Keras 2 and Keras 3."""
     if rate and training:
         return tf.nn.dropout(inputs, rate)
     return inputs

@@ -13,10 +13,10 @@ from ._recurrent import CELLS, build_layer, dropout, hidden_of, recurrent_layer,
 
 @keras.saving.register_keras_serializable(package="models")
 class Seq2SeqEncoder(keras.layers.Layer):
-    """Reads token ids with an embedding and recurrent layers.
+    """Encodes token ids with an embedding and recurrent layers.
 
-    Id 0 is padding and stands at the end of a row. A row that is all padding counts as one padding token, so that every
-    row has a last step. States are those after each row's own last step; a row's result does not depend on the padding.
+    Id 0 is padding, at the end of a row. A row of padding only counts as one padding token, so that every row has a last
+    step. States are those after each row's own last step; the result of a row does not depend on its padding.
 
     Args:
         vocabulary_size: Number of token ids, padding included.
@@ -24,9 +24,9 @@ class Seq2SeqEncoder(keras.layers.Layer):
         units: Size of a layer's state in one direction.
         cell: `"lstm"` or `"gru"`.
         num_layers: Number of recurrent layers.
-        bidirectional: Whether each layer also reads from the end; its outputs and states are then joined,
-            forward part first, and twice as large.
-        dropout: Share of each layer's inputs that is dropped in training.
+        bidirectional: Whether each layer also reads from the end; its outputs and states are then concatenated, forward
+            direction first, and twice as large.
+        dropout: Fraction of each layer's inputs that is dropped in training.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own.
 
@@ -53,13 +53,13 @@ class Seq2SeqEncoder(keras.layers.Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.vocabulary_size = check_count(vocabulary_size, "vocabulary_size")
-        self.embedding_size = check_count(embedding_size, "embedding_size")
-        self.units = check_count(units, "units")
-        self.cell = check_choice(cell, "cell", CELLS)
-        self.num_layers = check_count(num_layers, "num_layers")
+        self.vocabulary_size = check_count("vocabulary_size", vocabulary_size)
+        self.embedding_size = check_count("embedding_size", embedding_size)
+        self.units = check_count("units", units)
+        self.cell = check_choice("cell", cell, CELLS)
+        self.num_layers = check_count("num_layers", num_layers)
         self.bidirectional = bool(bidirectional)
-        self.dropout = check_rate(dropout, "dropout")
+        self.dropout = check_rate("dropout", dropout)
         policy = self.dtype_policy
         self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
         self.forward_layers = [
@@ -90,12 +90,12 @@ class Seq2SeqEncoder(keras.layers.Layer):
             A dict of `outputs`, float `[batch, time, width]`, zero at padding; `state`, a tuple over layers of the
             final state, a tensor for a GRU and the pair (hidden, carry) for an LSTM, each `[batch, width]`; `final`,
             `[batch, width]`, the last layer's hidden state; and `mask`, bool `[batch, time]`, True at tokens. The
-            width is `units`, twice that if bidirectional. A batch of time 0 comes out with time 1.
+            width is `units`, twice that if bidirectional. For a batch of time 0 the results have time 1.
 
         Raises:
             ValueError: If the tokens are not a matrix of integers.
         """
-        tokens = _with_a_step(check_ids(tokens, "tokens"))
+        tokens = _with_a_step(check_ids("tokens", tokens))
         mask = _token_mask(tokens)
         outputs = self.embedding(tokens)
         states = []
@@ -112,7 +112,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         return {"outputs": outputs, "state": tuple(states), "final": hidden_of(states[-1]), "mask": mask}
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """No Keras mask is attached: the mask is part of the result."""
+        """None: the mask is part of the result."""
         return None
 
     def get_config(self) -> dict[str, Any]:
@@ -131,14 +131,14 @@ class Seq2SeqEncoder(keras.layers.Layer):
 
 
 def _with_a_step(tokens: tf.Tensor) -> tf.Tensor:
-    """The tokens, with a step of padding if there is none."""
+    """The tokens, with one step of padding if there are none."""
     if tokens.shape[1]:
         return tokens
     return tf.pad(tokens, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(tokens)[1])]])
 
 
 def _token_mask(tokens: tf.Tensor) -> tf.Tensor:
-    """True up to each row's last token that is not padding, and at least at its first step."""
+    """True up to each row's last token that is not padding, and always at its first step."""
     steps = tf.range(1, tf.shape(tokens)[1] + 1)
     lengths = tf.reduce_max(tf.where(tf.not_equal(tokens, 0), steps, 1), axis=1)
     return tf.sequence_mask(lengths, tf.shape(tokens)[1])

@@ -38,9 +38,9 @@ class PriceClassifier(keras.layers.Layer):
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
-        self.num_ranges = check_count(num_ranges, "num_ranges", minimum=2)
-        self.hidden_units = check_count(hidden_units, "hidden_units")
-        self.dropout = check_rate(dropout, "dropout")
+        self.num_ranges = check_count("num_ranges", num_ranges, minimum=2)
+        self.hidden_units = check_count("hidden_units", hidden_units)
+        self.dropout = check_rate("dropout", dropout)
         self.pool = bool(pool)
         self.hidden = keras.layers.Dense(hidden_units, activation="sigmoid", name="hidden", dtype=self.dtype_policy)
         self.ranges = keras.layers.Dense(num_ranges, activation="softmax", name="ranges", dtype="float32")
@@ -48,7 +48,7 @@ class PriceClassifier(keras.layers.Layer):
     def build(self, representation_shape: Any) -> None:
         """Creates the weights from the shape of the representation's entries."""
         needed = ("final", "outputs", "mask") if self.pool else ("final",)
-        check_representation(representation_shape, needed, type(self).__name__)
+        check_representation("representation", representation_shape, needed, type(self).__name__)
         width = representation_shape["final"][-1]
         if self.pool:
             width += representation_shape["outputs"][-1]

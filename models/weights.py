@@ -1,4 +1,4 @@
-"""Weights in files that load on Keras 2 and Keras 3 alike."""
+"""Weights in files that load on both Keras 2 and Keras 3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
     """Writes the weights of named layers to an `.npz` file.
 
     Keras's own `.weights.h5` files name the layers of a model differently on Keras 2 and Keras 3; these files hold
-    plain arrays in the order in which the layers of this package create their weights, which is the same on both.
+    arrays in the order in which the layers of this package create their weights, which is the same on both.
 
     Args:
         path: The file, ending in `.npz`.
@@ -26,7 +26,7 @@ def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
     for name, layer in layers.items():
         if not layer.built:
             raise ValueError(
-                f"`layers` must be built. Received: {name!r}, which has no weights yet. Call each layer once before."
+                f"`layers` must be built. Received: {name!r}, which has no weights yet. Call each layer once before saving."
             )
     np.savez(
         path,
@@ -35,15 +35,15 @@ def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
 
 
 def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers.Layer]) -> None:
-    """Reads weights that `save_weights` wrote, on whichever Keras, into layers of the same make.
+    """Loads weights that `save_weights` wrote, on either Keras, into layers with the same options.
 
     Args:
         path: The file, ending in `.npz`.
-        layers: Built layers by the names under which they were saved. The file may hold further ones.
+        layers: Built layers by the names under which they were saved. The file may hold others too.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a name is not in the file, or the shapes differ; nothing is loaded then.
+        ValueError: If a name is not in the file, or shapes differ; then nothing is loaded.
     """
     _check_path(path)
     with np.load(path, allow_pickle=False) as file:
@@ -57,8 +57,8 @@ def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
             raise ValueError(f"`layers` must be named as in the file. Received: {name!r}. The file holds {known}.")
         if shapes != expected:
             raise ValueError(
-                f"`layers` must be of the make that was saved. Received: {name!r} with weights of shapes {expected}; "
-                f"the file holds {shapes}. Build the layer with the options that it was saved with."
+                f"`layers` must have the options of the saved ones. Received: {name!r} with weights of shapes {expected}; "
+                f"the file holds {shapes}. Build the layer with the options of the saved one."
             )
         loaded[name] = values
     for name, values in loaded.items():
@@ -67,4 +67,4 @@ def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
 
 def _check_path(path: str | os.PathLike[str]) -> None:
     if not os.fspath(path).endswith(".npz"):
-        raise ValueError(f"`path` must end in .npz. Received: path={os.fspath(path)!r}. Add the ending.")
+        raise ValueError(f"`path` must end in .npz. Received: path={os.fspath(path)!r}. Add the extension.")

@@ -11,13 +11,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 from examples.seq2seq_price import text
 from examples.seq2seq_price.batches import Vectorizers, evaluation_batches
 from examples.seq2seq_price.metrics import price_figures, reply_figures
 from examples.seq2seq_price.ranges import NO_LABEL
 from examples.seq2seq_price.run import Data
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 EVALUATION_ROWS = 512
 """Rows in a batch where nothing is trained; the first such batch is where gradients are measured."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 from examples.seq2seq_price import text
 from examples.seq2seq_price.batches import Vectorizers
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges
 from examples.seq2seq_price.tables import InputError
 from multihead import MultiHeadTrainer, losses
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 WEIGHTS_FILE = "model.weights.h5"
 SETTINGS_FILE = "model.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
 from examples.seq2seq_price import command, run
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 from tests.helpers import alone
 
 TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום, מה שלומך?", "Zyzzyva £20-25 isn't", "Two oak chairs, waxed."]
@@ -63,12 +63,12 @@ def test_the_engine_may_be_chosen_where_a_decoder_generates(monkeypatch):
     decoder = Seq2SeqDecoder(9, 4, 6, maximum_length=5)
     by_default = {width: decoder.generate(representation, beam_width=width) for width in (1, 3)}
     with monkeypatch.context() as patch:
-        patch.setattr(_addons, "decode_rows", None)
-        patch.setattr(_addons, "decode_beams", None)
+        patch.setattr(_addons_loops, "decode_rows", None)
+        patch.setattr(_addons_loops, "decode_beams", None)
         for width, ids in by_default.items():
             np.testing.assert_array_equal(decoder.generate(representation, beam_width=width, engine="native"), ids)
     with pytest.raises(ValueError, match=r"`engine` must be one of 'addons', 'native', None\. Received: engine='tfa'\."):
         decoder.generate(representation, engine="tfa")
-    monkeypatch.setattr(_addons, "is_installed", lambda: False)
+    monkeypatch.setattr(_addons_loops, "is_installed", lambda: False)
     with pytest.raises(ImportError, match=r'`engine="addons"` needs TensorFlow Addons'):
         decoder.generate(representation, engine="addons")

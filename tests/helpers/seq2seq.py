@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from multihead.models import _addons
 
+from multihead.models import _addons_loops
 from tests.helpers.numpy_seq2seq import weights_of
 
 TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)
@@ -15,7 +15,7 @@ LENGTHS = [5, 2, 1, 1]
 
 TARGETS = np.array([[4, 5, 6, 3], [7, 3, 0, 0], [3, 0, 0, 0], [6, 6, 3, 0]], np.int32)
 
-ENGINES = ["addons", "native"] if _addons.is_installed() else ["native"]
+ENGINES = ["addons", "native"] if _addons_loops.is_installed() else ["native"]
 
 KINDS = [
     (cell, num_layers, attention, feeding)

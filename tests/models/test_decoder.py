@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables, weights_of
 from tests.helpers.seq2seq import ENGINES, LENGTHS, SOME_KINDS, TARGETS, TOKENS, bridge, grow
 
@@ -157,7 +157,7 @@ def test_wrong_inputs():
         decoder.generate(representation["final"])
 
 
-@pytest.mark.skipif(_addons.is_installed(), reason="TensorFlow Addons is installed")
+@pytest.mark.skipif(_addons_loops.is_installed(), reason="TensorFlow Addons is installed")
 def test_addons_must_be_installed():
     with pytest.raises(ImportError, match=r'`engine="addons"` needs TensorFlow Addons.* Received: TensorFlow 2\.'):
         Seq2SeqDecoder(9, 3, 4, engine="addons")

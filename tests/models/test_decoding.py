@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons
 
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
 from tests.helpers.seq2seq import ENGINES, KINDS, LENGTHS, SOME_KINDS, TOKENS, bridge, grow
 
@@ -85,7 +85,7 @@ def test_each_row_decodes_as_if_alone(length_penalty, engine):
         np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
 
 
-@pytest.mark.skipif(not _addons.is_installed(), reason="needs TensorFlow Addons")
+@pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
 @pytest.mark.parametrize("cell, num_layers, attention, feeding", KINDS)
 def test_engines_agree(cell, num_layers, attention, feeding):
     options = {"cell": cell, "num_layers": num_layers, "attention": attention, "input_feeding": feeding}
@@ -114,7 +114,7 @@ def addons_logits(decoder, representation, targets):
     """Logits by Addons' `BasicDecoder`, also where training takes the faster way."""
     memory, state = decoder.begin(representation)
     inputs = np.pad(np.asarray(targets)[:, :-1], [(0, 0), (1, 0)], constant_values=decoder.start_id)
-    vectors = _addons.run_stepwise(decoder, decoder.embed(tf.constant(inputs)), memory, state)
+    vectors = _addons_loops.run_stepwise(decoder.decoder_cell, decoder.embedding(tf.constant(inputs)), memory, state)
     return decoder.output_layer(vectors)
 
 

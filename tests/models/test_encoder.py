@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from multihead.models import Seq2SeqEncoder
 
+from multihead.models import Seq2SeqEncoder
 from tests.helpers.numpy_seq2seq import encode_row, tensor_variables
 
 TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)

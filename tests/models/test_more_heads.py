@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 from multihead import MultiHeadTrainer, losses
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers import tiny
 
 ROWS, TIME, VOCABULARY, TAGS, STYLES = 32, 7, 12, 4, 3

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from multihead.models import PriceClassifier
 
+from multihead.models import PriceClassifier
 from tests.helpers.numpy_seq2seq import sigmoid, softmax, weights_of
 
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder, load_weights, save_weights
 
 SAVED = pathlib.Path(__file__).parent / "saved"

@@ -1,4 +1,4 @@
-"""What decoding returns, and the arithmetic that both engines share."""
+"""What a search returns, its options, and the arithmetic that both engines share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import tensorflow as tf
 from ._checks import check_count
 
 _ABSENT = -1e30
-"""Log probabilities below this belong to no hypothesis: a beam was wider than the number of sequences there are."""
+"""Lower log probabilities belong to no hypothesis: there are fewer sequences than beams."""
 
 
 class Decoded(NamedTuple):
     """Decoded sequences, best first.
 
     Attributes:
-        ids: int32 `[batch, num_best, maximum_length]`; after the end id (which is kept) comes padding, 0.
-        lengths: int32 `[batch, num_best]`, number of ids with the end id.
+        ids: int32 `[batch, num_best, maximum_length]`, up to and including the end id, then padding, 0.
+        lengths: int32 `[batch, num_best]`, number of ids, the end id included.
         scores: float32 `[batch, num_best]`: the log probability of the ids, divided by the length penalty.
-        attention: `[batch, num_best, maximum_length, source time]`, zero at padding, or None if not asked for.
+        attention: `[batch, num_best, maximum_length, source time]`, zero at padding, or None if not requested.
     """
 
     ids: tf.Tensor
@@ -31,7 +31,7 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How to look for a sequence; see `Seq2SeqDecoder.decode` for each field."""
+    """How to search for a sequence; `Seq2SeqDecoder.decode` describes each field."""
 
     maximum_length: int
     beam_width: int = 1
@@ -43,9 +43,9 @@ class Search:
     seed: Any = None
 
     def __post_init__(self) -> None:
-        check_count(self.maximum_length, "maximum_length")
-        check_count(self.beam_width, "beam_width")
-        check_count(self.num_best, "num_best")
+        check_count("maximum_length", self.maximum_length)
+        check_count("beam_width", self.beam_width)
+        check_count("num_best", self.num_best)
         if self.num_best > self.beam_width:
             raise ValueError(
                 "`num_best` must not be above `beam_width`. "
@@ -64,10 +64,10 @@ class Search:
         if not self.temperature > 0.0:
             raise ValueError(
                 f"`temperature` must be above 0. Received: temperature={self.temperature!r}. "
-                "For the likeliest ids, decode without `sample`."
+                "For the most probable ids, decode without `sample`."
             )
         if self.top_k is not None:
-            check_count(self.top_k, "top_k")
+            check_count("top_k", self.top_k)
         if not self.sample and (self.temperature != 1.0 or self.top_k is not None):
             raise ValueError(
                 "`temperature` and `top_k` need `sample=True`. "
@@ -75,10 +75,10 @@ class Search:
             )
 
 
-def pick(logits: tf.Tensor, time: tf.Tensor, search: Search) -> tf.Tensor:
-    """The next ids from logits: the likeliest, or drawn from the softmax of `logits / temperature`.
+def next_ids(logits: tf.Tensor, time: tf.Tensor, search: Search) -> tf.Tensor:
+    """The next ids from logits: the most probable, or samples from the softmax of `logits / temperature`.
 
-    Draws depend on the seed and the step alone, so both engines draw alike.
+    Samples depend on the seed, the step and the row only, so both engines draw the same ones.
 
     Args:
         logits: float32 `[rows, vocabulary]`.
@@ -103,21 +103,16 @@ def penalty(lengths: tf.Tensor, power: float) -> tf.Tensor:
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** power
 
 
-def count_rows(state: Any) -> tf.Tensor:
-    """The number of rows of a decoder's state."""
-    return tf.shape(tf.nest.flatten(state)[0])[0]
-
-
-def tidy(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, tf.Tensor]:
+def pad_after_end(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Pads ids to a fixed length with 0 after the first end id.
 
     Args:
-        ids: int32 `[..., time]` with a time of at most `maximum_length`.
+        ids: int32 `[..., time]`, `time` being at most `maximum_length`.
         end_id: The id that ends a sequence.
-        maximum_length: The time of the result.
+        maximum_length: Number of ids in the result.
 
     Returns:
-        The ids, `[..., maximum_length]`, and their lengths with the end id, int32 `[...]`.
+        The ids, `[..., maximum_length]`, and their lengths, the end id included, int32 `[...]`.
     """
     ends = tf.cast(tf.equal(ids, end_id), tf.int32)
     kept = tf.equal(tf.cumsum(ends, axis=-1, exclusive=True), 0)
@@ -128,19 +123,19 @@ def tidy(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, t
 
 
 def rank_beams(ids: tf.Tensor, log_probabilities: tf.Tensor, end_id: int, search: Search) -> Decoded:
-    """The best hypotheses of a finished beam, by log probability over length penalty.
+    """The best hypotheses of a finished beam search, by log probability divided by length penalty.
 
     Args:
-        ids: int32 `[batch, beam_width, time]`, as found.
+        ids: int32 `[batch, beam_width, time]`.
         log_probabilities: float32 `[batch, beam_width]`.
         end_id: The id that ends a sequence.
         search: Length penalty, number of results, and maximum length.
 
     Returns:
-        The best `num_best`, without attention. Where there are fewer sequences than that, the rest is padding with
-        score minus infinity.
+        The best `num_best`, without attention. If there are fewer sequences, the rest is padding with a score of minus
+        infinity.
     """
-    ids, lengths = tidy(ids, end_id, search.maximum_length)
+    ids, lengths = pad_after_end(ids, end_id, search.maximum_length)
     present = log_probabilities > _ABSENT
     scores = tf.where(present, log_probabilities / penalty(lengths, search.length_penalty), -float("inf"))
     scores, order = tf.math.top_k(scores, search.num_best)

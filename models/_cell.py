@@ -1,0 +1,187 @@
+"""One step of decoding: its layers, the step as it is defined, and the same step in fewer operations."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from ._attention import Attention, MemoryOrNone
+from ._recurrent import State, build_layer, dropout, recurrent_layer, state_list, state_of
+
+
+class DecoderState(NamedTuple):
+    """What one step passes to the next.
+
+    Attributes:
+        layers: Each recurrent layer's state.
+        vector: With input feeding the step's vector, `[rows, units]`; otherwise `()`.
+    """
+
+    layers: tuple[State, ...]
+    vector: Any
+
+
+class DecoderCell:
+    """The layers of one decoding step, and the step.
+
+    The cell is not a Keras layer itself: its decoder owns the layers and saves their weights.
+
+    Args:
+        vocabulary_size: Number of token ids, padding included.
+        embedding_size: Size of a token's vector.
+        units: Size of a layer's state.
+        kind: `"lstm"` or `"gru"`.
+        num_layers: Number of recurrent layers.
+        attention: `"luong"`, `"bahdanau"` or None.
+        input_feeding: Whether each step also reads the previous step's vector.
+        dropout: Fraction of the inputs of each layer but the first that is dropped in training.
+        start_id: The id that precedes the first token.
+        end_id: The id that ends a sequence.
+        policy: Dtype policy.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_size: int,
+        units: int,
+        *,
+        kind: str,
+        num_layers: int,
+        attention: str | None,
+        input_feeding: bool,
+        dropout: float,
+        start_id: int,
+        end_id: int,
+        policy: Any,
+    ) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.embedding_size = embedding_size
+        self.units = units
+        self.input_feeding = input_feeding
+        self.dropout = dropout
+        self.start_id = start_id
+        self.end_id = end_id
+        self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
+        self.recurrent_layers = [
+            recurrent_layer(kind, units, name=f"layer_{index}", dtype=policy) for index in range(num_layers)
+        ]
+        self.attention_layer: Any = None
+        self.vector_layer: Any = None
+        if attention is not None:
+            self.attention_layer = Attention(units, attention, name="attention", dtype=policy)
+            self.vector_layer = keras.layers.Dense(units, activation="tanh", name="vector", dtype=policy)
+        self.output_layer = keras.layers.Dense(vocabulary_size, name="output", dtype="float32")
+
+    def build(self, width: int) -> None:
+        """Creates the weights for encoder outputs of a width."""
+        build_layer(self.embedding, None, None)
+        for index, layer in enumerate(self.recurrent_layers):
+            first = self.embedding_size + (self.units if self.input_feeding else 0)
+            build_layer(layer, None, None, first if index == 0 else self.units)
+        if self.attention_layer is not None:
+            build_layer(self.attention_layer, None, None, width)
+            build_layer(self.vector_layer, None, None, self.units + width)
+        build_layer(self.output_layer, None, None, self.units)
+
+    def step(
+        self,
+        inputs: tf.Tensor,
+        state: DecoderState,
+        memory: MemoryOrNone,
+        *,
+        training: bool | None = None,
+    ) -> tuple[tf.Tensor, DecoderState]:
+        """One step, as it is defined.
+
+        Args:
+            inputs: Embedded ids, `[batch, embedding_size]`.
+            state: The state before the step.
+            memory: What attention reads; `()` without attention.
+            training: Whether dropout is active.
+
+        Returns:
+            The vectors, `[batch, units]`, and the state after the step.
+        """
+        if self.input_feeding:
+            inputs = tf.concat([inputs, state.vector], axis=-1)
+        hidden, layers = self.recurrent_step(inputs, state.layers, training=training)
+        if self.attention_layer is None:
+            return hidden, DecoderState(layers, ())
+        context, _ = self.attention_layer(hidden[:, tf.newaxis], memory)
+        vectors = self.vector_layer(tf.concat([hidden, context[:, 0]], axis=-1))
+        return vectors, DecoderState(layers, vectors if self.input_feeding else ())
+
+    def recurrent_step(
+        self, inputs: tf.Tensor, states: tuple[State, ...], *, training: bool | None = None
+    ) -> tuple[tf.Tensor, tuple[State, ...]]:
+        """One step of the recurrent layers: the last layer's hidden state, `[rows, units]`, and the new states."""
+        outputs, new_states = inputs, []
+        for index, layer in enumerate(self.recurrent_layers):
+            outputs = outputs if index == 0 else dropout(outputs, self.dropout, training)
+            outputs, new_state = layer.cell(outputs, state_list(states[index]))
+            new_states.append(state_of(list(new_state)))
+        return outputs, tuple(new_states)
+
+    def next_logits(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded."""
+        kernel, bias = self.next_affine()
+        return tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), kernel), bias)
+
+    def next_affine(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The kernel and the bias of `next_logits`, float32."""
+        excluded = tf.reduce_sum(tf.one_hot([0, self.start_id], self.vocabulary_size, tf.float32.min), axis=0)
+        return tf.convert_to_tensor(self.output_layer.kernel), tf.convert_to_tensor(self.output_layer.bias) + excluded
+
+
+class FastStep:
+    """`DecoderCell.step` between an embedding and `next_logits`, with everything constant over the steps prepared once.
+
+    Args:
+        cell: The cell.
+        width: Number of rows per example; the rows of an example are consecutive.
+    """
+
+    def __init__(self, cell: DecoderCell, width: int) -> None:
+        self._cell = cell
+        self._width = width
+        self._table = _variable(cell.embedding.embeddings)
+        self._kernel, self._bias = cell.next_affine()
+
+    def prepare(self, memory: MemoryOrNone) -> MemoryOrNone:
+        """The memory as the step reads it, one entry per example; `()` without attention."""
+        return () if self._cell.attention_layer is None else self._cell.attention_layer.prepare_steps(memory)
+
+    def __call__(self, last: tf.Tensor, state: DecoderState, memory: MemoryOrNone) -> tuple[tf.Tensor, DecoderState]:
+        """Reads the last ids.
+
+        Args:
+            last: int32 `[batch * width]`.
+            state: The state before the step, each tensor `[batch * width, units]`.
+            memory: What `prepare` returned.
+
+        Returns:
+            The logits of the next ids, float32 `[batch * width, vocabulary_size]`, and the state after the step.
+        """
+        cell = self._cell
+        inputs = tf.cast(tf.nn.embedding_lookup(self._table, last), cell.embedding.compute_dtype)
+        if cell.input_feeding:
+            inputs = tf.concat([inputs, state.vector], axis=1)
+        vectors, layers = cell.recurrent_step(inputs, state.layers)
+        if cell.attention_layer is not None:
+            contexts = cell.attention_layer.step(vectors, memory, self._width)
+            vectors = cell.vector_layer(tf.concat([vectors, contexts], axis=1))
+        logits = tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), self._kernel), self._bias)
+        return logits, DecoderState(layers, vectors if cell.input_feeding else ())
+
+
+def count_rows(state: DecoderState) -> tf.Tensor:
+    """The number of rows of a state."""
+    return tf.shape(tf.nest.flatten(state)[0])[0]
+
+
+def _variable(weight: Any) -> tf.Variable:
+    """A weight as TensorFlow's own variable, on Keras 2 and Keras 3, whose rows can be read without copying all of it."""
+    return weight if isinstance(weight, tf.Variable) else weight.value

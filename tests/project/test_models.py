@@ -1,0 +1,89 @@
+"""How the reference models are laid out: the order of their files, and where Keras's private names are used."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import keras
+import pytest
+
+from multihead import _validation
+from multihead.models import _checks, _recurrent
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+FILES = sorted(MODELS.glob("*.py"))
+
+# A file imports from earlier lines only, never from its own or a later one.
+STAGES = [
+    {"_checks", "_recurrent", "weights"},
+    {"_attention", "_bridge", "_search", "encoder", "price"},
+    {"_cell"},
+    {"_native_loops", "_addons_loops"},
+    {"decoder"},
+    {"__init__"},
+]
+PRIVATE = {"_recurrent.py": {"_could_use_gpu_kernel"}}
+"""Keras's private names, by the file that uses them."""
+
+
+def modules_imported(tree: ast.AST) -> set[str]:
+    """The files of the package that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_files_import_earlier_stages_only(path):
+    stage = {name: number for number, names in enumerate(STAGES) for name in names}
+    assert path.stem in stage, f"give {path.stem!r} its place in STAGES"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert {name for name in modules_imported(tree) if stage[name] >= stage[path.stem]} == set()
+    at_the_top = ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], [])
+    assert modules_imported(tree) == modules_imported(at_the_top), "import at the top of the file"
+
+
+def test_every_stage_has_its_files():
+    assert {path.stem for path in FILES} == set().union(*STAGES)
+
+
+def private_attributes(tree: ast.AST) -> list[ast.Attribute]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [node for node in nodes if re.match(r"_[a-z]", node.attr) and node.attr != "_replace"]
+
+
+def own_names() -> set[str]:
+    """Private methods and attributes of `self` that this package defines."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
+    methods = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    nodes = [node for tree in trees for node in private_attributes(tree) if isinstance(node.ctx, ast.Store)]
+    return methods | {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_private_names_of_keras_are_used_in_one_file(path):
+    text = path.read_text(encoding="utf-8")
+    used = {node.attr for node in private_attributes(ast.parse(text))} - own_names()
+    used |= set(re.findall(r"(?:has|get|set)attr\([^)]*\"(_[a-z]\w+)\"", text))
+    assert used == PRIVATE.get(path.name, set())
+
+
+@pytest.mark.skipif(not keras.__version__.startswith("2."), reason="a name of Keras 2")
+def test_private_names_of_keras_exist():
+    layer = _recurrent.recurrent_layer("gru", 2, name="layer", dtype="float32")
+    for name in PRIVATE["_recurrent.py"]:
+        assert hasattr(layer, name), f"Keras {keras.__version__} has no `{name}` any more; models/_recurrent.py sets it"
+
+
+@pytest.mark.parametrize("module", [_checks, _validation], ids=lambda module: module.__name__)
+def test_checks_take_the_argument_and_then_its_value(module):
+    checks = {name: function for name, function in vars(module).items() if name.startswith("check_")}
+    assert checks
+    for name, function in checks.items():
+        parameters = list(inspect.signature(function).parameters)
+        assert parameters[0] == "argument" or len(parameters) == 1, name
