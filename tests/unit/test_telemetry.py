@@ -1,0 +1,98 @@
+"""The figures of the logs: each against the same figure computed by hand, and a further one by one entry alone."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, balancing, schedules, telemetry
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+TARGETS = {
+    "price": X[:, :1] - 2.0,
+    "size": np.where(np.arange(8)[:, None] % 2 == 0, np.nan, 3.0 * X[:, 1:2]).astype("float32"),  # half are missing
+}
+
+
+def trainer(**options):
+    result = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    result.add_head("price", keras.layers.Dense(1), "mse", weight=0.5)
+    result.add_head("size", keras.layers.Dense(1), "mse", weight=lambda step: 2.0 + tf.cast(step, tf.float32))
+    result.compile(keras.optimizers.SGD(0.01), **options)
+    result.compute_gradients((X, TARGETS))  # creates the variables
+    return result
+
+
+def representation_gradients(trainer, step=0):
+    """`[num_heads, examples * units]`: a tape over the weighted losses, and the losses themselves."""
+    representation = trainer.encoder(X)
+    weights = {"price": 0.5, "size": 2.0 + step}
+    rows, losses = [], []
+    for name, targets in TARGETS.items():
+        labelled = ~np.isnan(targets)
+        with tf.GradientTape() as tape:
+            tape.watch(representation)
+            squares = tf.square(trainer.heads[name].module(representation) - np.nan_to_num(targets))
+            loss = tf.reduce_sum(tf.where(labelled, squares, 0.0)) / labelled.sum()
+            weighted = weights[name] * loss
+        rows.append(tape.gradient(weighted, representation).numpy().ravel())
+        losses.append(float(loss))
+    return np.array(rows, np.float64), losses
+
+
+def logs_of_one_update(trainer, targets=TARGETS):
+    history = trainer.fit(X, targets, batch_size=8, verbose=0).history
+    return {name: values[-1] for name, values in history.items()}
+
+
+@pytest.mark.parametrize("balancer", [None, balancing.EqualNorms()])
+def test_norms_shares_and_coefficients_are_those_of_a_tape(balancer):
+    model = trainer(balancer=balancer)
+    rows, losses = representation_gradients(model)
+    norms = np.linalg.norm(rows, axis=1)
+    coefficients = np.ones(2) if balancer is None else norms.mean() / norms
+    logs = logs_of_one_update(model)
+    for k, name in enumerate(TARGETS):
+        assert logs[f"{name}_loss"] == pytest.approx(losses[k], rel=1e-5)
+        assert logs[f"{name}_norm"] == pytest.approx(norms[k], rel=1e-5)
+        assert logs[f"{name}_coefficient"] == pytest.approx(coefficients[k], rel=1e-5)
+        assert logs[f"{name}_share"] == pytest.approx((coefficients * norms / (coefficients @ norms))[k], rel=1e-5)
+        assert logs[f"{name}_weight"] == (0.5, 2.0)[k]
+        assert logs[f"{name}_updates"] == 1
+    assert logs["loss"] == pytest.approx(0.5 * losses[0] + 2.0 * losses[1], rel=1e-5)
+
+
+def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
+    model = trainer(schedule=schedules.Alternate({"price": 1, "size": 2}))
+    history = model.fit(
+        np.tile(X, (6, 1)), {k: np.tile(v, (6, 1)) for k, v in TARGETS.items()}, batch_size=8, verbose=0
+    ).history
+    assert (history["price_updates"], history["size_updates"]) == ([2], [4])
+    assert history["size_weight"] == [pytest.approx(2.0 + np.mean([1, 2, 4, 5]))]
+    assert history["price_share"] == [1] and history["size_share"] == [1]  # each trains alone
+
+
+def test_losses_alone_on_request():
+    logs = logs_of_one_update(trainer(telemetry="losses"))
+    assert set(logs) == {"loss", "price_loss", "size_loss", "price_weight", "size_weight", "skipped_updates"}
+
+
+def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
+    model = trainer()
+    bad = {**TARGETS, "price": np.full_like(TARGETS["price"], np.inf)}
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'price'"):
+        logs = logs_of_one_update(model, bad)
+    assert logs["skipped_updates"] == 1 and logs["size_updates"] == 0 and logs["size_norm"] == 0
+
+
+def test_one_entry_makes_a_further_figure(monkeypatch):
+    largest = telemetry.Figure(
+        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per_head=False
+    )
+    twice = telemetry.Figure("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
+    monkeypatch.setattr(telemetry, "FIGURES", (*telemetry.FIGURES, largest, twice))
+    logs = logs_of_one_update(trainer())
+    assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
+    assert "price_twice" not in logs_of_one_update(trainer(telemetry="losses"))
