@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
+import doctest
 import itertools
 import os
 import re
 import subprocess
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import yaml
 
 import multihead
-from multihead import _compatibility
+from multihead import _compatibility, schedules
+from multihead.testing import check_balancer
+from tests.helpers.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PAGES = ["CONTRIBUTING.md", "SECURITY.md", ".github/PULL_REQUEST_TEMPLATE.md", "docs/architecture.md", "docs/decisions.md"]
 
 
 def read(name: str) -> str:
@@ -149,3 +158,108 @@ def test_hooks_are_pinned_and_lint_as_ci_does() -> None:
     assert all(re.fullmatch(r"v\d+\.\d+\.\d+", repository["rev"]) for repository in repositories)
     hooks = {hook["id"] for repository in repositories for hook in repository["hooks"]}
     assert {"ruff-check", "ruff-format", "trailing-whitespace"} <= hooks
+
+
+# What pages say
+
+
+def named(page: str) -> list[str]:
+    """What a page names in backticks, outside of blocks of code."""
+    text = re.sub(r"^ *```.*?^ *```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def words() -> set[str]:
+    """Every word of the sources."""
+    folders = ("multihead", "models", "examples", "benchmarks", "tests", ".ci", ".github/workflows")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files += [ROOT / "setup.cfg", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
+    texts = [path.read_text(encoding="utf-8") for path in files if path != Path(__file__) and path.suffix in SUFFIXES]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+SUFFIXES = {".py", ".cfg", ".toml", ".yml", ""}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_that_pages_name_exist(page: str) -> None:
+    paths = [
+        name for name in named(page) if re.fullmatch(r"[\w.-]*(/[\w.-]+)*/?", name) and re.search(r"/|\.(md|cff|cfg)$", name)
+    ]
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_that_pages_name_exist(page: str) -> None:
+    known = words()
+    names = [re.sub(r"\(.*\)$", "", name) for name in named(page)]
+    names = [name for name in names if re.fullmatch(r"[A-Za-z_][\w.]*", name) and not name.endswith((".md", ".cff", ".cfg"))]
+    assert [name for name in names if not set(name.split(".")) - {""} <= known] == []
+
+
+def test_map_shows_every_stage_and_every_private_module() -> None:
+    shown = {name for name in named("CONTRIBUTING.md") if name.startswith("multihead/")}
+    stages = {f"multihead/_update/{path.name}" for path in (ROOT / "multihead" / "_update").glob("[a-z]*.py")}
+    private = {f"multihead/{path.name}" for path in (ROOT / "multihead").glob("_[a-z]*.py")} - {"multihead/_version.py"}
+    assert stages and stages | private <= shown, sorted((stages | private) - shown)
+
+
+def test_pages_are_in_the_navigation() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages == set(yaml.safe_load(read("mkdocs.yml"))["nav"])
+
+
+def block(heading: str) -> str:
+    """The first block of Python under a heading of CONTRIBUTING.md."""
+    text = read("CONTRIBUTING.md").partition(f"### {heading}\n")[2]
+    return textwrap.dedent(re.search(r"^ *```python\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL).group(1))
+
+
+def run_as(name: str, source: str, start: ModuleType | None = None) -> ModuleType:
+    """A module made of a block of code, its examples run."""
+    module = ModuleType(name)
+    if start is not None:
+        vars(module).update(vars(start), __name__=name)
+    exec(compile(source, f"CONTRIBUTING.md, {name}", "exec"), vars(module))
+    return module
+
+
+def check_examples(module: ModuleType, cls: type) -> None:
+    examples = doctest.DocTestParser().get_examples(cls.__doc__)
+    assert any(example.want for example in examples)
+    for example in examples:
+        if example.want:
+            received = np.asarray(eval(example.source, vars(module)), np.float64)
+            np.testing.assert_allclose(received, ast.literal_eval(example.want), atol=5e-5)
+        else:
+            exec(example.source, vars(module))
+
+
+@pytest.fixture
+def registered_for_now() -> Iterator[None]:
+    """Takes what a test registers with Keras away again."""
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    yield
+    registered.clear()
+    registered.update(before)
+
+
+@pytest.mark.usefixtures("registered_for_now")
+def test_the_balancer_that_is_shown_keeps_the_contract() -> None:
+    module = run_as("shown_balancer", block("A balancer"))
+    check_examples(module, module.RootNorms)
+    check_balancer(module.RootNorms(), num_heads=(1, 3))
+    for part in ("Formula", "What it fixes:", "Size of the update:"):
+        assert part in module.RootNorms.__doc__
+    assert len(block("A balancer").splitlines()) <= 150
+
+
+@pytest.mark.usefixtures("registered_for_now")
+def test_the_schedule_that_is_shown_works() -> None:
+    module = run_as("shown_schedule", block("A schedule"), schedules)
+    check_examples(module, module.Rarely)
+    with pytest.raises(ValueError, match="`every` must be a whole number of at least 1"):
+        module.Rarely("price", every=0)
+    with pytest.raises(ValueError, match="`head`"):
+        module.Rarely("price", every=2).bind(["reply"])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer
+from tests.helpers.sources import sources
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = [path for folder in ("multihead", "models", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+FILES = [path for folder in ("multihead", "models", "examples") for path in sources(folder)]
 PICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 DOWNLOADERS = {"http", "requests", "socket", "urllib", "ftplib"}
 
