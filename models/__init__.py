@@ -1,9 +1,22 @@
-"""Reference models in plain Keras: a sequence encoder, a sequence decoder and a price classifier."""
+"""Reference models in plain Keras: a sequence encoder, and heads that decode, classify, tag and predict numbers."""
 
 from ._search import Decoded
+from .classifier import Classifier
 from .decoder import Seq2SeqDecoder
 from .encoder import Seq2SeqEncoder
 from .price import PriceClassifier
+from .regressor import Regressor
+from .tagger import TokenTagger
 from .weights import load_weights, save_weights
 
-__all__ = ["Decoded", "PriceClassifier", "Seq2SeqDecoder", "Seq2SeqEncoder", "load_weights", "save_weights"]
+__all__ = [
+    "Classifier",
+    "Decoded",
+    "PriceClassifier",
+    "Regressor",
+    "Seq2SeqDecoder",
+    "Seq2SeqEncoder",
+    "TokenTagger",
+    "load_weights",
+    "save_weights",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -19,8 +20,8 @@ FILES = sorted(MODELS.glob("*.py"))
 # A file imports from earlier lines only, never from its own or a later one.
 STAGES = [
     {"_checks", "_recurrent", "weights"},
-    {"_attention", "_bridge", "_search", "encoder", "price"},
-    {"_cell"},
+    {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
+    {"_cell", "classifier", "price", "regressor"},
     {"_native_loops", "_addons_loops"},
     {"decoder"},
     {"__init__"},
@@ -57,6 +58,7 @@ def private_attributes(tree: ast.AST) -> list[ast.Attribute]:
     return [node for node in nodes if re.match(r"_[a-z]", node.attr) and node.attr != "_replace"]
 
 
+@functools.cache
 def own_names() -> set[str]:
     """Private methods and attributes of `self` that this package defines."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
