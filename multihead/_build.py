@@ -1,75 +1,21 @@
-"""What the first batch settles: variables of modules, metrics, methods and the optimizer, and how updates are computed."""
+"""What the first batch settles once the modules are built: variables of methods and the optimizer, and how to update."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import tensorflow as tf
-
-from multihead._keras import AUTOGRAPH, build_optimizer, call_module, created_outside_of_graphs, keras_mask
+from multihead._keras import build_optimizer
 from multihead._options import CompileOptions
 from multihead._update.backward import Measure
-from multihead._update.batch import Batch
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
-from multihead._update.labels import Predictions
+from multihead._update.labels import Predictions, share_nothing
 from multihead._update.network import Network, Ownership
-from multihead._update.representation import DetachedRepresentation, RepresentationGradients
+from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead._validation import quoted
 from multihead.heads import Head
-
-
-class Traced(NamedTuple):
-    """What a forward pass without computation has shown.
-
-    Attributes:
-        predictions: The spec of each head's predictions, by head name, and whether Keras masks them.
-        num_leaves: The number of floating leaves of the representation.
-    """
-
-    predictions: dict[str, tuple[tf.TensorSpec, bool]]
-    num_leaves: int
-
-
-def trace_predictions(encoder: Any, heads: Sequence[Head], specs: Batch, known: Mapping[str, Any]) -> Traced:
-    """Builds the encoder and the heads for a batch, and finds out what the heads predict; nothing is computed.
-
-    Args:
-        encoder: The encoder.
-        heads: The heads. One that reads its targets and has none in the batch is left out if it is known already.
-        specs: The specs of a batch.
-        known: The heads that are built.
-
-    Raises:
-        ValueError: A head's module cannot be built since the batch has no targets for it.
-    """
-    masked: dict[str, bool] = {}
-    num_leaves = 0
-
-    def forward(inputs: Any, targets: dict[str, Any]) -> dict[str, Any]:
-        nonlocal num_leaves
-        representation = DetachedRepresentation(call_module(encoder, inputs, training=False))
-        num_leaves = len(representation.leaves)
-        outputs = {}
-        for head in heads:
-            if head.teacher_forcing and head.name not in targets:
-                if head.name not in known:
-                    raise ValueError(
-                        f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
-                        f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
-                    )
-                continue
-            outputs[head.name] = head.predict(representation.nest, targets.get(head.name), training=False)
-            masked[head.name] = keras_mask(outputs[head.name]) is not None
-        return outputs
-
-    traceable = tf.function(forward, autograph=AUTOGRAPH)
-    created_outside_of_graphs(lambda: traceable.get_concrete_function(specs.inputs, specs.targets))
-    traced = tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
-    found = traced.structured_outputs.items()
-    return Traced({k: (tf.TensorSpec(each.shape, each.dtype), masked[k]) for k, each in found}, num_leaves)
 
 
 def build_spec(
@@ -101,6 +47,8 @@ def build_spec(
     if balancer is not None:
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, num_leaves))
     if ownership is None:
+        if balancer is not None and options.balance_at == "representation":
+            _warn_of_nothing_shared([head.name for head in heads], predictions)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
     return UpdateSpec(
         network=network,
@@ -113,6 +61,20 @@ def build_spec(
         clip=options.clip,
         ownership=ownership,
     )
+
+
+def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Predictions]) -> None:
+    """Warns if a pair of heads reads no tensor of the representation in common."""
+    apart = share_nothing([predictions[name] for name in names])
+    if apart:
+        pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
+        warnings.warn(
+            f"Heads that read no common tensor of the representation: {pairs}. Their gradients there have nothing in "
+            "common by construction, and their norms there are of different tensors, so a balancer cannot compare them "
+            'there. Pass `balance_at="parameters"` to `compile`.',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _combiner(network: Network, balancer: Any, options: CompileOptions) -> Callable[[HeadsAtStep], Combiner]:

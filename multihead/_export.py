@@ -58,7 +58,7 @@ def export_head(
         if preprocess is not None:
             given = _checked(call_module(preprocess, given, training=False), encoder_specs)
         representation = call_module(encoder, given, training=False)
-        output = head.generate(representation) if generate is None else generate(representation)
+        output = head.generate(representation) if generate is None else generate(head.read(representation))
         return _as_outputs(output if postprocess is None else call_module(postprocess, output, training=False), head.name)
 
     parts = [encoder, head.module, *(step for step in steps.values() if step is not None)]

@@ -17,6 +17,7 @@ from multihead._keras import AUTOGRAPH
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch
 from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of, weighted
+from multihead._update.labels import share_nothing
 from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import RepresentationGradients
@@ -184,12 +185,14 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
                 f"{head!r} has labels in {found.labelled[k]:.0%} of the batches, so it is seldom trained. Mix data sets "
                 "(`multihead.mix_datasets`) or draw batches with more of its labels; no balancer makes labels."
             )
-    norms = found.norms["representation"]
+    apart = share_nothing(spec.predictions)
+    level = "parameters" if apart else "representation"
+    norms = found.norms[level]
     usable = np.flatnonzero(np.isfinite(norms) & (norms > 0) & found.finite)
     if len(usable) > 1:
         longest, shortest = usable[np.argmax(norms[usable])], usable[np.argmin(norms[usable])]
         if norms[longest] > _MUCH_LONGER * norms[shortest]:
-            said.append(_of_lengths(found, longest, shortest, spec))
+            said.append(_of_lengths(found, longest, shortest, spec, level))
     for i, j in itertools.combinations(range(len(heads)), 2):
         at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
         if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
@@ -209,15 +212,22 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
         said.append("There is nothing to compare: fewer than two heads send a gradient to the encoder.")
     elif not said:
         said.append("The heads' gradients are of like lengths and agree: the plain sum is enough, whatever the balancer.")
+    if apart:
+        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
+        said.append(
+            f"{pairs} read no common tensor of the representation, whose figures cannot compare them: norms are judged at "
+            "the parameters. With a balancer, pass `balance_at='parameters'`."
+        )
     if spec.balancer is not None:
         said.append(f"All figures are from before {type(spec.balancer).__name__}, the balancer that is set.")
     return said
 
 
-def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec) -> str:
+def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec, level: str) -> str:
     """What to say of two heads whose gradients differ much in length."""
     long, short = found.heads[longest], found.heads[shortest]
-    norms = found.norms["representation"]
+    where = "at the parameters" if level == "parameters" else "where the heads meet"
+    norms = found.norms[level]
     ratio = norms[longest] / norms[shortest]
     weighted = np.abs(found.losses * found.weights)
     by_losses = weighted[longest] / weighted[shortest] if weighted[shortest] > 0 else np.inf
@@ -238,7 +248,7 @@ def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec)
     instead = found.weights[longest] / ratio
     or_weight = f", or `weight={instead:.2g}` for {long!r} in place of {found.weights[longest]:.3g}" if constant else ""
     return (
-        f"The gradient of {long!r} where the heads meet is {ratio:.3g} times as long as that of {short!r}, which gets "
-        f"{found.shares['representation'][shortest]:.2g} of the encoder's update. Cause: {cause}.{clipped} Try "
+        f"The gradient of {long!r} {where} is {ratio:.3g} times as long as that of {short!r}, which gets "
+        f"{found.shares[level][shortest]:.2g} of the encoder's update. Cause: {cause}.{clipped} Try "
         f"`balancer=balancing.EqualNorms()` or `balancing.NormBudget({{{long!r}: 0.5}})`{or_weight}."
     )

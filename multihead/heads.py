@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead import losses
 from multihead._keras import call_module
+from multihead._reads import check_reads, encode_reads, select
 from multihead._validation import is_number
 
 __all__ = ["Head"]
@@ -28,6 +29,7 @@ class Head:
         metrics: Keras metrics or their names.
         teacher_forcing: Whether the module reads its targets.
         ignore_label: The label of an element without a label (NaN always is one).
+        reads: Which part of the representation the module is given; None for all of it.
 
     Raises:
         ValueError: `name` cannot be one, `weight` is negative or not finite, the loss or a metric is unknown.
@@ -44,6 +46,7 @@ class Head:
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
         ignore_label: int | None = None,
+        reads: Any = None,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -61,6 +64,7 @@ class Head:
         self.metric_specs = list(metrics)
         self.teacher_forcing = bool(teacher_forcing)
         self.ignore_label = ignore_label
+        self.reads = check_reads(reads)
         self.metrics: list[Any] | None = None
 
     def get_config(self) -> dict[str, Any]:
@@ -78,6 +82,7 @@ class Head:
             "metrics": [serialize(metric) for metric in self.metric_specs],
             "teacher_forcing": self.teacher_forcing,
             "ignore_label": self.ignore_label,
+            "reads": encode_reads(self.reads),
         }
 
     @property
@@ -95,8 +100,13 @@ class Head:
         weight = self.weight(update) if callable(self.weight) else self.weight
         return tf.cast(tf.convert_to_tensor(weight), tf.float32)
 
+    def read(self, representation: Any) -> Any:
+        """The part of the representation that the module is given."""
+        return select(representation, self.reads, self.name)
+
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
         """The module's predictions for the loss: with teacher forcing it reads the targets."""
+        representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training)
 
@@ -106,6 +116,7 @@ class Head:
         Raises:
             ValueError: The module reads its targets and has no `generate`.
         """
+        representation = self.read(representation)
         if not self.teacher_forcing:
             return call_module(self.module, representation, training=False)
         if not callable(getattr(self.module, "generate", None)):

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._build import build_spec, trace_predictions
+from multihead._build import build_spec
 from multihead._export import export_head
 from multihead._keras import (
     KerasHooks,
@@ -26,9 +26,11 @@ from multihead._keras import (
     unlock,
 )
 from multihead._options import CompileOptions, check_optimizer
+from multihead._reads import decode_reads
+from multihead._trace import trace_predictions
 from multihead._update.apply import snapshot
 from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, specs_of, unpack
-from multihead._update.labels import Predictions, count_labels, read_labels
+from multihead._update.labels import count_labels, read_labels
 from multihead._update.network import Gradients
 from multihead._update.pipeline import apply_update, compute_update, observe
 from multihead._update.spec import UpdateSpec
@@ -113,6 +115,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
         ignore_label: int | None = None,
+        reads: Any = None,
     ) -> None:
         """Registers a head. After it, `compile` must be called (again).
 
@@ -126,6 +129,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics: Keras metrics or their names; logged as `{name}_{metric}`, over labelled elements.
             teacher_forcing: Whether the module reads its targets.
             ignore_label: The label of an element that has none; NaN always is one.
+            reads: Which part of the representation the module is given: None for all of it; a key or an index of a dict,
+                tuple or list; a tuple of keys, a path into a nest: `reads=("states", 0)` is
+                `representation["states"][0]`; a list of such, for a list of their parts.
 
         Raises:
             ValueError: There is a head of that name, or an argument is out of its range.
@@ -139,6 +145,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics=metrics,
             teacher_forcing=teacher_forcing,
             ignore_label=ignore_label,
+            reads=reads,
         )
         if name in self.heads:
             raise ValueError(
@@ -433,8 +440,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             inputs: The `tf.TensorSpec` of what the exported model takes, or a nest of them; a spec's name becomes the
                 argument's. None: the encoder's inputs, or with `preprocess` strings, `tf.TensorSpec([None], tf.string)`.
                 The argument is then named `inputs`, or by its key if they are a dict.
-            generate: From the representation to the head's output, to set how it is generated. None: as in `predict`,
-                `module.generate(representation)` with teacher forcing, else `module(representation)`.
+            generate: From what the head reads of the representation to its output, to set how it is generated. None: as in
+                `predict`, `module.generate(representation)` with teacher forcing, else `module(representation)`.
             postprocess: From the head's output to the exported model's: a tensor, which is named as the head, or a dict of
                 tensors by name. None: the head's output itself.
 
@@ -466,7 +473,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         restore = keras.saving.deserialize_keras_object
         trainer = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
         for head in config["heads"]:
-            trainer.add_head(**{key: restore(value, custom_objects=custom_objects) for key, value in head.items()})
+            arguments = {key: restore(value, custom_objects=custom_objects) for key, value in head.items()}
+            trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 
     def get_build_config(self) -> dict[str, Any]:
@@ -568,8 +576,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             self._specs.value, self._num_leaves = tuple(batch), traced.num_leaves
             for head in heads:
                 if head.name in traced.predictions:
-                    predictions, is_masked = traced.predictions[head.name]
-                    self._predictions.value[head.name] = Predictions(predictions.shape.rank, is_masked)
+                    predictions, self._predictions.value[head.name] = traced.predictions[head.name]
                     if head.name in batch.targets:
                         head.build_metrics(batch.targets[head.name], predictions)
             if self._options is not None:

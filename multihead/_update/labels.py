@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,10 +16,23 @@ from multihead._update.representation import DetachedRepresentation
 
 
 class Predictions(NamedTuple):
-    """What is known of a head's predictions before any data are seen: their rank, and whether Keras masks them."""
+    """What is known of a head's predictions before any data are seen.
+
+    Attributes:
+        rank: Their rank.
+        masked: Whether Keras masks them.
+        leaves: For each floating leaf of the representation whether they depend on it.
+    """
 
     rank: int
     masked: bool
+    leaves: tuple[bool, ...]
+
+
+def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
+    """The positions of pairs of heads that read no common floating leaf of the representation."""
+    pairs = itertools.combinations(range(len(predictions)), 2)
+    return [(i, j) for i, j in pairs if not any(a and b for a, b in zip(predictions[i].leaves, predictions[j].leaves))]
 
 
 class Labels(NamedTuple):

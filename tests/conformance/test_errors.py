@@ -91,8 +91,8 @@ def test_errors_about_data_come_before_training(case):
 
 def test_a_head_that_does_not_use_the_representation_is_an_error():
     trainer = empty_trainer()
-    dense = keras.layers.Dense(1)
-    trainer.add_head("a", lambda representation: dense(tf.ones_like(representation)), "mse")
+    body = keras.Sequential([keras.layers.Lambda(tf.ones_like), keras.layers.Dense(1)])
+    trainer.add_head("a", body, "mse")
     trainer.compile("sgd")
     with pytest.raises(ValueError, match="Head 'a' must depend on the representation"):
         trainer.compute_gradients((ONES, {"a": ONES[:, :1]}))

@@ -16,7 +16,7 @@ from tests.helpers.sources import ROOT, imported, sources
 LAYERS = [
     {"_compatibility", "_version"},
     {"_keras", "_validation"},
-    {"_gradients", "_replicas", "_random", "_earlier"},
+    {"_gradients", "_replicas", "_random", "_earlier", "_reads"},
     {"_method"},
     {"losses", "schedules", "clipping", "accumulation", "mixing", "_windows"},
     {"heads", "weighting", "balancing"},
@@ -35,7 +35,7 @@ LAYERS = [
     {"_update.pipeline"},
     {"telemetry"},
     {"_options", "diagnosis", "_export"},
-    {"_build"},
+    {"_build", "_trace"},
     {"trainer", "testing"},
     {"__init__"},
 ]

@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from multihead._build import trace_predictions
+from multihead._trace import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
 from multihead._update.representation import RepresentationGradients
@@ -17,7 +17,7 @@ SPECS = Batch(tf.TensorSpec([None, 3], tf.float32), {"b": tf.TensorSpec([None, 1
 
 
 def test_predictions_are_found_without_computing_anything():
-    ran = tf.Variable(0)
+    ran = tf.Variable(0, trainable=False)
 
     def encoder(x):
         ran.assign_add(1)
@@ -27,6 +27,7 @@ def test_predictions_are_found_without_computing_anything():
     found = trace_predictions(encoder, heads, SPECS, {})
     assert int(ran) == 0 and found.num_leaves == 2
     assert {name: spec.shape.as_list() for name, (spec, _) in found.predictions.items()} == {"a": [None, 2], "b": [None, 3]}
+    assert {name: known.leaves for name, (_, known) in found.predictions.items()} == {"a": (False, True), "b": (True, False)}
 
 
 def test_a_head_that_reads_its_targets_needs_them_once():

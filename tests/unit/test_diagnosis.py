@@ -118,9 +118,9 @@ def test_an_unreduced_loss_is_named_with_its_remedy():
     data = [tiny.data(64, seed=seed) for seed in range(2)]
     data = [(inputs, {name: targets[name] for name in ("tag", "price")}) for inputs, targets in data]
     report = trainer.diagnose(data)
-    lengths = report.norms["representation"]
+    lengths = report.norms["parameters"]  # the heads read no common tensor
     (found, *others) = report.findings
-    assert f"The gradient of 'price' where the heads meet is {lengths[1] / lengths[0]:.3g} times as long" in found
+    assert f"The gradient of 'price' at the parameters is {lengths[1] / lengths[0]:.3g} times as long" in found
     assert "summed over the batch" in found and "leaves 'tag' next to nothing" in found
     assert "`balancer=balancing.EqualNorms()` or `balancing.NormBudget({'price': 0.5})`, or `weight=" in found
     assert any(other.startswith("Clipping leaves ") for other in others)
@@ -131,7 +131,7 @@ def test_an_unreduced_loss_is_named_with_its_remedy():
     balanced.add_head("price", heads["price"], Summed(), ignore_label=-1, weight=suggested)
     balanced.compile("sgd")
     again = balanced.diagnose(data)
-    assert again.shares["representation"] == pytest.approx([0.5, 0.5], abs=0.02)
+    assert again.shares["parameters"] == pytest.approx([0.5, 0.5], abs=0.02)
     assert "price" in str(report) and str(again).count("\n") >= 3
 
 

@@ -1,0 +1,156 @@
+"""Every head is trained on what it reads, or refused: parts of the representation, hidden variables, nothing in common."""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from tests.helpers import tiny
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype("float32")
+Y = {"a": X[:, :1], "b": X[:, 1:2]}
+
+
+@keras.saving.register_keras_serializable("tests")
+class Outputs(keras.layers.Layer):
+    """Gives two tensors that have nothing in common, the second in a tuple."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(5)
+
+    def build(self, shape):
+        for layer in (self.first, self.second):
+            layer.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return {"pooled": self.first(inputs), "states": (inputs, self.second(inputs))}
+
+
+def two_heads(encoder=None, **compiled):
+    trainer = MultiHeadTrainer(Outputs() if encoder is None else encoder)
+    trainer.add_head("a", keras.layers.Dense(1), "mse", reads="pooled")
+    trainer.add_head("b", keras.layers.Dense(1), "mse", reads=("states", 1))
+    trainer.compile("sgd", **compiled)
+    return trainer
+
+
+def one_head(module, encoder=None, **options):
+    trainer = MultiHeadTrainer(keras.layers.Dense(1) if encoder is None else encoder)
+    trainer.add_head("a", module, "mse", **options)
+    trainer.compile("sgd")
+    return trainer.compute_gradients((X, {"a": Y["a"]}))
+
+
+def test_heads_on_parts_train_as_by_a_tape():
+    trainer = two_heads()
+    pairs = trainer.compute_gradients((X, Y))
+    encoder, modules = trainer.encoder, [head.module for head in trainer.heads.values()]
+    variables = [tiny.tensor_variable(variable) for _, variable in pairs]
+    with tf.GradientTape() as tape:
+        given = encoder(X)
+        parts = given["pooled"], given["states"][1]
+        loss = tf.add_n([tf.reduce_mean((module(part) - y) ** 2) for module, part, y in zip(modules, parts, Y.values())])
+    for (got, _), wanted in zip(pairs, tape.gradient(loss, variables), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_reads_are_saved_and_exported(tmp_path):
+    trainer = two_heads()
+    trainer.fit(X, Y, verbose=0)
+    trainer.save(str(tmp_path / "trainer.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "trainer.keras"))
+    assert [head.reads for head in loaded.heads.values()] == ["pooled", ("states", 1)]
+    wanted = trainer.predict(X, verbose=0)
+    for name, got in loaded.predict(X, verbose=0).items():
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-6)
+    trainer.export("b", tmp_path / "b")
+    exported = tf.saved_model.load(str(tmp_path / "b")).signatures["serving_default"]
+    np.testing.assert_allclose(exported(inputs=tf.constant(X))["b"], wanted["b"], rtol=1e-5)
+
+
+def test_a_module_that_cannot_take_the_whole_representation_is_told_of_reads():
+    message = r"head 'a' must take the whole representation.*'pooled': a float32 tensor of shape \(None, 4\).*reads='pooled'"
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        one_head(keras.layers.Dense(1), Outputs())
+    with pytest.raises(ValueError, match="`reads` of head 'a' must name.*'states': a tuple.*Did you mean 'pooled'"):
+        one_head(keras.layers.Dense(1), Outputs(), reads="poled")
+
+
+class Holder:
+    def __init__(self):
+        self.layer = keras.layers.Dense(1)
+
+    def __call__(self, representation):
+        return self.layer(representation)
+
+
+def hidden_modules():
+    dense, shared = keras.layers.Dense(1), keras.layers.Dense(1)
+    return {
+        "a function around a layer": (lambda r: dense(r), None),
+        "a function that makes layers": (lambda r: keras.layers.Dense(1)(r), None),
+        "a plain class": (Holder(), None),
+        "the encoder's own variables": (lambda r: r * tf.reduce_sum(tf.convert_to_tensor(shared.kernel)), shared),
+    }
+
+
+@pytest.mark.parametrize("case", hidden_modules())
+def test_a_head_with_hidden_variables_is_refused(case):
+    module, encoder = hidden_modules()[case]
+    with pytest.raises(ValueError, match="The module of head 'a' must hold the variables.*kernel.*keras.Model"):
+        one_head(module, encoder)
+
+
+def test_an_encoder_with_hidden_variables_is_refused():
+    dense = keras.layers.Dense(1)
+    with pytest.raises(ValueError, match="`encoder` must hold the variables.*<lambda>.*kernel.*keras.Model"):
+        one_head(keras.layers.Dense(1), lambda x: dense(x))
+
+
+def test_functions_without_variables_and_frozen_layers_are_heads():
+    assert len(one_head(lambda representation: 2.0 * representation)) == 2
+    frozen = keras.layers.Dense(1)
+    frozen.trainable = False
+    body = keras.Sequential([frozen, keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    assert len(one_head(body)) == 2 + 2
+
+
+@pytest.mark.parametrize("output", [{"x": 0}, (0, 0)], ids=["dict", "tuple"])
+def test_predictions_that_are_no_tensor_are_refused(output):
+    with pytest.raises(ValueError, match="The module of head 'a' must give one tensor.*add one head for each"):
+        one_head(lambda representation: tf.nest.map_structure(lambda _: representation, output))
+
+
+def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameters():
+    trainer = two_heads(balancer="UPGrad")
+    with pytest.warns(UserWarning, match="no common tensor.*'a' and 'b'.*`compile`") as caught:
+        trainer.fit(X, Y, verbose=0)
+        trainer.fit(X, Y, verbose=0)
+        trainer.evaluate(X, Y, verbose=0)
+    assert sum("no common tensor" in str(warning.message) for warning in caught) == 1
+    findings = trainer.diagnose([(X, Y)]).findings
+    assert any("'a' and 'b' read no common tensor" in finding and "parameters" in finding for finding in findings)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"balancer": "UPGrad", "balance_at": "parameters"}], ids=str)
+def test_nothing_is_said_where_nothing_is_balanced_at_the_representation(compiled):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Heads that read")
+        two_heads(**compiled).compute_gradients((X, Y))
+
+
+def test_heads_with_a_common_tensor_are_not_warned_of():
+    trainer = MultiHeadTrainer(Outputs())
+    trainer.add_head("a", keras.layers.Dense(1), "mse", reads="pooled")
+    trainer.add_head("b", keras.layers.Concatenate(), "mse", reads=["pooled", ("states", 1)])
+    trainer.compile("sgd", balancer="UPGrad")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Heads that read")
+        trainer.compute_gradients((X, {"a": Y["a"], "b": np.ones((6, 9), "float32")}))
