@@ -1,7 +1,7 @@
-"""Memory and time of one update of 512 examples in 1, 4 and 16 slices, and of as many accumulated batches.
+"""Memory and time of one update of 512 examples from 1, 4 and 16 micro-batches or accumulated batches.
 
-Each case runs in a process of its own. Memory is the process's peak above what it was before the first update; time is
-the median of several updates, over that of the same number of plain steps by hand on slices, without the optimizer.
+Each case runs in its own process. Memory is the increase in the process's peak memory from before the first update; time is
+the median of several updates, relative to a custom training loop that computes the same gradients without an optimizer.
 Run `python -m benchmarks.accumulation`.
 """
 
@@ -38,7 +38,7 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
     data = tf.data.Dataset.from_tensor_slices((tokens, targets)).batch(size)
     heads = {"reply": On("outputs", VOCABULARY), "price": On("state", 8, "softmax")}
     encoder = Encoder(VOCABULARY, 128)
-    if kind == "by hand":
+    if kind == "custom loop":
         representation = encoder(tokens[:2])
         for head in heads.values():
             head(representation)
@@ -82,23 +82,23 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=9, help="timed updates per case (default 9)")
+    parser.add_argument("--updates", type=int, default=9, help="timed updates per case (default: 9)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
         print(json.dumps(case(*json.loads(options.case), options.updates)))
         return
-    print("| update of 512 examples as | parts | peak memory, MB | seconds | over as many steps by hand |")
+    print("| update of 512 examples with | parts | peak memory, MB | seconds | relative to custom loop |")
     print("| --- | --- | --- | --- | --- |")
     for parts in (1, 4, 16):
         found = {}
-        for kind in ("by hand", "micro_batches", "accumulate_steps"):
+        for kind in ("custom loop", "micro_batches", "accumulate_steps"):
             command = [sys.executable, "-m", "benchmarks.accumulation", "--updates", str(options.updates)]
             command += ["--case", json.dumps([kind, parts])]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found[kind] = json.loads(output.strip().splitlines()[-1])
         for kind, figures in found.items():
-            ratio = figures["seconds"] / found["by hand"]["seconds"]
+            ratio = figures["seconds"] / found["custom loop"]["seconds"]
             print(f"| {kind} | {parts} | {figures['megabytes']:.0f} | {figures['seconds']:.3f} | {ratio:.2f} |", flush=True)
 
 

@@ -1,13 +1,13 @@
-"""How long the balancers take to turn inner products into coefficients, beside TorchJD and LibMTL where installed.
+"""Time of the balancers from inner products to coefficients, compared with TorchJD and LibMTL if installed.
 
     python -m benchmarks.balancers --help
 
-All get the same random Gramians of conflicting gradients. Ours run inside a compiled step, as a graph and by XLA: a loop
-over the Gramians, divided by their number. The peers' run as they are, on the CPU with one thread; a method that wants
-gradients gets a square root of the Gramian, as many columns as heads. Figures are medians over rounds in which all take
-turns; a ratio is our time over the peer's, so that 0.1 is ten times as fast. Empty: the peer has no such method. "fails":
-the peer's raises on these inputs. The peers are optional: `pip install torch "torchjd[full]"` and
-`pip install --no-deps LibMTL`.
+All methods get the same random Gramians of conflicting gradients. Ours run in a compiled function, as a graph and with XLA:
+the time of a loop over the Gramians, divided by their number. The other libraries run unchanged, on the CPU with one thread;
+a method that needs gradients gets a square root of the Gramian, with as many columns as heads. Times are medians over
+rounds in which all methods alternate. A ratio is our time divided by the other library's: 0.1 means ten times as fast.
+Empty cells: the library does not have the method. "fails": the library's method raises an error for these inputs. The other
+libraries are optional: `pip install torch "torchjd[full]"` and `pip install --no-deps LibMTL`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METHODS = (
 
 
 def gramians(num_heads: int, count: int) -> list[np.ndarray]:
-    """Gramians of gradients that conflict, of lengths from 0.1 to 10."""
+    """Gramians of conflicting gradients whose norms are scaled by factors from 0.1 to 10."""
     random = np.random.default_rng(num_heads)
     found = []
     for _ in range(count):
@@ -45,7 +45,7 @@ def gramians(num_heads: int, count: int) -> list[np.ndarray]:
 
 
 def ours(name: str, inputs: list[np.ndarray], *, xla: bool) -> Callable[[], object]:
-    """A call of one of our methods on all Gramians, compiled."""
+    """A compiled call of one of our methods on all Gramians."""
     balancer = balancing.NormBudget({0: 0.2}) if name == "NormBudget" else getattr(balancing, name)()
     balancer.build((len(inputs[0]), None))
     stacked = tf.constant(np.stack(inputs))
@@ -63,7 +63,7 @@ def roots(inputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def torchjd(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
-    """A call of TorchJD's method of the same name on all Gramians, or None if it has none."""
+    """A call of TorchJD's method of the same name on all Gramians; None if there is none."""
     torch, aggregation = importlib.import_module("torch"), importlib.import_module("torchjd.aggregation")
     torch.set_num_threads(1)
     num_heads = len(inputs[0])
@@ -97,11 +97,11 @@ LIBMTL_OPTIONS = {
 
 
 def libmtl(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
-    """A call of LibMTL's method of the same name on all Gramians, or None if it has none.
+    """A call of LibMTL's method of the same name on all Gramians; None if there is none.
 
-    Its methods compute gradients, solve, and set gradients in one go; here the first and the last step do nothing.
+    LibMTL's methods compute gradients, solve, and set gradients in one call; here the first and the last part do nothing.
     """
-    if "LibMTL" not in sys.modules:  # its own __init__ imports models that need an old torchvision
+    if "LibMTL" not in sys.modules:  # its __init__ imports models that need an old torchvision
         package, found = types.ModuleType("LibMTL"), importlib.util.find_spec("LibMTL")
         package.__path__ = list((found.submodule_search_locations if found else None) or [])
         sys.modules["LibMTL"] = package
@@ -134,7 +134,7 @@ def libmtl(name: str, inputs: list[np.ndarray]) -> Callable[[], object] | None:
 
 
 def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float | None]:
-    """The median seconds of each, the runs taking turns, None if it fails. At every turn a first call is not counted."""
+    """The median seconds of each run, None if it fails. Runs alternate, and the first call of each turn is not timed."""
     seconds: dict[str, list[float]] = {}
     for name, run in runs.items():
         try:
@@ -151,7 +151,7 @@ def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def _seconds(run: Callable[[], object], calls: int) -> float:
-    """The mean time of some calls."""
+    """The mean time of a number of calls."""
     start = time.perf_counter()
     for _ in range(calls):
         run()
@@ -166,29 +166,29 @@ PEERS: dict[str, tuple[str, Callable[[str, list[np.ndarray]], Callable[[], objec
 
 
 def installed_peers() -> dict[str, Callable[[str, list[np.ndarray]], Callable[[], object] | None]]:
-    """Makers of the peers' runs by name; says which peers are left out, and why."""
+    """Functions that create the other libraries' runs, by name; prints which libraries are skipped, and why."""
     found = {}
     for name, (package, make) in PEERS.items():
         if importlib.util.find_spec(package) is None:
-            print(f"{name} is not installed and left out.")
+            print(f"Skipping {name}: it is not installed.")
             continue
         try:
             make("PCGrad", gramians(2, 1))
             found[name] = make
         except ImportError as error:
-            print(f"{name} cannot be imported and is left out: {error}")
+            print(f"Skipping {name}: it cannot be imported: {error}")
     return found
 
 
 def line(name: str, num_heads: int, peers: dict[str, Callable[..., Any]], options: argparse.Namespace) -> list[str]:
-    """The cells of one method at one number of heads."""
+    """The table cells of one method with one number of heads."""
     inputs = gramians(num_heads, options.gramians)
     runs = {mode: ours(name, inputs, xla=mode == "XLA") for mode in OURS}
     offered = {}
     for peer, make in peers.items():
         try:
             offered[peer] = make(name, inputs)
-        except ImportError:  # a solver of its own that this method alone needs
+        except ImportError:  # a solver that only this method needs
             offered[peer] = functools.partial(_fail, f"{peer} lacks a solver")
     runs.update({peer: run for peer, run in offered.items() if run is not None})
     times = medians(runs, options.rounds)
@@ -211,10 +211,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.balancers",
-        description="Microseconds from inner products to coefficients, and our time over the peers'.",
+        description="Microseconds from inner products to coefficients, and our time relative to other libraries.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--heads", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of heads")
+    parser.add_argument("--heads", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of heads to time")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, help="methods to time")
     parser.add_argument("--gramians", type=int, default=16, help="Gramians per round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per method")

@@ -1,11 +1,11 @@
-"""How fast the reference decoder decodes and trains: natively, by TensorFlow Addons, and by the samplers of Keras Hub.
+"""Decoding and training speed of the reference decoder: native, with TensorFlow Addons, and with the samplers of Keras Hub.
 
     python -m benchmarks.decoding --help
 
-All use the very same weights; what is not installed is left out. The model is first trained for a moment on inputs of one
-to `--source-length` tokens and outputs of the same lengths, so that sentences end at different steps, as real ones do.
-All is timed from the encoder's result on, which is the same for each. The ways take turns, so that a busy machine slows
-all alike; a speed is the median of several rounds, and a ratio the median of the rounds' own ratios.
+All engines use the same weights; engines that are not installed are skipped. The model is first trained briefly on inputs
+of one to `--source-length` tokens and outputs of the same lengths, so that sequences end at different time steps, as real
+ones do. Timing starts at the representation, which is the same for all. The engines alternate, so that other load on the
+machine affects them equally; a speed is the median over rounds, and a ratio the median of the ratios in each round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops, _nat
 
 
 def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Each function's time per call in every round, the functions taking turns; short ones are called repeatedly."""
+    """Each function's time per call in every round. The functions alternate; short ones are called repeatedly."""
     calls = {}
     for name, function in functions.items():
         function()  # the first call traces
@@ -65,7 +65,7 @@ def make(options: argparse.Namespace, engine: str) -> tuple[Seq2SeqEncoder, Seq2
 
 
 def pairs(options: argparse.Namespace, batch: int, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Inputs of random lengths and, as targets, the same ids with an end id."""
+    """Inputs of random lengths; the targets are the same ids with an end id."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, options.source_length + 1, [batch, 1])
     places = np.arange(options.source_length + 1)
@@ -85,7 +85,7 @@ def mean_loss(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def trained(options: argparse.Namespace) -> tuple[Seq2SeqEncoder, Seq2SeqDecoder]:
-    """A model that has learned to end its outputs."""
+    """A model trained until it ends its outputs."""
     encoder, decoder = make(options, "native")
     weights = [*encoder.trainable_weights, *decoder.trainable_weights]
     variables = [*tensor_variables(encoder), *tensor_variables(decoder)]
@@ -103,13 +103,13 @@ def trained(options: argparse.Namespace) -> tuple[Seq2SeqEncoder, Seq2SeqDecoder
 
 
 def to_the_end(function: Callable[..., object], *arguments: object) -> Callable[[], Any]:
-    """A call of the function as a graph that returns when the result is there."""
+    """A call of the function as a graph that returns when the result is available."""
     graph = tf.function(function)
     return lambda: tf.nest.map_structure(lambda tensor: tensor.numpy(), graph(*arguments))
 
 
 def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any]], tf.Tensor]:
-    """The decoder's own step under the samplers of Keras Hub, whose beams go on after their end id."""
+    """The decoder's step with a sampler of Keras Hub, whose beams continue after their end ids."""
     samplers = importlib.import_module("keras_hub.samplers")
     sampler = samplers.GreedySampler() if width == 1 else samplers.BeamSampler(num_beams=width)
 
@@ -132,7 +132,7 @@ def by_keras_hub(decoder: Seq2SeqDecoder, width: int) -> Callable[[dict[str, Any
 
 
 def decoding(options: argparse.Namespace, engines: list[str]) -> None:
-    """Sentences per second, greedy and by beam."""
+    """Sentences per second, with greedy and beam search."""
     encoder, decoder = trained(options)
     decoders = {engine: make(options, engine)[1] for engine in engines if engine != "keras-hub"}
     for other in decoders.values():
@@ -148,13 +148,13 @@ def decoding(options: argparse.Namespace, engines: list[str]) -> None:
             if "keras-hub" in engines:
                 runs["keras-hub"] = to_the_end(by_keras_hub(decoder, width), representation)
             if "addons" in runs and runs["addons"]().tobytes() != runs["native"]().tobytes():
-                print("the engines' results differ")
+                print("the results of the engines differ")
             name = "greedy" if width == 1 else f"beam {width}"
             report(f"{name}, batch {batch}", batch, seconds_of(runs, options.rounds))
 
 
 def training(options: argparse.Namespace, engines: list[str]) -> None:
-    """Teacher-forced training: gradients of the decoder's weights and of the encoder's result, per second."""
+    """Training with teacher forcing: gradients of the decoder's weights and of the representation, per second."""
     encoder, decoder = make(options, "native")
     variables = tensor_variables(decoder)
 
@@ -194,18 +194,18 @@ def training(options: argparse.Namespace, engines: list[str]) -> None:
         runs = {name: to_the_end(gradients(way), *data) for name, way in ways.items()}
         expected, *results = (run() for run in runs.values())
         if not all(np.allclose(a, b, rtol=1e-3, atol=1e-6) for found in results for a, b in zip(found, expected)):
-            print("the ways' gradients differ")
+            print("the gradients of the engines differ")
         report(f"batch {batch}", 1, seconds_of(runs, options.rounds))
 
 
 def header(title: str, names: list[str]) -> None:
-    """The head of a table: the ways, and what the first is times as fast as."""
-    columns = [title, *names, *(f"over {name}" for name in names[1:])]
+    """Prints the head of a table: the speed of each engine, and the ratio of the first to each other one."""
+    columns = [title, *names, *(f"{names[0]} / {name}" for name in names[1:])]
     print(f"\n| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}")
 
 
 def report(title: str, amount: int, seconds: dict[str, list[float]]) -> None:
-    """A line of a table: amount per second, and how many times as fast as each other way the first is."""
+    """Prints a row of a table: amount per second, and the ratio of the first engine to each other one."""
     first, *others = seconds.values()
     speeds = [f"{amount / statistics.median(times):.1f}" for times in seconds.values()]
     ratios = [f"{statistics.median(b / a for a, b in zip(first, times)):.2f}" for times in others]
@@ -216,22 +216,22 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.decoding",
-        description="Sentences per second in decoding and steps per second in training, native beside Addons.",
+        description="Sentences per second in decoding and steps per second in training, native and with Addons.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--vocabulary", type=int, default=2000, help="number of token ids on either side")
-    parser.add_argument("--embedding", type=int, default=128, help="size of a token's vector")
+    parser.add_argument("--vocabulary", type=int, default=2000, help="vocabulary size of sources and targets")
+    parser.add_argument("--embedding", type=int, default=128, help="size of the token embeddings")
     parser.add_argument("--units", type=int, default=256, help="size of the recurrent layers")
     parser.add_argument("--cell", choices=["lstm", "gru"], default="lstm", help="recurrent cell")
-    parser.add_argument("--attention", choices=["luong", "bahdanau", "none"], default="luong", help="kind of attention")
-    parser.add_argument("--input-feeding", action="store_true", help="feed each step's vector to the next")
-    parser.add_argument("--source-length", type=int, default=25, help="most tokens per input")
-    parser.add_argument("--maximum-length", type=int, default=40, help="where decoding is cut off")
+    parser.add_argument("--attention", choices=["luong", "bahdanau", "none"], default="luong", help="type of attention")
+    parser.add_argument("--input-feeding", action="store_true", help="feed the attention vector into the next time step")
+    parser.add_argument("--source-length", type=int, default=25, help="maximum number of tokens per input")
+    parser.add_argument("--maximum-length", type=int, default=40, help="maximum length of the output")
     parser.add_argument("--steps", type=int, default=60, help="training steps before decoding")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256], help="batch sizes for decoding")
     parser.add_argument("--train-batches", type=int, nargs="+", default=[16, 64], help="batch sizes for training")
-    parser.add_argument("--beam", type=int, default=5, help="width of the beam")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds, of which medians are taken")
+    parser.add_argument("--beam", type=int, default=5, help="beam width")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds")
     options = parser.parse_args(arguments)
     others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons_loops.is_installed()}
     engines = ["native", *(name for name, is_installed in others.items() if is_installed)]

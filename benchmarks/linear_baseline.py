@@ -1,17 +1,17 @@
-"""How well linear models tell the price range from words alone: the bar that the example's model must clear.
+"""Price accuracy of linear models, which see only words: the baseline that the example's model must beat.
 
     python -m benchmarks.linear_baseline [--train FILE --dev FILE ...]
 
-Logistic regression on a bag of words, and on TF-IDF of up to two and three words in a row, trained and evaluated on the
-rows that the example uses: its own orders, or tables given as to the example. There are three variants of the texts:
+Logistic regression on a bag of words, and on TF-IDF of up to bigrams and trigrams, trained and evaluated on the rows that
+the example uses: its generated orders, or files with the example's options. There are three variants of the texts:
 
-- `written`: as they are;
-- `shuffled`: with their words in random order, which a bag of words does not notice;
-- `masked`: with the columns' names in place of the values of `--swap-column`, in texts and targets. Names that go with a
-  price range by chance are then no use to either side.
+- `written`: the original texts;
+- `shuffled`: with the words in random order, which has no effect on a bag of words;
+- `masked`: with column names instead of the values of `--swap-column`, in texts and targets, so that no model can use names
+  that happen to correlate with a price range.
 
-`--variants` chooses among them. `--model` trains the example's model on them, too: what it loses on shuffled words is
-what their order tells.
+`--variants` selects variants. `--model` also trains the example's model on them: its loss in accuracy on shuffled words
+shows how much word order matters.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ VARIANTS = ("written", "shuffled", "masked")
 
 
 def linear_accuracies(train: Examples, dev: Examples) -> dict[str, float]:
-    """Price accuracy on the labelled held-out rows by model; the penalty is the best of four on a part of training."""
+    """Price accuracy on the labelled validation rows, by model; the penalty is tuned on a tenth of the training rows."""
     features = {
         "bag of words": CountVectorizer(token_pattern=TOKENS),
         "TF-IDF of 1-2-grams": TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, 2)),
         "TF-IDF of 1-3-grams": TfidfVectorizer(token_pattern=TOKENS, ngram_range=(1, 3), min_df=2),
     }
     (texts, labels), (dev_texts, dev_labels) = _labelled(train), _labelled(dev)
-    part = len(texts) * 9 // 10
+    split = len(texts) * 9 // 10
     accuracies = {}
     for name, vectorizer in features.items():
         scores = {}
         for inverse_penalty in INVERSE_PENALTIES:
             model = make_pipeline(vectorizer, LogisticRegression(C=inverse_penalty, max_iter=300, tol=1e-3))
-            scores[inverse_penalty] = model.fit(texts[:part], labels[:part]).score(texts[part:], labels[part:])
+            scores[inverse_penalty] = model.fit(texts[:split], labels[:split]).score(texts[split:], labels[split:])
         best = max(scores, key=lambda inverse_penalty: scores[inverse_penalty])
         model = make_pipeline(vectorizer, LogisticRegression(C=best, max_iter=300, tol=1e-3))
         accuracies[name] = float(model.fit(texts, labels).score(dev_texts, dev_labels))
@@ -70,11 +70,11 @@ def shuffle_words(examples: Examples, seed: int) -> Examples:
 
 
 def mask_values(examples: Examples, rows: Sequence[dict[str, str]]) -> Examples:
-    """The examples with the columns' names in place of their values, as whole words in any case, in texts and targets.
+    """The examples with values replaced by their column names in texts and targets, as whole words, ignoring case.
 
     Args:
         examples: The examples.
-        rows: The columns to mask, by name, of each.
+        rows: For each example, the values to mask by column name.
     """
     sides: tuple[list[str], list[str]] = ([], [])
     for text, target, row in zip(examples.texts, examples.targets, rows):
@@ -88,7 +88,7 @@ def mask_values(examples: Examples, rows: Sequence[dict[str, str]]) -> Examples:
 
 
 def variant_of(data: run.Data, variant: str, options: Namespace) -> run.Data:
-    """The data with their texts as one of `VARIANTS` says."""
+    """The data with one of the `VARIANTS` of the texts."""
     if variant == "written":
         return data
     if variant == "shuffled":
@@ -101,7 +101,7 @@ def variant_of(data: run.Data, variant: str, options: Namespace) -> run.Data:
 
 
 def model_accuracy(options: Namespace, data: run.Data, console: Console) -> float:
-    """Price accuracy of the example's model on the held-out rows."""
+    """Price accuracy of the example's model on the validation rows."""
     keras.utils.set_random_seed(options.seed)
     model = run.build_model(options, data)
     run.train_model(options, model, data, console)
@@ -110,15 +110,15 @@ def model_accuracy(options: Namespace, data: run.Data, console: Console) -> floa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
+    """Runs the benchmark."""
     parser = command.build_parser()
-    parser.description = "Linear models' price accuracy; the options are the example's."
-    parser.add_argument("--variants", choices=VARIANTS, nargs="+", help="texts to use; all that there are without")
-    parser.add_argument("--model", action="store_true", help="train the example's model on the same texts")
+    parser.description = "Price accuracy of linear models; the options are those of the example."
+    parser.add_argument("--variants", choices=VARIANTS, nargs="+", help="variants of the texts (default: all available)")
+    parser.add_argument("--model", action="store_true", help="also train the example's model on the same texts")
     options = parser.parse_args(arguments)
     asked = options.variants or [name for name in VARIANTS if name != "masked" or options.swap_column]
     if "masked" in asked and not options.swap_column:
-        parser.error("--variants masked needs --swap-column. Name the columns whose values are to be masked.")
+        parser.error("--variants masked requires --swap-column. Pass the columns whose values are masked.")
     data = run.load_data(options)
     console = Console()
     cells: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             accuracies["the example's model"] = model_accuracy(options, rows, console)
         for name, accuracy in accuracies.items():
             cells.setdefault(name, []).append(f"{accuracy:.4f}")
-    table = Table("model", *asked, title="price accuracy on the held-out rows")
+    table = Table("model", *asked, title="price accuracy on the validation rows")
     for name, row in cells.items():
         table.add_row(name, *row)
     console.print(table)

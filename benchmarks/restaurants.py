@@ -1,16 +1,16 @@
-"""Do the tasks of one file help each other? Heads on one encoder, and each alone, over several seeds.
+"""Do the tasks of one file help each other? Trains heads on one encoder, and each alone, with several seeds.
 
     python -m benchmarks.restaurants --train train.csv.gz --dev dev.csv.gz [--rows 4000] [--seeds 3] [--slots food area ...]
 
-The reply (the target column) and the price are trained together and alone. Each of `--slots` is a further head: a
-classifier of the target's value of that slot, missing being a class of its own; all heads are then trained on one
-encoder, too. All arms of a seed see the same rows in as many epochs, and keep their last weights. Every further option
-is the example's (`python -m examples.seq2seq_price --help`), save those for one seed, a further file, turns, early stopping
-and finished models, and so are its defaults; `--price-weight` is the weight of each classifier. As it stands it is small
-and takes minutes: `--rows 0` takes all rows.
+The reply (the target column) and the price are trained together and alone. Each of `--slots` is an additional head: a
+classifier for the target's value of that slot, with a class for a missing value; all heads are then also trained on one
+encoder. All arms of a seed use the same rows for the same number of epochs, and keep their final weights. All other options
+and their defaults are those of the example (`python -m examples.seq2seq_price --help`), except the options for one seed, a
+test file, schedules, early stopping and finished models; `--price-weight` is the weight of each classifier. By default the
+benchmark is small and takes minutes: `--rows 0` uses all rows.
 
-Prints the table, and writes the figures of every run to `--output` as soon as it is done. What the file holds already is
-not run again, so that a benchmark can go on where it was interrupted, or run in several processes by `--arms`.
+Prints a table, and writes the results of every run to `--output` as soon as it is finished. Results that the file already
+contains are not computed again, so you can continue an interrupted benchmark, or run several processes with `--arms`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from multihead.models import PriceClassifier
 
 UNUSED = {
     "seed": "seeds are counted from 0; set --seeds",
-    "test": "there is one held-out file, that of --dev",
+    "test": "only the file of --dev is used for evaluation",
     "schedule": "the arms have different heads",
-    "patience": "all arms train as long as each other; set --epochs",
-    "load": "models are trained anew",
-    "predict": "models are trained anew",
-    "export": "models are not kept",
+    "patience": "all arms train for the same number of epochs; set --epochs",
+    "load": "models are trained from scratch",
+    "predict": "models are trained from scratch",
+    "export": "models are not saved",
 }
-"""The example's options that a comparison has no use for, and why."""
+"""The example's options that this benchmark does not support, and why."""
 APART = ("seeds", "arms", "output", *UNUSED)
-"""Options that one run's figures do not hang on."""
+"""Options that do not affect the results of a run."""
 
 
 def slot_values(targets: Sequence[str], slot: str) -> list[str]:
@@ -63,9 +63,9 @@ def slot_values(targets: Sequence[str], slot: str) -> list[str]:
 
 
 def with_slots(data: run.Data, names: Sequence[str]) -> tuple[run.Data, list[int]]:
-    """The data with a column of labels for the price and each slot, int32 `[rows, 1 + slots]`, and their classes.
+    """The data with a label column for the price and each slot, int32 `[rows, 1 + slots]`, and the numbers of classes.
 
-    A slot's classes are its values in all splits.
+    The classes of a slot are its values in all splits.
     """
     values = {split: [slot_values(rows.targets, name) for name in names] for split, rows in data.splits.items()}
     classes = [sorted(set().union(*(columns[place] for columns in values.values()))) for place in range(len(names))]
@@ -77,7 +77,7 @@ def with_slots(data: run.Data, names: Sequence[str]) -> tuple[run.Data, list[int
 
 
 def some_rows(data: run.Data, number: int, seed: int) -> run.Data:
-    """The data with so many of the training rows, drawn without replacement; 0 for all."""
+    """The data with `number` random training rows, drawn without replacement; 0 for all."""
     train = data.splits["train"]
     if not 0 < number < len(train.texts):
         return data
@@ -87,13 +87,13 @@ def some_rows(data: run.Data, number: int, seed: int) -> run.Data:
 
 
 def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options: argparse.Namespace) -> dict[str, float]:
-    """Figures on the held-out rows of a model with some heads.
+    """Trains a model with the given heads and returns its metrics on the validation rows.
 
     Args:
         heads: Names of the heads.
-        sizes: The number of classes of each classifier, in the order of the labels' columns.
-        data: What `with_slots` gave.
-        options: The example's.
+        sizes: The number of classes of each classifier, in the order of the label columns.
+        data: The result of `with_slots`.
+        options: The example's options.
     """
     keras.utils.set_random_seed(options.seed)
     model = run.build_model(options, data, heads=[head for head in heads if head == "reply"])
@@ -130,17 +130,17 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
 
 
 def draw_table(results: dict[str, dict[str, dict[str, float]]], heads: Sequence[str], title: str) -> Table:
-    """One row per figure: of its head alone, and of each arm with several heads.
+    """A table with one row per metric: of the head alone, and of each arm with several heads.
 
     Args:
-        results: Figures by seed by arm.
-        heads: Names of the heads, each an arm of its own where it was run.
-        title: Above the table.
+        results: Metrics by arm and seed.
+        heads: Names of the heads, which are also the names of the arms with one head.
+        title: Title of the table.
     """
     runs = {arm: list(by_seed.values()) for arm, by_seed in results.items()}
     alone = {head: runs.get(head, []) for head in heads}
     together = {arm: of_arm for arm, of_arm in runs.items() if arm not in heads}
-    table = Table("figure", "alone", *together, title=title)
+    table = Table("metric", "alone", *together, title=title)
     for head in heads:
         figures = dict.fromkeys(name for of_arm in runs.values() for one in of_arm for name in one if _is_of(name, head))
         for figure in figures:
@@ -156,14 +156,14 @@ def _is_of(figure: str, head: str) -> bool:
 
 
 class Record:
-    """Figures by seed by arm, in a file that several processes may add to.
+    """Results by arm and seed, in a file that several processes may write to.
 
     Args:
         path: The file.
-        settings: What the figures hang on.
+        settings: The options that the results depend on.
 
     Raises:
-        InputError: The file holds figures of other settings.
+        InputError: The file contains results for other options.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -171,17 +171,17 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._read()["settings"] != settings:
             raise run.InputError(
-                f"`--output` must be a file of the same options, or a new one. Received: {str(path)!r}, of others. "
-                "Name another, or delete it."
+                f"`--output` must be a file with results for the same options, or a new file. Received: {str(path)!r}, with "
+                "results for other options. Choose another file, or delete it."
             )
 
     @property
     def results(self) -> dict[str, dict[str, dict[str, float]]]:
-        """What the file holds."""
+        """The contents of the file."""
         return self._read()["results"]
 
     def add(self, arm: str, seed: int, figures: dict[str, float]) -> None:
-        """Writes one more run's figures."""
+        """Adds the results of a run."""
         content = self._read()
         content["results"].setdefault(arm, {})[str(seed)] = figures
         unfinished = self._path.with_suffix(f".{os.getpid()}")
@@ -195,12 +195,12 @@ class Record:
 
 
 def compare(asked: argparse.Namespace, options: argparse.Namespace, console: Console) -> None:
-    """Measures what is asked for and not in the file yet, and prints the table.
+    """Computes all requested results that the file does not contain yet, and prints the table.
 
     Args:
         asked: The benchmark's own options.
-        options: The example's.
-        console: Where to print.
+        options: The example's options.
+        console: The console to print to.
 
     Raises:
         InputError: The data or an option cannot be used.
@@ -216,7 +216,7 @@ def compare(asked: argparse.Namespace, options: argparse.Namespace, console: Con
     unknown = [arm for arm in asked.arms or () if arm not in arms]
     if unknown:
         raise run.InputError(
-            f"`--arms` must be of {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
+            f"`--arms` must be among {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
             "Correct the name, or add the slot to --slots."
         )
     for options.seed in range(asked.seeds):
@@ -226,25 +226,25 @@ def compare(asked: argparse.Namespace, options: argparse.Namespace, console: Con
                 figures = measure(arms[arm], classes, data, options)
                 record.add(arm, options.seed, figures)
                 console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
-    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, means ± standard deviations of seeds"
+    title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, mean ± standard deviation over seeds"
     console.print(draw_table(record.results, heads, title))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table."""
+    """Runs the benchmark."""
     parser = Parser("benchmarks.restaurants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slots", nargs="+", default=[], metavar="SLOT", help="slots of the target to classify, too")
-    parser.add_argument("--rows", type=whole(0), default=4000, metavar="N", help="training rows to draw; 0 takes all")
+    parser.add_argument("--slots", nargs="+", default=[], metavar="SLOT", help="slots of the target to classify as well")
+    parser.add_argument("--rows", type=whole(0), default=4000, metavar="N", help="number of training rows; 0 for all")
     parser.add_argument("--seeds", type=whole(1), default=1, metavar="N", help="number of seeds")
     parser.add_argument(
-        "--arms", nargs="+", metavar="ARM", help="of reply, price, the slots, 'reply and price', 'all'; all by default"
+        "--arms", nargs="+", metavar="ARM", help="among reply, price, the slots, 'reply and price', 'all' (default: all)"
     )
-    parser.add_argument("--output", default="runs/restaurants.json", help="file for the figures of every run")
+    parser.add_argument("--output", default="runs/restaurants.json", help="file for the results of every run")
     asked, others = parser.parse_known_args(arguments)
     options = command.parse(others)
     for name, reason in UNUSED.items():
         if any(other.split("=")[0] == f"--{name}" for other in others):
-            parser.error(f"`--{name}` must be left out: {reason}. Received: {' '.join(others)}.")
+            parser.error(f"`--{name}` must be omitted: {reason}. Received: {' '.join(others)}.")
     try:
         compare(asked, options, Console())
     except run.InputError as error:

@@ -1,9 +1,9 @@
-"""Does sharing the encoder help? Both heads on one encoder, and each alone, on few orders, over several seeds.
+"""Does sharing the encoder help? Trains both heads on one encoder, and each alone, on few orders, with several seeds.
 
     python -m benchmarks.sharing [--orders 4000] [--seeds 3] [--epochs 40]
 
-Each seed draws orders, held-out orders and starting weights of its own. All arms of a seed see the same orders in as
-many epochs. Prints the table, and writes the figures of every run to `--output`.
+Each seed has its own training orders, held-out orders and initial weights. All arms of a seed use the same orders for the
+same number of epochs. Prints a table, and writes the results of every run to `--output`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIGURES = {"price_accuracy": "price accuracy", "reply_exact": "exact order"}
 
 
 def measure(heads: Sequence[str], data: run.Data, options: argparse.Namespace, console: Console) -> dict[str, float]:
-    """Figures on the held-out orders of a model with some heads."""
+    """Trains a model with the given heads and returns its metrics on the held-out orders."""
     keras.utils.set_random_seed(options.seed)
     model = run.build_model(options, data, heads=heads)
     run.train_model(options, model, data, console)
@@ -35,7 +35,7 @@ def measure(heads: Sequence[str], data: run.Data, options: argparse.Namespace, c
 
 
 def summary(runs: Sequence[dict[str, float]], figure: str) -> str:
-    """Mean and standard deviation of a figure over runs, or nothing where the runs lack it."""
+    """Mean and standard deviation of a metric over runs; empty if no run has it."""
     values = [figures[figure] for figures in runs if figure in figures]
     if not values:
         return ""
@@ -43,13 +43,13 @@ def summary(runs: Sequence[dict[str, float]], figure: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=4000, help="orders to train on")
     parser.add_argument("--held-out", type=int, default=2000, help="held-out orders")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--epochs", type=int, default=40, help="passes over the orders")
-    parser.add_argument("--output", default="runs/sharing.json", help="file for the figures of every run")
+    parser.add_argument("--epochs", type=int, default=40, help="number of epochs")
+    parser.add_argument("--output", default="runs/sharing.json", help="file for the results of every run")
     asked = parser.parse_args(arguments)
     console = Console()
     results: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}

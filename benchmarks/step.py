@@ -1,9 +1,9 @@
-"""The trainer's step against a hand-written step, as ratios of time.
+"""Time of the trainer's training step, relative to a custom training loop.
 
-Two workloads: a GRU encoder with a sequence head and a classifier (computation dominates), and two small dense heads
-(what the trainer adds dominates). A third, eight dense heads, shows what `balance_every` saves, against the plain sum. The
-steps run in turn, so that a machine whose speed drifts slows all; each figure is the median over rounds. Run
-`python -m benchmarks.step`.
+Two workloads: a GRU encoder with a sequence head and a classifier (computation dominates), and two small dense heads (the
+trainer's overhead dominates). A third workload, eight dense heads, shows what `balance_every` saves, relative to the plain
+sum. The variants alternate, so that changes in the machine's speed affect all of them; each ratio is the median over
+rounds. Run `python -m benchmarks.step`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def small_workload() -> tuple[Any, dict[str, Any], Any, Any]:
 
 
 def by_hand(workload: Callable[[], Any]) -> Callable[[], Any]:
-    """One tape, one optimizer, global-norm clipping; the loss as the trainer promises it."""
+    """A custom training loop: one tape, one optimizer, clipping by global norm, and the same loss as the trainer."""
     encoder, heads, x, targets = workload()
     optimizer = keras.optimizers.Adam(1e-3)
     representation = encoder(x)
@@ -127,7 +127,7 @@ class Eight(keras.layers.Layer):
 
 
 def with_eight_heads(**options: Any) -> Callable[[], Any]:
-    """A step of a trainer of eight small regressors."""
+    """The training step of a trainer with eight small regression heads."""
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(64, 16)).astype("float32"))
     targets = {f"head_{k}": tf.constant(rng.normal(size=(64, 1)).astype("float32")) for k in range(8)}
@@ -147,7 +147,7 @@ SOLVES: dict[str, dict[str, Any]] = {
 
 
 def measure(runs: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict[str, float]:
-    """The median over rounds of each step's time over that of the first, and the first's milliseconds."""
+    """The median over rounds of each variant's time relative to the first, and the milliseconds of the first."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     first = next(iter(runs))
     for run in runs.values():
@@ -167,10 +167,10 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="rounds, of which the median is taken (default 15)")
-    parser.add_argument("--steps", type=int, default=10, help="steps per round and variant (default 10)")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: 15)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round and variant (default: 10)")
     options = parser.parse_args(arguments)
-    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a step as a ratio of the first row's")
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a training step, relative to the first row")
     workloads: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
         "GRU encoder, sequence and class": lambda: of_workload(sequence_workload),
         "two small dense heads": lambda: of_workload(small_workload),
@@ -184,13 +184,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def of_workload(workload: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """The hand-written step first, then the trainer's variants."""
+    """The custom training loop, then the variants of the trainer."""
     variants = {name: with_trainer(workload, **options) for name, options in VARIANTS.items()}
-    return {"by hand": by_hand(workload), **variants}
+    return {"custom training loop": by_hand(workload), **variants}
 
 
 def of_eight_heads() -> dict[str, Callable[[], Any]]:
-    """The plain sum first, then the balancer with and without reuse of its coefficients."""
+    """The plain sum, then the balancer with and without reuse of its coefficients."""
     return {"plain sum": with_eight_heads(), **{name: with_eight_heads(**options) for name, options in SOLVES.items()}}
 
 

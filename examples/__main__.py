@@ -1,4 +1,4 @@
-"""Which example programs are there? Lists them: `python -m examples`."""
+"""Lists the example programs: `python -m examples`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def programs() -> dict[str, str]:
-    """The first line of each program's docstring by name; none of them is imported."""
+    """The first line of each program's docstring, by program name. No program is imported."""
     found = {path.parent if path.name == "__main__.py" else path for path in FOLDER.glob("*/__main__.py")}
     found |= {path for path in FOLDER.glob("*.py") if not path.name.startswith("_")}
     lines = {}
@@ -26,7 +26,7 @@ def programs() -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> int:
     """Prints the list and returns the exit status."""
     argparse.ArgumentParser(prog="python -m examples", description=__doc__, allow_abbrev=False).parse_args(arguments)
-    print("Each program runs by `python -m examples.NAME` and tells its options by --help.\n")
+    print("Run a program with `python -m examples.NAME`; --help lists its options.\n")
     for name, line in programs().items():
         print(name)
         print(textwrap.fill(line, 100, initial_indent="    ", subsequent_indent="    "))

@@ -1,4 +1,4 @@
-"""What do the programs' command lines share? Errors in one line, the check of extras; nothing slow is imported."""
+"""What the command lines of the programs share: one-line errors and the check for extras. It imports nothing slow."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-# Which extra brings a module; TensorFlow and NumPy come with the library itself.
+# The extra that installs a module; TensorFlow and NumPy are dependencies of the library itself.
 EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line.
+    """A parser that reports errors in one line.
 
     Args:
-        program: The program's name, as it stands after `python -m`.
-        **options: What `argparse.ArgumentParser` takes.
+        program: The program's name, as in `python -m PROGRAM`.
+        **options: Arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, program: str, **options: Any) -> None:
@@ -30,13 +30,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def fail(program: str, message: str) -> int:
-    """Tells an error in one line on standard error, and returns the exit status, 2."""
+    """Prints an error in one line to standard error, and returns the exit status 2."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 
 def what_to_install(needs: Sequence[str]) -> str | None:
-    """A sentence on the modules of the extras that are not installed; None if they all are."""
+    """A sentence about modules of the extras that are not installed; None if all are installed."""
     absent = [name for name in needs if importlib.util.find_spec(name) is None]
     if not absent:
         return None
@@ -45,7 +45,7 @@ def what_to_install(needs: Sequence[str]) -> str | None:
 
 
 def whole(least: int, below: float = math.inf) -> Callable[[str], int]:
-    """A type for `argparse`: whole numbers from `least` on and below `below`."""
+    """A type for `argparse`: whole numbers of at least `least` and below `below`."""
     rule = f"at least {least}" + (f" and below {below}" if below < math.inf else "")
 
     def convert(text: str) -> int:

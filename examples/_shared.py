@@ -1,4 +1,4 @@
-"""What do the example programs share? Options, the check of their extras, a progress bar, tables and pictures."""
+"""What the example programs share: options, the check for extras, a progress bar, tables and figures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from examples._command_line import Parser, fail, what_to_install, whole
 
 
 class Session:
-    """One run of a program: its options, and where its results go.
+    """One run of a program: its options and its output.
 
     Args:
         program: The program's name.
-        options: `seed`, `quick` and `output`, the folder.
+        options: `seed`, `quick`, and the folder `output`.
     """
 
     def __init__(self, program: str, options: argparse.Namespace) -> None:
@@ -36,7 +36,7 @@ class Session:
 
     @contextlib.contextmanager
     def progress(self, description: str, total: int) -> Iterator[Callable[[], None]]:
-        """Shows a bar while the block runs; what it gives is to be called after each of `total` steps."""
+        """Shows a progress bar while the block runs; call the function it yields after each of `total` steps."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -45,7 +45,7 @@ class Session:
             yield lambda: bar.advance(task)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Prints a table; the first column is text, the others are figures."""
+        """Prints a table; the first column is text, the others are numbers."""
         from rich.table import Table
         from rich.text import Text
 
@@ -57,7 +57,7 @@ class Session:
         self._console.print(table)
 
     def save(self, figure: Any) -> Path:
-        """Writes the program's picture into its folder and says where."""
+        """Saves the program's figure in its folder and prints the path."""
         path = self.folder / f"{self.program}.png"
         figure.savefig(path, dpi=110)
         self.say(f"wrote {path}")
@@ -65,13 +65,13 @@ class Session:
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A picture in memory and its axes, one or an array of them; no display is needed.
+    """Creates a figure and its axes, a single one or an array. No display is needed.
 
     Args:
         rows: Rows of axes.
         columns: Columns of axes.
         size: Width and height in inches.
-        **options: What `matplotlib.figure.Figure.subplots` takes.
+        **options: Arguments of `matplotlib.figure.Figure.subplots`.
     """
     from matplotlib.figure import Figure
 
@@ -87,28 +87,26 @@ def run_program(
     *,
     needs: Sequence[str] = ("matplotlib", "rich"),
 ) -> int:
-    """Reads the command line, checks what must be installed, fixes the seeds and runs a program.
+    """Parses the command line, checks for extras, sets the seeds and runs a program.
 
     Args:
         program: The program's name.
         description: Its docstring.
-        body: What it does.
-        arguments: The command line's, or None for those of the process.
+        body: The program itself.
+        arguments: The command-line arguments; None for those of the process.
         needs: Modules of the extras that it imports.
 
     Returns:
-        The exit status: 0, or 2 after an error that was told in one line.
+        The exit status: 0, or 2 after a one-line error message.
     """
     name = f"examples.{program}"
     parser = Parser(name, description=description)
     output = Path("runs", program)
     parser.add_argument(
-        "--output", type=Path, default=output, metavar="DIR", help=f"folder of the picture (default: {output})"
+        "--output", type=Path, default=output, metavar="DIR", help=f"folder for the figure (default: {output})"
     )
-    parser.add_argument(
-        "--seed", type=whole(0, below=2**31), default=0, metavar="N", help="all draws repeat with it (default: 0)"
-    )
-    parser.add_argument("--quick", action="store_true", help="a small run that shows how it goes, in seconds")
+    parser.add_argument("--seed", type=whole(0, below=2**31), default=0, metavar="N", help="random seed (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a small run that takes seconds")
     options = parser.parse_args(arguments)
     absent = what_to_install(needs)
     if absent is not None:
@@ -116,7 +114,7 @@ def run_program(
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return fail(name, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+        return fail(name, f"`--output` must be a writable folder. Received: {str(options.output)!r}.")
     keras.utils.set_random_seed(options.seed)
     try:
         body(Session(program, options))

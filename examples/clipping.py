@@ -1,8 +1,9 @@
-"""What does each way of clipping do to a gradient that explodes, to its length and to its direction?
+"""What does each way of clipping do to the norm and the direction of an exploding gradient?
 
-A recurrent net reads thirty tokens and two heads answer: which the third last was, and how many were high ones. Back
-through thirty steps its gradient explodes. A step by hand is two halves, `compute_gradients` and `apply_gradients`;
-between them one may look, and clip: by value, by norm, by average norm or by global norm.
+A recurrent network reads thirty tokens, and two heads predict the class of the third last token and the fraction of high
+tokens. Its gradient explodes on the way back through thirty time steps. A custom training loop calls
+`compute_gradients` and `apply_gradients`; in between, you can inspect the gradients and clip them: by value, by norm, by
+average norm or by global norm.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS = {
     "by global norm": clippings.ByGlobalNorm,
 }
 VOCABULARY, CLASSES, TIME = 64, 4, 30
-# The trainable variables in order: the encoder's, then each head's.
+# The trainable variables in order: those of the encoder, then those of each head.
 VARIABLES = (
     "embedding",
     "input kernel",
@@ -42,19 +43,19 @@ VARIABLES = (
 
 
 def make_batch(generator: np.random.Generator, size: int = 32) -> Batch:
-    """Tokens `[size, 30]`, the class of the third last, and the share of high ones; low tokens are more frequent."""
+    """Tokens `[size, 30]`, the class of the third last, and the fraction of high ones; low tokens are more frequent."""
     tokens = (VOCABULARY * generator.random((size, TIME)) ** 2).astype("int32")
     high = (tokens >= VOCABULARY // 2).mean(axis=1, keepdims=True).astype("float32")
     return tokens, {"recent": tokens[:, -3] % CLASSES, "high": high}
 
 
 def make_trainer(seed: int, optimizer: Any) -> MultiHeadTrainer:
-    """The net and its two heads, the same for the same seed."""
+    """The network and its two heads; the same seed gives the same weights."""
     keras.utils.set_random_seed(seed)
     encoder = keras.Sequential(
         [
             keras.layers.Embedding(VOCABULARY, 8),
-            # Each step stretches what the net remembers, and each step back the gradient.
+            # Every time step enlarges the state, and every step of backpropagation the gradient.
             keras.layers.SimpleRNN(32, recurrent_initializer=keras.initializers.Orthogonal(1.5)),
         ]
     )
@@ -65,16 +66,16 @@ def make_trainer(seed: int, optimizer: Any) -> MultiHeadTrainer:
     return trainer
 
 
-# ------------------------------------------------------------------------------------------- looking at gradients
+# ------------------------------------------------------------------------------------------- inspecting gradients
 
 
 def dense(gradient: Any) -> Array:
-    """A gradient's elements in float64, those of a sparse one in their places; duplicate rows are summed."""
+    """A gradient as a dense float64 array; duplicate rows of a sparse gradient are summed."""
     return tf.convert_to_tensor(gradient).numpy().astype("float64")
 
 
 def global_norm(gradients: Sequence[Any]) -> float:
-    """The norm of all elements together."""
+    """The norm of all gradients together."""
     return float(np.sqrt(sum(np.sum(dense(gradient) ** 2) for gradient in gradients if gradient is not None)))
 
 
@@ -90,7 +91,7 @@ def kind_of(gradient: Any) -> str:
 
 
 def calibrated(kind: Callable[[float], Any], gradients: Sequence[Any], target: float) -> Any:
-    """A clipping with the limit at which these gradients get a given global norm: equal lengths compare directions."""
+    """A clipping whose limit gives these gradients a target global norm, so that directions can be compared."""
     low, high = 1e-9, 1e6
     for _ in range(45):
         middle = float(np.sqrt(low * high))
@@ -102,7 +103,7 @@ def calibrated(kind: Callable[[float], Any], gradients: Sequence[Any], target: f
 
 
 class Look(NamedTuple):
-    """What is seen at one variable: the kind of its gradient, and norms before and after each clipping."""
+    """One variable's gradient: its kind, and its norm before and after each way of clipping."""
 
     kind: str
     norm: float
@@ -110,7 +111,7 @@ class Look(NamedTuple):
 
 
 def inspect(gradients: Sequence[Any], clips: dict[str, Any]) -> dict[str, Look]:
-    """One entry per variable; the norm of no gradient is 0."""
+    """One entry per variable; a gradient of None has norm 0."""
     after = {name: clip(gradients) for name, clip in clips.items()}
     return {
         name: Look(
@@ -122,10 +123,10 @@ def inspect(gradients: Sequence[Any], clips: dict[str, Any]) -> dict[str, Look]:
     }
 
 
-def directions(gradients: Sequence[Any], lengths: Sequence[float]) -> dict[str, list[float]]:
-    """The cosine with the unclipped gradient that each way leaves when it clips to each of these lengths."""
+def directions(gradients: Sequence[Any], norms: Sequence[float]) -> dict[str, list[float]]:
+    """The cosine with the unclipped gradient after clipping to each of these norms, for each way of clipping."""
     return {
-        name: [cosine(gradients, calibrated(kind, gradients, length)(gradients)) for length in lengths]
+        name: [cosine(gradients, calibrated(kind, gradients, norm)(gradients)) for norm in norms]
         for name, kind in KINDS.items()
     }
 
@@ -134,14 +135,14 @@ def directions(gradients: Sequence[Any], lengths: Sequence[float]) -> dict[str, 
 
 
 class Trace(NamedTuple):
-    """What a training did, one value per update (accuracy: one per ten).
+    """A training run, with one value per update (accuracy: every ten updates).
 
     Attributes:
         norms: Global norms of the gradients.
-        applied: The same after clipping.
-        cosines: Between the two.
-        made: Whether the update was made: not if a gradient is not finite.
-        accuracy: Of the head `recent` on held-out examples.
+        applied: Global norms after clipping.
+        cosines: Cosines between the two.
+        made: Whether the update was applied; it is skipped if a gradient is not finite.
+        accuracy: Accuracy of the head `recent` on held-out examples.
     """
 
     norms: list[float]
@@ -154,13 +155,13 @@ class Trace(NamedTuple):
 def train(
     clip: Any, seed: int, updates: int, rate: float, advance: Callable[[], None] = lambda: None
 ) -> tuple[Trace, MultiHeadTrainer]:
-    """Trains by hand: compute, look, clip, apply.
+    """A custom training loop: compute, inspect, clip and apply gradients.
 
     Args:
         clip: A clipping, or None.
-        seed: Of weights and data.
-        updates: How many.
-        rate: Of plain gradient descent.
+        seed: Seed of weights and data.
+        updates: Number of updates.
+        rate: Learning rate of SGD.
         advance: Called after each update.
     """
     trainer = make_trainer(seed, keras.optimizers.SGD(rate))
@@ -192,9 +193,9 @@ COLORS = {"unclipped": "tab:gray", **dict(zip(KINDS, ("tab:red", "tab:orange", "
 
 
 def draw(
-    looks: dict[str, Look], traces: dict[str, Trace], lengths: Sequence[float], left: dict[str, list[float]], length: float
+    looks: dict[str, Look], traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list[float]], unclipped: float
 ) -> Any:
-    """Norms and accuracy of the trainings, directions at many lengths, and shares of the variables at one."""
+    """Draws norms and accuracy of the training runs, cosines by clipped norm, and each variable's share at norm 1."""
     figure, axes = new_figure(2, 2, (12, 8))
     for name, trace in traces.items():
         axes[0, 0].plot(trace.norms, color=COLORS[name], lw=1, alpha=0.8)
@@ -203,13 +204,13 @@ def draw(
     if broken is not None:
         axes[0, 0].axvline(broken, color=COLORS["unclipped"], ls=":")
         axes[0, 0].text(broken, 1e10, f"  unclipped: not finite from update {broken} on", color="dimgray")
-    axes[0, 0].set(yscale="log", ylim=(0.1, 1e12), xlabel="update", title="norm of the gradient, before it is clipped")
-    axes[0, 1].set(ylim=(0, 1.03), xlabel="update", title="accuracy of the head `recent`, held out")
+    axes[0, 0].set(yscale="log", ylim=(0.1, 1e12), xlabel="update", title="gradient norm before clipping")
+    axes[0, 1].set(ylim=(0, 1.03), xlabel="update", title="accuracy of the head `recent` on held-out examples")
     axes[0, 1].legend(loc="upper left", fontsize=9)
     for name, cosines in left.items():
-        axes[1, 0].plot(lengths, cosines, color=COLORS[name], label=name)
-    axes[1, 0].set(xscale="log", ylim=(0, 1.05), xlabel="length to which it is clipped")
-    axes[1, 0].set(title=f"cosine with the unclipped gradient, of length {length:.3g}")
+        axes[1, 0].plot(limits, cosines, color=COLORS[name], label=name)
+    axes[1, 0].set(xscale="log", ylim=(0, 1.05), xlabel="norm after clipping")
+    axes[1, 0].set(title=f"cosine with the unclipped gradient (norm {unclipped:.3g})")
     axes[1, 0].axvline(1, color="black", lw=0.8, ls=":")
     places = np.arange(len(looks))
     norms = {"unclipped": [look.norm for look in looks.values()]}
@@ -218,13 +219,13 @@ def draw(
         share = np.square(values) / np.sum(np.square(values))
         axes[1, 1].bar(places + 0.16 * (i - 2), share, 0.16, color=COLORS[name], label=name)
     axes[1, 1].set_xticks(places, list(looks), rotation=30, ha="right")
-    axes[1, 1].set(title="each variable's share of the squared norm, clipped to length 1")
+    axes[1, 1].set(title="share of each variable in the squared norm, clipped to norm 1")
     return figure
 
 
 def show_one_step(session: Session) -> tuple[list[Any], dict[str, Any], dict[str, Look]]:
-    """Computes, inspects and clips one exploded gradient, and one of a batch in which a head has no labels."""
-    trainer = make_trainer(session.seed, keras.optimizers.Adam(0.01))  # it would go on moving on zeros
+    """Computes, inspects and clips one exploding gradient, and one of a batch in which a head has no labels."""
+    trainer = make_trainer(session.seed, keras.optimizers.Adam(0.01))  # Adam also moves on zero gradients
     tokens, targets = make_batch(np.random.default_rng(session.seed))
     pairs = trainer.compute_gradients((tokens, targets))
     gradients = [gradient for gradient, _ in pairs]
@@ -236,7 +237,7 @@ def show_one_step(session: Session) -> tuple[list[Any], dict[str, Any], dict[str
     ]
     rows.append(["limit", "", "", *(f"{clip.limit:.2g}" for clip in clips.values())])
     rows.append(["cosine", "", "", *(f"{cosine(gradients, clip(gradients)):.3f}" for clip in clips.values())])
-    title = f"One gradient of norm {global_norm(gradients):.3g}, clipped to norm 1: norms by variable"
+    title = f"One gradient with norm {global_norm(gradients):.3g}, clipped to norm 1: norms by variable"
     session.table(title, ["variable", "kind", "norm", *(name.removeprefix("by ") for name in clips)], rows)
 
     clip = clips["by global norm"]
@@ -249,22 +250,22 @@ def show_one_step(session: Session) -> tuple[list[Any], dict[str, Any], dict[str
     trainer.apply_gradients(zip(clip(partial), [variable for _, variable in pairs]))
     still = all(np.array_equal(*values) for values in zip(before, high.get_weights()))
     session.say(
-        f"Without labels for `high`, the gradients that are not dense: {', '.join(kinds)}. None stays None when clipped, "
-        f"and under Adam the head {'stays bit for bit as it was' if still else 'moves'}.\n"
+        f"Without labels for `high`, these gradients are not dense: {', '.join(kinds)}. Clipping keeps None, and with Adam "
+        f"the head {'does not change at all' if still else 'changes'}.\n"
     )
     return gradients, clips, looks
 
 
 def run(session: Session) -> None:
-    """Looks at one step, trains in all ways and shows what came out."""
+    """Inspects one update, trains with every way of clipping and shows the results."""
     updates, points = (20, 5) if session.quick else (600, 16)
     gradients, clips, looks = show_one_step(session)
-    length = global_norm(gradients)
-    lengths = np.geomspace(length * 1e-3, length * 0.999, points).tolist()
-    left = directions(gradients, lengths)
+    unclipped = global_norm(gradients)
+    limits = np.geomspace(unclipped * 1e-3, unclipped * 0.999, points).tolist()
+    left = directions(gradients, limits)
     traces = {}
     ways = {"unclipped": None, **clips}
-    with session.progress("training in every way", updates * len(ways)) as advance:
+    with session.progress("training every way", updates * len(ways)) as advance:
         for name, clip in ways.items():
             traces[name], _ = train(clip, session.seed, updates, 0.1, advance)
     rows = []
@@ -272,10 +273,10 @@ def run(session: Session) -> None:
         norms, applied = (np.array(values)[np.array(trace.made)] for values in (trace.norms, trace.applied))
         figures = [f"{norms.max():.2g}", f"{applied.max():.2g}", f"{np.nanmedian(trace.cosines):.2f}"]
         rows.append([name, *figures, str(updates - sum(trace.made)), f"{trace.accuracy[-1]:.2f}"])
-    title = f"Training, {updates} updates: largest norm before and after clipping, and what came of it"
+    title = f"Training, {updates} updates: largest norm before and after clipping, and the result"
     session.table(title, ["clipping", "before", "after", "median cosine", "skipped", "accuracy"], rows)
-    session.say("One seed and one machine: what counts is that the clipped ways go on, not which learns soonest.")
-    session.save(draw(looks, traces, lengths, left, length))
+    session.say("One seed on one machine: what matters is that every clipped run keeps training, not which is fastest.")
+    session.save(draw(looks, traces, limits, left, unclipped))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,9 +1,9 @@
-"""Can 64 mini-batches make the very update of one large batch, in the memory of one of them?
+"""Can 64 mini-batches give exactly the update of one large batch, in the memory of one mini-batch?
 
-The same 2048 examples train the same net by one large batch, by `fit` in slices or in accumulated batches, and by a
-stream of mini-batches that a loop by hand adds up with `GradientAccumulator`. Adam's slots move once in all of them and
-the weights are the same to rounding; memory, measured in a fresh process for each, is not. (`fit` also holds a compiled
-graph of 64 parts.) At the end stands a classic mistake: the last mini-batch counted twice.
+The same 2048 examples train the same network with one large batch, with `fit` on micro-batches or accumulated batches, and
+with a custom training loop that accumulates a stream of mini-batches with `GradientAccumulator`. In each case Adam takes
+one step, and the weights are the same up to rounding. Peak memory, measured in a new process for each, is not the same.
+(`fit` also holds a compiled graph with 64 parts.) The last part shows a classic mistake: counting the last mini-batch twice.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from multihead.accumulation import GradientAccumulator
 
 Array = np.ndarray[Any, Any]
 LARGE = "one large batch"
-BY_HAND = "GradientAccumulator, by hand"
-SEPARATE = "as many updates"
+BY_HAND = "GradientAccumulator, custom loop"
+SEPARATE = "one update per mini-batch"
 CASES = (LARGE, "fit, micro_batches", "fit, accumulate_steps", BY_HAND, SEPARATE)
 TIME, FEATURES, UNITS, KINDS = 400, 4, 64, 4
 
 
 class Size(NamedTuple):
-    """How many mini-batches, and the examples in each."""
+    """The number of mini-batches, and of examples in each."""
 
     parts: int
     examples: int
 
 
 class Outcome(NamedTuple):
-    """What one case did.
+    """The result of one case.
 
     Attributes:
-        megabytes: The process's peak memory above what it was before.
-        updates: How often Adam was applied.
-        start: All weights before.
-        weights: All weights after.
-        slots: Adam's averages after, of gradients and of their squares.
+        megabytes: Increase of the process's peak memory.
+        updates: Number of times Adam was applied.
+        start: All weights before training.
+        weights: All weights after training.
+        slots: Adam's averages of gradients and squared gradients after training.
     """
 
     megabytes: float
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 def stream(size: Size, seed: int) -> tf.data.Dataset:
-    """Mini-batches that are drawn when they are asked for: sequences, a kind and a level."""
+    """Mini-batches that are generated on demand: sequences, a kind and a level."""
 
     def draw(part: tf.Tensor) -> Any:
         part = tf.cast(part, tf.int32)
@@ -77,7 +77,7 @@ def joined(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def make_trainer(seed: int, **options: Any) -> MultiHeadTrainer:
-    """A net whose activations take far more memory than its weights, the same for the same seed."""
+    """A network whose activations need far more memory than its weights; the same seed gives the same weights."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(UNITS, activation="relu") for _ in range(6)]
     trainer = MultiHeadTrainer(keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D()]))
@@ -88,7 +88,7 @@ def make_trainer(seed: int, **options: Any) -> MultiHeadTrainer:
 
 
 def update_by_hand(trainer: MultiHeadTrainer, batches: tf.data.Dataset) -> None:
-    """One update of a stream: add up each mini-batch's gradients with its count, then apply their mean."""
+    """One update from a stream: accumulates each mini-batch's gradients with its count, then applies their mean."""
     variables = [variable for _, variable in trainer.compute_gradients(next(iter(batches)))]
     compute = tf.function(lambda *batch: [gradient for gradient, _ in trainer.compute_gradients(batch)])
     accumulator = GradientAccumulator(variables)
@@ -98,7 +98,7 @@ def update_by_hand(trainer: MultiHeadTrainer, batches: tf.data.Dataset) -> None:
 
 
 def train(case: str, size: Size, seed: int) -> Outcome:
-    """Makes the case's update, or updates, in this process."""
+    """Applies the update, or updates, of a case in this process."""
     options = {"fit, micro_batches": "micro_batches", "fit, accumulate_steps": "accumulate_steps"}
     trainer = make_trainer(seed, **({options[case]: size.parts} if case in options else {}))
     batches = stream(size, seed)
@@ -117,14 +117,14 @@ def train(case: str, size: Size, seed: int) -> Outcome:
 
 
 def flat(variables: Sequence[Any]) -> Array:
-    """The values of variables in one vector."""
+    """The values of variables as one vector."""
     return np.concatenate([np.ravel(tf.convert_to_tensor(variable)) for variable in variables])
 
 
 def peak_megabytes() -> float:
-    """The most memory that this process has held so far."""
+    """The peak memory of this process so far."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would also count what the parent held when it started this process
+    if status.exists():  # getrusage would include the memory of the parent process when it started this one
         (line,) = (line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) / 1024
     import resource
@@ -137,14 +137,14 @@ def peak_megabytes() -> float:
 
 
 def train_and_save(arguments: str) -> None:
-    """What a fresh process does: trains a case and writes its outcome."""
+    """Trains a case and saves its outcome; runs in a new process."""
     given = json.loads(arguments)
     outcome = train(given["case"], Size(*given["size"]), given["seed"])
     np.savez(given["path"], **outcome._asdict())
 
 
 def in_fresh_process(case: str, size: Size, seed: int) -> Outcome:
-    """The outcome of a case in a process that has done nothing else."""
+    """The outcome of a case, trained in a new process."""
     code = "import sys; from examples import large_batch_on_small_memory as m; m.train_and_save(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "outcome.npz")
@@ -156,7 +156,7 @@ def in_fresh_process(case: str, size: Size, seed: int) -> Outcome:
 
 
 def distance(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
-    """How far weights and slots are from the large batch's, over how far these moved."""
+    """Distance of weights and slots from those of the large batch, relative to how far the latter have moved."""
     moved = np.linalg.norm(reference.weights - reference.start)
     weights = np.linalg.norm(outcome.weights - reference.weights) / moved
     return float(weights), float(np.linalg.norm(outcome.slots - reference.slots) / np.linalg.norm(reference.slots))
@@ -166,7 +166,7 @@ def distance(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
 
 
 def mean_with_the_mistake(gradients: Sequence[float]) -> float:
-    """An update that runs the op which adds, since it needs its result: the last mini-batch counts twice."""
+    """An update that runs the accumulating op again to read its result, so the last mini-batch counts twice."""
     total, count = tf.Variable(0.0), tf.Variable(0.0)
 
     def add(gradient: float) -> tf.Tensor:
@@ -179,7 +179,7 @@ def mean_with_the_mistake(gradients: Sequence[float]) -> float:
 
 
 def mean_of_accumulator(gradients: Sequence[float]) -> list[float]:
-    """Only `add` adds: `mean` reads, however often it is asked."""
+    """Only `add` accumulates; `mean` only reads, however often it is called."""
     accumulator = GradientAccumulator([tf.Variable(0.0)])
     for gradient in gradients:
         accumulator.add([tf.constant(gradient)])
@@ -190,7 +190,7 @@ def mean_of_accumulator(gradients: Sequence[float]) -> list[float]:
 
 
 def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
-    """Memory and distances, one bar per case."""
+    """Draws memory and distances, one bar per case."""
     figure, axes = new_figure(1, 2, (12, 3.6), sharey=True)
     names = list(outcomes)
     colors = ["tab:gray", *["tab:green"] * (len(names) - 2), "tab:red"]
@@ -201,13 +201,13 @@ def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
         axis.bar_label(bars, [form.format(value) for value in values], padding=3)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
-    axes[0].set(xlim=(0, 1.2 * max(memory)), title=f"peak memory above start, {size.parts} x {size.examples} examples")
+    axes[0].set(xlim=(0, 1.2 * max(memory)), title=f"increase in peak memory, {size.parts} x {size.examples} examples")
     axes[1].set(xscale="log", xlim=(1e-9, 1e2), title="distance from the large batch's weights (relative)")
     return figure
 
 
 def run(session: Session) -> None:
-    """Measures every case and shows what came out."""
+    """Measures every case and shows the results."""
     size = Size(4, 4) if session.quick else Size(64, 32)
     outcomes = {}
     with session.progress("one process for each case", len(CASES)) as advance:
@@ -218,13 +218,13 @@ def run(session: Session) -> None:
     for case, outcome in outcomes.items():
         weights, slots = distance(outcome, outcomes[LARGE])
         rows.append([case, f"{outcome.megabytes:.0f}", str(outcome.updates), f"{weights:.1e}", f"{slots:.1e}"])
-    title = f"{size.parts} mini-batches of {size.examples}: peak memory, and relative distances from the large batch's"
-    session.table(title, ["", "memory, MB", "Adam's steps", "weights", "slots"], rows)
+    title = f"{size.parts} mini-batches of {size.examples}: peak memory, and relative distance from the large batch"
+    session.table(title, ["", "memory, MB", "Adam steps", "weights", "slots"], rows)
     gradients = [1.0, 1.0, 2.0, 4.0]
     session.say(
-        f"Of the gradients {gradients} the mean is {np.mean(gradients):g}. An update that runs the adding op again gives "
-        f"{mean_with_the_mistake(gradients):g}: the last one counts twice. The accumulator gives "
-        f"{', '.join(f'{mean:g}' for mean in mean_of_accumulator(gradients))} when asked three times."
+        f"The mean of the gradients {gradients} is {np.mean(gradients):g}. An update that runs the accumulating op again "
+        f"gives {mean_with_the_mistake(gradients):g}: the last one counts twice. The accumulator, called three times, gives "
+        f"{', '.join(f'{mean:g}' for mean in mean_of_accumulator(gradients))}."
     )
     session.save(draw(outcomes, size))
 

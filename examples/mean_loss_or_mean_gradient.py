@@ -1,9 +1,9 @@
 """Is the average of the losses the same as the average of the gradients?
 
-Yes: a gradient is linear. But neither is what one wants where mini-batches differ in size or examples in weight. Fifty
-Gaussian blobs in two classes, each a mini-batch of its own, train a single-layer perceptron with one update per epoch:
-by means of means, by sums that are never divided, and by the library, against one large batch. A last part shows why
-a sum is worst for a policy gradient, where better play makes longer episodes.
+Yes: the gradient is linear. But neither is what you want if mini-batches differ in size or examples in weight. Fifty
+Gaussian blobs in two classes, each of them one mini-batch, train a single-layer perceptron with one update per epoch: with
+means of means, with sums that are never divided, and with the library, compared with one large batch. The last part shows
+why a sum is worst for a policy gradient, where better play leads to longer episodes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Batch(NamedTuple):
 
 
 def blobs(generator: np.random.Generator, sizes: Sequence[int], *, weighted: bool = False, gap: float = 0.0) -> list[Batch]:
-    """One mini-batch per Gaussian blob; a blob's class tells on which side of a line its centre lies.
+    """One mini-batch per Gaussian blob; the class of a blob is the side of a line on which its centre lies.
 
     Args:
-        generator: Draws.
+        generator: Random number generator.
         sizes: Points per blob.
-        weighted: Whether blobs and points count differently, else all weights are 1.
-        gap: No centre lies nearer to the line (in units of the line's equation).
+        weighted: Whether blobs and points have different weights; otherwise all weights are 1.
+        gap: Minimum distance of a centre from the line (in units of the line's equation).
     """
     batches = []
     for size in sizes:
@@ -73,11 +73,11 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return Batch(*(np.concatenate(parts) for parts in zip(*batches)))
 
 
-# ------------------------------------------------------------------------------------------------ updates by hand
+# -------------------------------------------------------------------------------------------- custom training loops
 
 
 class Perceptron:
-    """One layer by hand, from zeros: its losses and their gradients."""
+    """One layer in plain TensorFlow, initialized with zeros: its losses and their gradients."""
 
     def __init__(self) -> None:
         self.variables = [tf.Variable(tf.zeros([2, 1])), tf.Variable(tf.zeros([1]))]
@@ -97,7 +97,7 @@ class Perceptron:
 
 
 def gradient_of_large_batch(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
-    """What all the others are measured by."""
+    """The reference for all other ways."""
     return list(model.mean_gradient(*joined(batches)))
 
 
@@ -114,13 +114,13 @@ def mean_of_mean_gradients(model: Perceptron, batches: Sequence[Batch]) -> list[
 
 
 def sum_of_mean_gradients(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
-    """The same, with the division forgotten."""
+    """The same without the division."""
     gradients = [model.mean_gradient(*batch) for batch in batches]
     return [tf.add_n(list(parts)) for parts in zip(*gradients)]
 
 
 def accumulated_with_counts(model: Perceptron, batches: Sequence[Batch]) -> list[tf.Tensor]:
-    """The library's accumulator: each mini-batch counts by the sum of its weights."""
+    """The library's accumulator, with the sum of its weights as the count of each mini-batch."""
     accumulator = GradientAccumulator(model.variables)
     for batch in batches:
         accumulator.add(model.mean_gradient(*batch), count=batch.weights.sum())
@@ -145,7 +145,7 @@ def train_by_hand(gather: Callable[..., list[tf.Tensor]], batches: Sequence[Batc
 
 
 def train_with_library(way: str, batches: Sequence[Batch], optimizer: Any, epochs: int) -> Array:
-    """The same by `fit`: of mini-batches, one update per epoch, or of one large batch in as many slices."""
+    """The same with `fit`: one update per epoch, from accumulated mini-batches or from one large batch in micro-batches."""
     layer = keras.layers.Dense(1, kernel_initializer="zeros")
     trainer = MultiHeadTrainer(layer)
     trainer.add_head("class", keras.layers.Activation("sigmoid"), "binary_crossentropy")
@@ -154,14 +154,14 @@ def train_with_library(way: str, batches: Sequence[Batch], optimizer: Any, epoch
     elements = [(batch.points, {"class": batch.classes}, {"class": batch.weights}) for batch in given]
     spec = tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), elements[0])
     data = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
-    # One pass over the data is one update, so that repeated data are as many epochs.
+    # One pass over the data is one update, so repeating the data gives that many epochs.
     data = data.repeat(epochs).apply(tf.data.experimental.assert_cardinality(len(elements) * epochs))
     trainer.fit(data, shuffle=False, verbose=0)
     return np.concatenate([np.ravel(values) for values in layer.get_weights()])
 
 
 def distances(batches: Sequence[Batch], optimizer: str, epochs: int, advance: Callable[[], None]) -> dict[str, float]:
-    """How far each way's weights end from the large batch's, relative to how far these have moved."""
+    """Distance of each way's final weights from those of the large batch, relative to how far the latter have moved."""
     make = OPTIMIZERS[optimizer]
     reference = train_by_hand(gradient_of_large_batch, batches, make(), epochs)
     found = {}
@@ -179,12 +179,12 @@ def distances(batches: Sequence[Batch], optimizer: str, epochs: int, advance: Ca
 
 
 class Play(NamedTuple):
-    """What a way of reducing a policy gradient does, `[updates]` each.
+    """A training run with one way of reducing the policy gradient, `[updates]` each.
 
     Attributes:
-        returns: Right answers per episode before each update, the mean over its episodes.
-        norms: The norms of the gradients.
-        lengths: The norms of the weights after each update.
+        returns: Mean number of correct answers per episode, before each update.
+        norms: Norms of the gradients.
+        lengths: Norms of the weights after each update.
     """
 
     returns: Array
@@ -193,17 +193,17 @@ class Play(NamedTuple):
 
 
 def play(reduction: str, batches: Sequence[Batch], updates: int, rate: float, generator: np.random.Generator) -> Play:
-    """The perceptron as a policy: it names the class of point after point, and a wrong answer ends the episode.
+    """The perceptron as a policy: it classifies one point after another, and a wrong answer ends the episode.
 
-    With `A_t` the number of right answers still to come, the gradient is that of `-A_t log p(answer_t)`, as a mean over
-    all steps of sixteen episodes, or as their sum.
+    With `A_t` the number of correct answers still to come, the gradient is that of `-A_t log p(answer_t)`, averaged or
+    summed over all time steps of sixteen episodes.
 
     Args:
         reduction: `"mean"` or `"sum"`.
-        batches: The points, and their right answers.
-        updates: Updates, each of sixteen new episodes of at most 200 steps.
-        rate: Of plain gradient descent.
-        generator: Draws points and answers.
+        batches: The points with their correct answers.
+        updates: Number of updates, each from sixteen new episodes of at most 200 time steps.
+        rate: Learning rate of SGD.
+        generator: Random number generator for points and answers.
     """
     everything = joined(batches)
     points = np.concatenate([everything.points, np.ones_like(everything.classes)], axis=1).astype("float64")
@@ -228,7 +228,7 @@ def play(reduction: str, batches: Sequence[Batch], updates: int, rate: float, ge
 
 
 def plays(seeds: Sequence[int], updates: int) -> dict[str, list[Play]]:
-    """A mean, a sum, and a sum with a smaller rate, each over several seeds."""
+    """A mean, a sum, and a sum with a smaller learning rate, each with several seeds."""
     batches = blobs(np.random.default_rng(seeds[0]), [12] * 50, gap=1.0)
     ways = {"mean, rate 0.5": ("mean", 0.5), "sum, rate 0.5": ("sum", 0.5), "sum, rate 0.02": ("sum", 0.02)}
     return {
@@ -241,7 +241,7 @@ def plays(seeds: Sequence[int], updates: int) -> dict[str, list[Play]]:
 
 
 def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[Play]]) -> Any:
-    """Distances of all ways in all cases, and the plays."""
+    """Draws the distances of all ways in all cases, and the policy-gradient runs."""
     figure, axes = new_figure(2, 2, (12, 7.4), height_ratios=[1.15, 1])
     ways = [*BY_HAND, *LIBRARY]
     for axis, optimizer in zip(axes[0], OPTIMIZERS):
@@ -252,7 +252,7 @@ def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[
         axis.axvspan(1e-9, 1e-6, color="tab:green", alpha=0.12, lw=0)
         axis.text(2e-9, len(ways) - 0.42, "rounding", color="tab:green", va="bottom")
         axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=optimizer)
-        axis.set_xlabel("distance from the large batch's weights (relative)")
+        axis.set_xlabel("relative distance from the large batch's weights")
         axis.set_yticks(range(len(ways)), ways if axis is axes[0, 0] else [""] * len(ways))
         axis.grid(axis="x", alpha=0.3)
     axes[0, 0].legend(loc="lower right", fontsize=9)
@@ -260,27 +260,28 @@ def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[
         for axis, figures in zip(axes[1], ([run.lengths for run in runs], [run.returns for run in runs])):
             axis.plot(np.transpose(figures), color=color, alpha=0.15, lw=1)
             axis.plot(np.median(figures, axis=0), color=color, lw=2, label=name)
-    axes[1, 0].set(yscale="log", xlabel="update", title="policy gradient: length of the weights")
-    axes[1, 1].set(xlabel="update", ylim=(-5, LONGEST + 5), title=f"policy gradient: right answers in a row, of {LONGEST}")
+    axes[1, 0].set(yscale="log", xlabel="update", title="policy gradient: norm of the weights")
+    title = f"policy gradient: correct answers in a row, of {LONGEST}"
+    axes[1, 1].set(xlabel="update", ylim=(-5, LONGEST + 5), title=title)
     axes[1, 0].legend(loc="lower right", title="median of five seeds", fontsize=9)
     return figure
 
 
 def run(session: Session) -> None:
-    """Trains in all ways and shows what came out."""
+    """Trains in every way and shows the results."""
     number, epochs, updates = (4, 2, 20) if session.quick else (50, 15, 100)
     data = cases(np.random.default_rng(session.seed), number)
     found = {}
-    with session.progress("training in every way", len(data) * len(OPTIMIZERS) * (len(BY_HAND) + len(LIBRARY))) as advance:
+    with session.progress("training every way", len(data) * len(OPTIMIZERS) * (len(BY_HAND) + len(LIBRARY))) as advance:
         for case, batches in data.items():
             for optimizer in OPTIMIZERS:
                 found[case, optimizer] = distances(batches, optimizer, epochs, advance)
     for optimizer in OPTIMIZERS:
         rows = [[way, *(f"{found[case, optimizer][way]:.1e}" for case in data)] for way in (*BY_HAND, *LIBRARY)]
-        title = f"{optimizer}, {epochs} updates: distance from one large batch's weights, over how far these moved"
+        title = f"{optimizer}, {epochs} updates: distance from the large batch's weights, relative to how far they moved"
         session.table(title, [f"{number} mini-batches", *data], rows)
     sizes = [len(batch.weights) for batch in data["ragged"]]
-    session.say(f"Equal and weighted mini-batches hold 12 points, ragged ones {min(sizes)} to {max(sizes)}.")
+    session.say(f"Equal and weighted mini-batches have 12 points, ragged ones {min(sizes)} to {max(sizes)}.")
 
     played = plays(range(session.seed, session.seed + 5), updates)
     rows = []
@@ -288,7 +289,7 @@ def run(session: Session) -> None:
         last, norms = [run.returns[-10:].mean() for run in runs], np.stack([run.norms for run in runs])
         figures = (np.median(norms[:, 0]), np.median(norms.max(axis=1)), np.median(last), min(last), max(last))
         rows.append([name, *(f"{figure:.1f}" for figure in figures)])
-    title = f"Policy gradient, {updates} updates: median norms, and right answers in a row at the end (five seeds)"
+    title = f"Policy gradient, {updates} updates: median norms, and correct answers in a row at the end (five seeds)"
     session.table(title, ["reduction", "first norm", "largest norm", "median", "worst seed", "best seed"], rows)
     session.save(draw(found, played))
 

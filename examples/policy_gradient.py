@@ -1,9 +1,9 @@
-"""How does one train on episodes that do not fit in one batch, with a policy and a value on one encoder?
+"""How do you train on episodes that do not fit in one batch, with a policy and a value head on one encoder?
 
-REINFORCE with a value head on CartPole, whose episodes last up to 500 steps. Sixteen of them make one update: their
-steps are cut into mini-batches, whose gradients are accumulated with their counts, which gives the update of all steps
-in one batch. Policy and value are two heads of a `MultiHeadTrainer`. Three seeds each play until a hundred successive
-episodes last 195 steps on average.
+REINFORCE with a value head on CartPole, whose episodes last up to 500 time steps. One update uses sixteen episodes: their
+time steps are split into mini-batches, whose gradients are accumulated with their counts. This gives the update of all time
+steps in one batch. Policy and value are two heads of a `MultiHeadTrainer`. Three seeds each play until a hundred
+consecutive episodes last 195 time steps on average.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WINDOW, SOLVED = 100, 195.0
 
 
 class Episodes(NamedTuple):
-    """Finished episodes, one per environment; their steps, by time and then by environment.
+    """Finished episodes, one per environment; their time steps, ordered by time and then by environment.
 
     Attributes:
         observations: `[steps, 4]`.
         actions: `[steps]`, 0 or 1.
-        to_come: `[steps]` discounted rewards from a step on, times `1 - DISCOUNT`, so that they are at most 1.
-        lengths: `[ENVIRONMENTS]`, which are the returns, too: every step is worth 1.
+        to_come: `[steps]` discounted future rewards, multiplied by `1 - DISCOUNT`, so that they are at most 1.
+        lengths: `[ENVIRONMENTS]` episode lengths, which are also the returns: every time step has a reward of 1.
     """
 
     observations: Array
@@ -43,7 +43,7 @@ class Episodes(NamedTuple):
 
 
 def policy_loss(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """`-A_t log p(action_t)` of each step; targets `[steps, 2]` are the actions and their advantages `A_t`."""
+    """`-A_t log p(action_t)` of each time step; targets `[steps, 2]` are the actions and their advantages `A_t`."""
     actions = tf.cast(targets[:, 0], tf.int32)
     return targets[:, 1] * tf.nn.sparse_softmax_cross_entropy_with_logits(labels=actions, logits=logits)
 
@@ -52,7 +52,7 @@ class Agent:
     """A policy and a value on one encoder.
 
     Args:
-        seed: Of the weights.
+        seed: Seed of the weights.
         optimizer: A Keras optimizer.
     """
 
@@ -82,7 +82,7 @@ class Agent:
         return [gradient for gradient, _ in pairs]
 
     def mini_batches(self, episodes: Episodes, size: int) -> Iterator[tuple[Array, Array, Array]]:
-        """Observations, actions with their advantages (of mean 0 and deviation 1 over all steps), and values to learn."""
+        """Observations, actions with advantages (standardized over all time steps), and target values."""
         advantages = episodes.to_come - self.answers(episodes.observations)[1].numpy()
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
         acted = np.stack([episodes.actions, advantages], axis=1).astype("float32")
@@ -91,7 +91,7 @@ class Agent:
             yield episodes.observations[part], acted[part], episodes.to_come[part, np.newaxis]
 
     def learn(self, episodes: Episodes, size: int = MINI_BATCH) -> None:
-        """One update of all steps, in the memory of `size` of them."""
+        """One update from all time steps, in the memory of `size` of them."""
         self._accumulator.reset()
         for batch in self.mini_batches(episodes, size):
             self._accumulator.add(self.gradients(*batch), count=len(batch[0]))
@@ -99,7 +99,7 @@ class Agent:
 
 
 def play(agent: Agent, environments: Any, generator: np.random.Generator) -> Episodes:
-    """One episode in each environment, side by side; one call of the policy answers for all."""
+    """One episode in each environment, in parallel, with one call of the policy for all."""
     observation, _ = environments.reset(seed=int(generator.integers(2**31 - 1)))
     playing = np.ones(ENVIRONMENTS, bool)
     observations, actions, played = [], [], []
@@ -110,7 +110,7 @@ def play(agent: Agent, environments: Any, generator: np.random.Generator) -> Epi
         actions.append(action)
         played.append(playing.copy())
         observation, _, terminated, truncated, _ = environments.step(action)
-        playing &= ~(terminated | truncated)  # a finished environment begins anew: what it does then is left out
+        playing &= ~(terminated | truncated)  # a finished environment restarts; its new episode is ignored
     mask = np.stack(played)
     to_come = np.zeros(mask.shape, "float32")
     following = np.zeros(ENVIRONMENTS)
@@ -121,7 +121,7 @@ def play(agent: Agent, environments: Any, generator: np.random.Generator) -> Epi
 
 
 class Run(NamedTuple):
-    """One seed's learning: every episode's length, whether it was solved, updates, the longest update, seconds."""
+    """One seed's training: all episode lengths, whether the task was solved, updates, the largest update, seconds."""
 
     lengths: list[int]
     solved: bool
@@ -131,7 +131,7 @@ class Run(NamedTuple):
 
 
 def train(seed: int, updates: int, advance: Callable[[], None] = lambda: None) -> Run:
-    """Plays and learns until it is solved, or for so many updates."""
+    """Plays and learns until the task is solved, or for the given number of updates."""
     import gymnasium
 
     started = time.perf_counter()
@@ -156,7 +156,7 @@ def train(seed: int, updates: int, advance: Callable[[], None] = lambda: None) -
 
 
 def averages(lengths: list[int]) -> Array:
-    """The mean of the last hundred lengths (or of as many as there are) after each episode."""
+    """The mean of the last hundred lengths (or of all, if fewer) after each episode."""
     sums = np.cumsum([0, *lengths])
     ends = np.arange(1, len(lengths) + 1)
     starts = np.maximum(ends - WINDOW, 0)
@@ -164,7 +164,7 @@ def averages(lengths: list[int]) -> Array:
 
 
 def draw(runs: dict[int, Run]) -> Any:
-    """Every episode's length, and the averages of a hundred."""
+    """Draws the length of every episode and the moving average over a hundred episodes."""
     figure, axis = new_figure(1, 1, (9, 4.4))
     for color, (seed, run) in zip(("tab:blue", "tab:orange", "tab:green"), runs.items()):
         episodes = np.arange(1, len(run.lengths) + 1)
@@ -174,7 +174,7 @@ def draw(runs: dict[int, Run]) -> Any:
     axis.text(0, SOLVED + 6, f"{SOLVED:g}", va="bottom")
     axis.set(
         xlabel="episode",
-        ylabel="steps that the pole stays up",
+        ylabel="episode length (time steps)",
         ylim=(0, 515),
         title="CartPole-v1, one update per 16 episodes",
     )
@@ -183,7 +183,7 @@ def draw(runs: dict[int, Run]) -> Any:
 
 
 def run(session: Session) -> None:
-    """Trains three seeds and shows how they learnt."""
+    """Trains three seeds and shows the results."""
     updates = 3 if session.quick else 200
     runs = {}
     for seed in range(session.seed, session.seed + 3):
@@ -203,7 +203,7 @@ def run(session: Session) -> None:
         for seed, run in runs.items()
     ]
     columns = ["", "episodes", "updates", "steps", "batches", "mean", "solved", "seconds"]
-    title = f"CartPole-v1: steps and mini-batches of the largest update, mean of the last {WINDOW} returns"
+    title = f"CartPole-v1: time steps and mini-batches of the largest update, mean of the last {WINDOW} returns"
     session.table(title, columns, rows)
     session.save(draw(runs))
 

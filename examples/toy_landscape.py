@@ -1,13 +1,13 @@
-"""Which ways of combining two losses' gradients get down from everywhere, and which get stuck?
+"""Which ways of combining the gradients of two losses reach the Pareto front from everywhere, and which get stuck?
 
-`python -m examples.toy_landscape` follows every balancer down the landscape of two losses over two parameters on which
-CAGrad and Nash-MTL were shown, from the five starts of the latter, draws the paths, and prints where they end.
+`python -m examples.toy_landscape` runs every balancer on the landscape of two losses and two parameters from the CAGrad and
+Nash-MTL papers, from the five starting points of the latter. It draws the paths and prints where they end.
 
-The upper half of the landscape has a narrow valley for each loss, at whose steep walls its gradient outweighs the
-other's. The lower half holds the Pareto front: the points from which no step lowers both losses.
+The upper half of the landscape has a narrow valley for each loss; on the steep walls of a valley, the gradient of its loss
+dominates the other. The lower half contains the Pareto front: the points from which no update decreases both losses.
 
 Sources: Liu et al., Conflict-Averse Gradient Descent for Multi-Task Learning, NeurIPS 2021; Navon et al., Multi-Task
-Learning as a Bargaining Game, ICML 2022, whose first loss is the former's times 0.1.
+Learning as a Bargaining Game, ICML 2022, which multiplies the first loss by 0.1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from examples._command_line import Parser, fail, what_to_install, whole
 
 STARTS = ((-8.5, 7.5), (-8.5, 5.0), (9.0, 9.0), (-7.5, -0.5), (9.0, -1.0))
-# As far as the 100,000 steps of 0.001 that CAGrad was given, in the 35,000 steps that Nash-MTL was given.
+# As far as the 100,000 updates of 0.001 in the CAGrad paper, in the 35,000 updates of the Nash-MTL paper.
 STEPS, LEARNING_RATE, SCALE = 35000, 3e-3, 0.1
 TOLERANCE = 0.1
 RECORDS = 350  # points kept of a path
@@ -34,7 +34,7 @@ REACHED, NOT_REACHED = "tab:green", "tab:red"
 
 
 def losses(points: Any, scale: float = SCALE) -> Any:
-    """Both losses at points.
+    """Both losses at the given points.
 
     Args:
         points: `[..., 2]`, a float tensor.
@@ -57,7 +57,7 @@ def losses(points: Any, scale: float = SCALE) -> Any:
 
 
 def losses_and_gradients(point: Any, scale: float = SCALE) -> tuple[Any, Any]:
-    """Both losses `[2]` at a point `[2]`, and their gradients, the rows of a `[2, 2]` tensor."""
+    """Both losses `[2]` at a point `[2]`, and their gradients as the rows of a `[2, 2]` tensor."""
     import tensorflow as tf
 
     with tf.GradientTape(persistent=True) as tape:
@@ -68,10 +68,10 @@ def losses_and_gradients(point: Any, scale: float = SCALE) -> tuple[Any, Any]:
 
 
 def pareto_front(count: int = 1001) -> np.ndarray:
-    """Points `[count, 2]` of the Pareto front, from the second loss's minimum to the first's.
+    """Points `[count, 2]` on the Pareto front, from the minimum of the second loss to that of the first.
 
-    On the front the two gradients are parallel: with `lower(y)` and its slope written out, that is an equation in y for
-    each x between the minima, which bisection solves. The first loss's factor does not move it.
+    On the front the two gradients are parallel. With `lower(y)` and its slope written out, this is an equation in y for
+    each x between the minima, which bisection solves. The factor of the first loss does not change the front.
     """
     x = np.linspace(-7.0, 7.0, count)
 
@@ -93,12 +93,12 @@ def pareto_front(count: int = 1001) -> np.ndarray:
 
 
 def distance_to_front(points: np.ndarray) -> np.ndarray:
-    """How far points `[count, 2]` are from the Pareto front, in the plane of the parameters."""
+    """Distances of points `[count, 2]` from the Pareto front, in parameter space."""
     return np.linalg.norm(np.asarray(points)[:, None] - pareto_front()[None], axis=2).min(axis=1)
 
 
 def balancers() -> dict[str, Any]:
-    """Every public balancer by name, with its defaults where these do something for two heads."""
+    """Every public balancer by name, with options where the defaults have no effect for two heads."""
     from multihead import balancing
 
     classes = {name: getattr(balancing, name) for name in balancing.__all__}
@@ -121,26 +121,26 @@ def follow(
     scale: float = SCALE,
     starts: Sequence[tuple[float, float]] = STARTS,
 ) -> Iterator[np.ndarray]:
-    """Follows Adam down the balancer's updates, from one start after the other.
+    """Applies a balancer's updates with Adam, from one starting point after another.
 
     Args:
-        balancer: The balancer; its state is reset at each start.
-        steps: Updates per start.
-        learning_rate: Adam's.
+        balancer: The balancer; its state is reset for each starting point.
+        steps: Updates per starting point.
+        learning_rate: Adam's learning rate.
         scale: Factor of the first loss.
-        starts: Where from.
+        starts: The starting points.
 
     Yields:
-        `[points, 2]`: the path from a start, beginning with it.
+        `[points, 2]`: the path from a starting point, including it.
     """
     import tensorflow as tf
 
     records = min(steps, RECORDS)
     every = -(-steps // records)
-    with tf.device("CPU:0"):  # for a step this small the way to an accelerator is too long
+    with tf.device("CPU:0"):  # updates this small are faster without an accelerator
         balancer.build((2, 2))
 
-    @tf.function(jit_compile=True)  # tens of times faster for thousands of tiny steps
+    @tf.function(jit_compile=True)  # tens of times faster for thousands of tiny updates
     def descend(start: Any) -> Any:
         def step(update: Any, point: Any, mean: Any, square: Any) -> tuple[Any, ...]:
             values, gradients = losses_and_gradients(point, scale)
@@ -171,13 +171,13 @@ def follow(
 
 
 class Row(NamedTuple):
-    """What came of one balancer.
+    """The result of one balancer.
 
     Attributes:
-        name: The balancer's.
+        name: The balancer's name.
         paths: `[starts, points, 2]`.
-        distances: `[starts]`, of the ends from the Pareto front.
-        mean_loss: The mean of both losses, over all ends.
+        distances: `[starts]`, distances of the end points from the Pareto front.
+        mean_loss: The mean of both losses over all end points.
     """
 
     name: str
@@ -187,19 +187,19 @@ class Row(NamedTuple):
 
     @property
     def reached(self) -> int:
-        """How many starts end on the front."""
+        """The number of paths that end on the front."""
         return int(np.sum(self.distances <= TOLERANCE))
 
 
 def measure(name: str, paths: Sequence[np.ndarray], scale: float) -> Row:
-    """Tells where a balancer's paths end."""
+    """Measures where a balancer's paths end."""
     stacked = np.stack(paths)
     ends = stacked[:, -1]
     return Row(name, stacked, distance_to_front(ends), float(np.mean(losses(ends, scale))))
 
 
 def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
-    """Draws one panel per balancer into a picture file."""
+    """Draws one panel per balancer and saves the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -232,9 +232,9 @@ def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
     marks = (
         Line2D([], [], marker="o", color="white", mec="black", ls="", label="start"),
         Line2D([], [], marker="o", color=REACHED, mec="black", label="ends on the Pareto front"),
-        Line2D([], [], marker="o", color=NOT_REACHED, mec="black", label="does not"),
+        Line2D([], [], marker="o", color=NOT_REACHED, mec="black", label="ends elsewhere"),
         Line2D([], [], color="gold", lw=5, label="Pareto front"),
-        Line2D([], [], marker="s", color="lightgrey", mec="grey", ls="", label="mean loss (dark is low)"),
+        Line2D([], [], marker="s", color="lightgrey", mec="grey", ls="", label="mean loss (dark: low)"),
     )
     bottom = 0.45 / figure.get_figheight()
     figure.tight_layout(rect=(0, bottom, 1, 1), pad=0.5, h_pad=1.2)
@@ -244,7 +244,7 @@ def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Reads the command line, follows all balancers, prints and draws; returns the exit status."""
+    """Parses the command line, runs all balancers, prints and draws the results; returns the exit status."""
     options = _parse(arguments)
     absent = what_to_install(("matplotlib", "rich"))
     if absent is not None:
@@ -260,13 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         return fail(PROGRAM, f"--balancers must be among {', '.join(chosen)}. Received: {', '.join(unknown)}.")
     if options.output.is_dir():
-        return fail(PROGRAM, f"--output must be a file that can be written. Received: {str(options.output)!r}, a folder.")
+        return fail(PROGRAM, f"--output must be a writable file. Received: {str(options.output)!r}, a folder.")
     try:
         options.output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return fail(
-            PROGRAM, f"--output must be a file that can be written. Received: {str(options.output)!r} ({error.strerror})."
-        )
+        return fail(PROGRAM, f"--output must be a writable file. Received: {str(options.output)!r} ({error.strerror}).")
     chosen = {name: chosen[name] for name in options.balancers or chosen}
     console, rows = Console(), []
     bar = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -280,12 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 progress.advance(task)
             rows.append(measure(name, paths, options.scale))
     console.print(
-        f"Where {options.steps} steps of Adam end, from {len(STARTS)} starts. An end is on the Pareto front if it is within "
-        f"{TOLERANCE:g} of it in the plane of the parameters, of which the picture shows 21 by 21.",
+        f"Results after {options.steps} updates with Adam from {len(STARTS)} starting points. A path ends on the Pareto "
+        f"front if its last point is within {TOLERANCE:g} of it in parameter space; the figure shows an area of 21 by 21.",
         highlight=False,
     )
     table = Table()
-    for column in ("balancer", "on the front", "farthest end", "mean loss"):
+    for column in ("balancer", "on the front", "largest distance", "mean loss"):
         table.add_column(column, justify="left" if column == "balancer" else "right")
     for row in sorted(rows, key=lambda row: -row.reached):
         table.add_row(row.name, f"{row.reached}/{len(STARTS)}", f"{row.distances.max():.2f}", f"{row.mean_loss:.2f}")
@@ -297,21 +295,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("runs/toy_landscape.png"), metavar="FILE", help="the picture")
+    parser.add_argument("--output", type=Path, default=Path("runs/toy_landscape.png"), metavar="FILE", help="the figure")
     parser.add_argument(
-        "--steps", type=whole(1), default=STEPS, metavar="N", help="updates per start (default: %(default)s)"
+        "--steps", type=whole(1), default=STEPS, metavar="N", help="updates per starting point (default: %(default)s)"
     )
     parser.add_argument(
-        "--learning-rate", type=_positive, default=LEARNING_RATE, metavar="RATE", help="Adam's (default: %(default)s)"
+        "--learning-rate", type=_positive, default=LEARNING_RATE, metavar="RATE", help="of Adam (default: %(default)s)"
     )
     parser.add_argument(
         "--scale",
         type=_positive,
         default=SCALE,
         metavar="FACTOR",
-        help="of the first loss: 0.1 as with Nash-MTL, 1 as with CAGrad (default: %(default)s)",
+        help="factor of the first loss: 0.1 as in Nash-MTL, 1 as in CAGrad (default: %(default)s)",
     )
-    parser.add_argument("--balancers", nargs="+", metavar="NAME", help="these only (default: all)")
+    parser.add_argument("--balancers", nargs="+", metavar="NAME", help="run only these balancers (default: all)")
     return parser.parse_args(arguments)
 
 

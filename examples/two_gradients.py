@@ -1,4 +1,4 @@
-"""What happens where two heads' gradients conflict? Draws the picture of the README.
+"""What happens when the gradients of two heads conflict? Draws the figure of the README.
 
 `python -m examples.two_gradients [FILE]` draws two gradients, their plain sum and the update of a balancer.
 """
@@ -11,20 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-# Two heads' gradients of three shared parameters; they and all that follows from them lie in one plane.
+# The gradients of two heads for three shared parameters; they and all their combinations lie in one plane.
 GRADIENTS = np.array([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]], np.float32)
 PLANE = np.array([[1.0, 0.0, 0.0], [0.0, 0.5**0.5, 0.5**0.5]], np.float32)
 
 
 def updates() -> dict[str, np.ndarray]:
-    """The update that each way of combining the two gradients makes, `[3]` each."""
+    """The update for each way of combining the two gradients, `[3]` each."""
     from multihead import balancing
 
     return {"plain sum": GRADIENTS.sum(0), "UPGrad": np.asarray(balancing.UPGrad()(GRADIENTS))}
 
 
 def draw(path: Path) -> None:
-    """Draws gradients and updates into a picture file."""
+    """Draws gradients and updates and saves the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -33,10 +33,10 @@ def draw(path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.2), sharey=True, constrained_layout=True)
     for axis, (name, update) in zip(axes, updates().items()):
         inner = GRADIENTS @ update
-        # The directions in which neither loss rises: a cone between the normals of the two gradients.
+        # The directions in which neither loss increases: a cone between the normals of the two gradients.
         (x1, y1), (x2, y2) = GRADIENTS @ PLANE.T
         edges = 9 * np.array([[y1, -x1] / np.hypot(x1, y1), [-y2, x2] / np.hypot(x2, y2)])
-        axis.fill(*np.vstack([[0, 0], edges]).T, color="tab:green", alpha=0.15, lw=0, label="neither loss rises")
+        axis.fill(*np.vstack([[0, 0], edges]).T, color="tab:green", alpha=0.15, lw=0, label="neither loss increases")
         for vector, color, label in (
             (GRADIENTS[0], "tab:blue", "head 1"),
             (GRADIENTS[1], "tab:orange", "head 2"),
@@ -45,8 +45,8 @@ def draw(path: Path) -> None:
             x, y = PLANE @ vector
             axis.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 2.5, "shrinkB": 0})
             axis.text(x, y + 0.25, label, color=color, ha="center", fontsize=11)
-        rises = "head 1's loss rises" if inner[0] < -1e-4 else "neither loss rises"
-        axis.set_title(f"{name}: {rises}", fontsize=11)
+        effect = "the loss of head 1 increases" if inner[0] < -1e-4 else "neither loss increases"
+        axis.set_title(f"{name}: {effect}", fontsize=11)
         axis.set(xlim=(-5.5, 7.5), ylim=(-0.4, 6.8), aspect="equal", xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     figure.savefig(path, dpi=110)
@@ -54,9 +54,9 @@ def draw(path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Reads the command line, draws, and returns the exit status."""
+    """Parses the command line, draws the figure and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m examples.two_gradients", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=Path("two_gradients.png"), help="the picture to write")
+    parser.add_argument("file", nargs="?", type=Path, default=Path("two_gradients.png"), help="the figure to write")
     path = parser.parse_args(arguments).file
     try:
         draw(path)

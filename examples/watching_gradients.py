@@ -1,9 +1,9 @@
-"""Which layer starves, and how does one see it while a model trains?
+"""Which layer receives no gradient, and how can you see it during training?
 
-A callback keeps running averages of the gradients, and of their norms, for every variable and every head; it adds them
-to Keras's logs and writes them as TensorBoard scalars. On an encoder of eight sigmoid layers it shows that hardly
-anything reaches the first ones, and on one of eight tanh layers that all are fed. The averages are the library's
-accumulator's, which a first part checks against the mean of all gradients.
+A callback keeps running averages of the gradients and of their norms, for every variable and every head. It adds them to
+Keras's logs and writes them as TensorBoard scalars. In an encoder with eight sigmoid layers, hardly any gradient reaches the
+first layers; with eight tanh layers, all of them receive one. The averages are computed by the library's
+`GradientAccumulator`, which the first part compares with the mean of all gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_data(generator: np.random.Generator, size: int, batch_size: int = 64) -
 
 
 def make_trainer(activation: str, seed: int) -> MultiHeadTrainer:
-    """A deep encoder with two heads, the same for the same seed."""
+    """A deep encoder with two heads; the same seed gives the same weights."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(UNITS, activation=activation, name=f"layer_{i + 1}") for i in range(LAYERS)]
     trainer = MultiHeadTrainer(keras.Sequential(layers))
@@ -47,7 +47,7 @@ def make_trainer(activation: str, seed: int) -> MultiHeadTrainer:
 
 
 def variable_names(trainer: MultiHeadTrainer) -> dict[str, str]:
-    """The owner (`encoder` or a head) of every trainable variable, by names such as `layer_1/kernel`, in order."""
+    """The owner (`encoder` or a head) of every trainable variable, in order, by names such as `layer_1/kernel`."""
     modules = {"encoder": trainer.encoder, **{name: head.module for name, head in trainer.heads.items()}}
     return {
         f"{layer.name}/{variable.name.split('/')[-1].removesuffix(':0')}": owner
@@ -58,17 +58,17 @@ def variable_names(trainer: MultiHeadTrainer) -> dict[str, str]:
 
 
 class GradientWatch(keras.callbacks.Callback):
-    """Measures the gradients of a `MultiHeadTrainer` while it trains: of all heads together, and of each head alone.
+    """Measures the gradients of a `MultiHeadTrainer` during training: of all heads together, and of each head alone.
 
-    A head alone is a batch with no targets but its own. Of every variable it keeps two running averages with weights
-    `momentum^age`: of the gradient, and of the gradient's norm. Where the norm of the first is far below the second, the
-    batches disagree.
+    To measure one head alone, the batch contains only its targets. For every variable the callback keeps two running
+    averages with weights `momentum^age`: of the gradient, and of its norm. If the norm of the first is far below the
+    second, the batches disagree.
 
-    The running norms stand in the logs of every epoch as `{head}/{variable}/norm`; with a folder, they and the norms of
-    the running gradients (`.../mean_norm`) are TensorBoard scalars, one per measurement.
+    The running norms are added to the logs of every epoch as `{head}/{variable}/norm`. With a folder, they and the norms of
+    the running gradients (`.../mean_norm`) are also written as TensorBoard scalars at every measurement.
 
     Args:
-        batches: What to measure on, one batch at a time, from the start again at the end.
+        batches: Batches to measure on, one at a time; repeated when they run out.
         every: Measure at every `every`-th update.
         momentum: At least 0 and below 1.
         folder: Folder for TensorBoard, or None.
@@ -113,7 +113,7 @@ class GradientWatch(keras.callbacks.Callback):
             self._writer.close()
 
     def measure(self) -> None:
-        """Takes the next batch into the averages."""
+        """Adds the next batch to the averages."""
         inputs, targets = next(self._batches)
         self.updates.append(self._count)
         for head, gradients in self.gradients.items():
@@ -130,11 +130,11 @@ class GradientWatch(keras.callbacks.Callback):
                             tf.summary.scalar(f"{head}/{name}/{kind}", norm)
 
     def norms(self, head: str) -> dict[str, float]:
-        """Running averages of the norms by variable, of those that the head's gradient reaches."""
+        """Running averages of the gradient norms, by the variables that the head's gradient reaches."""
         return self._chosen(head, self._norms[head].mean()[0].numpy())
 
     def mean_norms(self, head: str) -> dict[str, float]:
-        """Norms of the running averages of the gradients, likewise."""
+        """Norms of the running averages of the gradients, by the same variables."""
         means = self.gradients[head].mean()
         return self._chosen(head, [0.0 if mean is None else tf.norm(mean).numpy() for mean in means])
 
@@ -150,15 +150,15 @@ def _dense(gradient: Any) -> tf.Tensor | None:
     return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-# ------------------------------------------------------------------------------------- is the running mean the mean
+# ------------------------------------------------------------------------------------ checking the running averages
 
 
 def largest_differences(seed: int, number: int) -> dict[str, float]:
-    """How far the accumulator's means stray from those of all gradients kept, over the largest element, at any moment.
+    """The largest relative difference between the accumulator's means and the means of stored gradients, at any time.
 
     Args:
-        seed: Of weights and data.
-        number: How many batches, of unequal sizes.
+        seed: Seed of weights and data.
+        number: Number of batches, of different sizes.
     """
     trainer = make_trainer("tanh", seed)
     generator = np.random.default_rng(seed)
@@ -186,7 +186,7 @@ def largest_differences(seed: int, number: int) -> dict[str, float]:
 def train(
     activation: str, session: Session, examples: int, epochs: int, advance: Callable[[], None]
 ) -> tuple[GradientWatch, dict[str, list[float]]]:
-    """Trains an encoder under watch; gives the watch and Keras's history."""
+    """Trains an encoder with the callback; returns the callback and Keras's history."""
     data = make_data(np.random.default_rng(session.seed), examples)
     watched = make_data(np.random.default_rng(session.seed + 1), examples)
     watch = GradientWatch(watched, every=4, folder=session.folder / "tensorboard" / activation)
@@ -197,12 +197,12 @@ def train(
 
 
 def kernels() -> list[str]:
-    """The encoder's kernels, first layer first."""
+    """Names of the encoder's kernels, in the order of the layers."""
     return [f"layer_{i + 1}/kernel" for i in range(LAYERS)]
 
 
 def draw(watches: dict[str, GradientWatch]) -> Any:
-    """Running norms by layer over the training, and by head over the layers at its end."""
+    """Draws running norms by layer during training, and by layer and head at the end."""
     from matplotlib import colormaps
 
     figure, axes = new_figure(1, 3, (14, 4.2), sharey=True)
@@ -210,23 +210,23 @@ def draw(watches: dict[str, GradientWatch]) -> Any:
         for i, name in enumerate(kernels()):
             color = colormaps["viridis"](i / (LAYERS - 0.5))
             axis.plot(watch.updates, watch.history[ALL, name], color=color, label=f"layer {i + 1}")
-        axis.set(yscale="log", xlabel="update", title=f"{activation}: running norm by layer, all heads")
+        axis.set(yscale="log", xlabel="update", title=f"{activation}: running gradient norm by layer, all heads")
         for watched, style in zip(watch.model.heads, ("-o", "--s")):
             norms = [watch.norms(watched)[name] for name in kernels()]
             color = "tab:red" if activation == "sigmoid" else "tab:blue"
             axes[2].plot(range(1, LAYERS + 1), norms, style, color=color, label=f"{activation}, head {watched}")
-    axes[0].set_ylabel("norm of the gradient")
+    axes[0].set_ylabel("gradient norm")
     axes[1].legend(loc="lower right", ncols=2, fontsize=9)
-    axes[2].set(xlabel="layer of the encoder", title="by layer and head, at the end")
+    axes[2].set(xlabel="encoder layer", title="by layer and head, at the end")
     axes[2].legend(loc="lower right", fontsize=9)
     return figure
 
 
 def run(session: Session) -> None:
-    """Checks the averages, trains both encoders and shows what reached their layers."""
+    """Checks the averages, trains both encoders and shows the gradients of their layers."""
     number, examples, epochs = (5, 256, 2) if session.quick else (30, 1024, 25)
     for name, difference in largest_differences(session.seed, number).items():
-        session.say(f"The incremental {name} strays from that of all gradients kept by at most {difference:.1e}.")
+        session.say(f"The incremental {name} differs from that of all stored gradients by at most {difference:.1e}.")
     watches, histories = {}, {}
     with session.progress("training both encoders", 2 * epochs) as advance:
         for activation in ("sigmoid", "tanh"):
@@ -238,14 +238,15 @@ def run(session: Session) -> None:
             norms, means = watch.norms(ALL), watch.mean_norms(ALL)
             row += [f"{norms[name]:.1e}", f"{norms[name] / norms[kernels()[-1]]:.1e}", f"{means[name] / norms[name]:.2f}"]
         rows.append(row)
-    columns = ["kernel", *(name for activation in watches for name in (activation, "over the last", "agreement"))]
+    columns = ["kernel", *(name for activation in watches for name in (activation, "relative", "agreement"))]
     session.table("Norms of the encoder's gradients, running averages at the end of training", columns, rows)
-    session.say("Agreement: the norm of the running gradient over the running norm; 1 if all batches say the same.")
+    session.say("Relative: divided by the norm of the last layer.")
+    session.say("Agreement: norm of the running gradient divided by the running norm; 1 if all batches agree.")
     for activation, history in histories.items():
         starved = min(kernels(), key=watches[activation].norms(ALL).__getitem__)
         last = {key: history[key][-1] for key in ("kind_accuracy", "size_loss", f"{ALL}/{starved}/norm")}
         figures = ", ".join(f"{key} {value:.3g}" for key, value in last.items())
-        session.say(f"{activation}: the least reaches {starved}; the last epoch's logs say {figures}.")
+        session.say(f"{activation}: {starved} has the smallest gradient; logs of the last epoch: {figures}.")
     session.say(f"TensorBoard: tensorboard --logdir {session.folder / 'tensorboard'}")
     session.save(draw(watches))
 

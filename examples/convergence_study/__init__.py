@@ -1,6 +1,6 @@
-"""A price classifier joins a sequence decoder on the encoder's final hidden state: what lets both learn at full speed?
+"""A price classifier and a sequence decoder share the encoder's final hidden state: what lets both learn at full speed?
 
-Every arm trains the same network, from the same weights, on the same batches; only how the heads' losses and gradients
-are brought together differs: alone, by two optimizers, in turns, in one total loss, with each of several balancers, with
-weights, and with a price loss that is summed over the batch.
+Every arm trains the same network, from the same weights, on the same batches. The arms differ only in how they combine
+the heads' losses and gradients: each head alone, two optimizers, alternating updates, one total loss, several balancers,
+several weights, and a price loss that is summed over the batch.
 """

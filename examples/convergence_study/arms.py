@@ -1,4 +1,4 @@
-"""The arms of the study: how the two heads' losses and gradients are brought together."""
+"""The arms of the study: the ways of combining the losses and gradients of the two heads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from multihead import balancing, clipping, schedules
 
 BOTH = ("reply", "price")
 RATES = {"adam": 12e-3, "adadelta": 1.0, "sgd": 1.0}
-"""Learning rates; the same for all arms with an optimizer."""
+"""Learning rate of each optimizer; the same for all arms that use it."""
 CLIP = 1.0
 """The limit on the global norm of an update's gradients."""
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Weights of the price's loss to choose from, by runs on a seed of their own."""
+"""Candidate weights of the price loss, compared on a separate seed."""
 REFERENCES = "references"
 """The group of the arms that train one head alone."""
 TUNED = "tuned_weight"
 DEVIATION = 0.35
-"""The standard deviation of the weights that the first attempt started from."""
+"""The standard deviation of the initial weights in the original setup."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Arm:
     """One way to train.
 
     Attributes:
-        name: What `--arms` and all results call it.
+        name: Its name in `--arms` and in all results.
         about: What it does, in a few words.
-        group: Which column of the picture it stands in.
+        group: Its column in the figure.
         heads: The heads that it trains.
-        optimizer: A key of `RATES`; empty for that of the whole study.
-        price_weight: What the mean price loss is multiplied by.
-        unreduced: Whether the price loss is summed over the batch: it is then as many times larger as a batch has rows.
-        balancer: Makes a balancer; None for the plain sum.
-        schedule: Makes a schedule; None for all heads at every update.
-        by_part: Whether encoder and heads are clipped each by itself rather than all together.
-        by_hand: Whether its loop is written by hand, with an optimizer for each head, without the library.
-        deviation: The standard deviation of the weights to start from; None for the layers' own.
+        optimizer: A key of `RATES`; empty for the optimizer of the whole study.
+        price_weight: Factor of the mean price loss.
+        unreduced: Whether the price loss is summed over the batch, which multiplies it by the batch size.
+        balancer: Creates a balancer; None for the plain sum.
+        schedule: Creates a schedule; None to train all heads at every update.
+        by_part: Whether the gradients of the encoder and of each head are clipped separately, not all together.
+        by_hand: Whether it uses a custom training loop with one optimizer per head, without the library.
+        deviation: The standard deviation of the initial weights; None for the layers' own initializers.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Arm:
 
 
 class ByPart(clipping.AbstractClipping):
-    """Limits the global norm of the encoder's gradients and that of each head's own, each by itself.
+    """Limits the global norm of the encoder's gradients and of each head's own gradients separately.
 
     Args:
         limit: The largest norm of each.
-        sizes: How many variables the encoder has and each head, in the trainer's order.
+        sizes: The number of variables of the encoder and of each head, in the trainer's order.
     """
 
     def __init__(self, limit: float, sizes: Sequence[int]) -> None:
@@ -81,13 +81,13 @@ class ByPart(clipping.AbstractClipping):
 
 
 def make_optimizer(arm: Arm) -> Any:
-    """A new optimizer for an arm."""
+    """Creates an optimizer for an arm."""
     makers = {"adam": keras.optimizers.Adam, "adadelta": keras.optimizers.Adadelta, "sgd": keras.optimizers.SGD}
     return makers[arm.optimizer](RATES[arm.optimizer])
 
 
 def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
-    """Each head alone, with an optimizer."""
+    """The arms that train each head alone with an optimizer."""
     ending = "" if optimizer == main else f"_{optimizer}"
     return (
         Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
@@ -96,7 +96,7 @@ def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
 
 
 def all_arms(main: str) -> dict[str, Arm]:
-    """Every arm but the references, by name, with its optimizer filled in.
+    """All arms except the references, by name, with their optimizers filled in.
 
     Args:
         main: The study's optimizer, a key of `RATES`.
@@ -107,12 +107,12 @@ def all_arms(main: str) -> dict[str, Arm]:
         replace(first, unreduced=True, by_hand=True, deviation=DEVIATION),
         Arm("two_optimizers_mean", "two optimizers, mean losses", "ways", by_hand=True),
         Arm("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
-        Arm("while_conflicting", "in turns while gradients conflict", "ways", schedule=schedules.WhileConflicting),
+        Arm("while_conflicting", "alternating while gradients conflict", "ways", schedule=schedules.WhileConflicting),
         Arm("sum", f"{together}, plain sum", "ways"),
     ]
     for optimizer in RATES:
         arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
-        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped apart, {optimizer}")
+        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped separately, {optimizer}")
         arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
     arms += [
         Arm("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
@@ -122,8 +122,8 @@ def all_arms(main: str) -> dict[str, Arm]:
         Arm("imtlg", "IMTLG", "balancers", balancer=balancing.IMTLG),
         Arm("meta_balance", "MetaBalance, for the decoder", "balancers", balancer=_for_the_decoder),
         *(Arm(f"weight_{w}", f"{together}, price weight {w}", "weights and clips", price_weight=w) for w in (4, 16, 64)),
-        Arm(TUNED, f"{together}, weight chosen by trial", "weights and clips"),
-        Arm("clip_by_part", f"{together}, encoder and heads clipped apart", "weights and clips", by_part=True),
+        Arm(TUNED, f"{together}, tuned weight", "weights and clips"),
+        Arm("clip_by_part", f"{together}, encoder and heads clipped separately", "weights and clips", by_part=True),
     ]
     return {arm.name: arm if arm.optimizer else replace(arm, optimizer=main) for arm in arms}
 

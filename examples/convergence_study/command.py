@@ -17,76 +17,78 @@ ARMS = (
     "equal_norms", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
     "weight_4", "weight_16", "weight_64", "tuned_weight", "clip_by_part",
 )  # fmt: skip
-"""All arms but the references, which are always run."""
+"""All arms except the references, which are always run."""
 QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
 DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 500, "orders": 6000, "measurements": 20}
 QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options, all with help."""
+    """The options, with help texts."""
     from examples.convergence_study import __doc__ as description
 
     parser = Parser(PROGRAM, description=description)
     add = parser.add_argument
-    add("--quick", action="store_true", help="few arms, one seed, few updates: how it goes, in two minutes")
+    add("--quick", action="store_true", help="few arms, one seed, few updates; takes two minutes")
     add(
         "--arms",
         nargs="+",
         choices=ARMS,
         metavar="ARM",
-        help=f"what to compare, beside each head alone; of {', '.join(ARMS)} (default: all; quick: {', '.join(QUICK_ARMS)})",
+        help="the arms to compare, in addition to each head alone; choose from "
+        f"{', '.join(ARMS)} (default: all; quick: {', '.join(QUICK_ARMS)})",
     )
     for name, what in (
-        ("seeds", "how many seeds, of weights and of the batches' order"),
-        ("updates", "updates of a run, rounded down to as many for each measurement"),
-        ("measurements", "how often a run is measured, at most once per update"),
+        ("seeds", "number of seeds, for the weights and the order of the batches"),
+        ("updates", "updates per run, rounded down to a multiple of the measurements"),
+        ("measurements", "measurements per run, at most one per update"),
     ):
         add(f"--{name}", type=whole(1), metavar="N", help=f"{what} (default: {DEFAULTS[name]}; quick: {QUICK[name]})")
     add(
         "--optimizer",
         choices=("adam", "adadelta", "sgd"),
         default="adam",
-        help="of all arms that do not name their own (default: adam)",
+        help="optimizer of all arms that do not specify their own (default: adam)",
     )
-    add("--batch-size", type=whole(1), default=64, metavar="N", help="rows in a batch (default: 64)")
+    add("--batch-size", type=whole(1), default=64, metavar="N", help="rows per batch (default: 64)")
     add("--units", type=whole(1), default=64, metavar="N", help="size of the hidden state (default: 64)")
-    add("--embedding", type=whole(1), default=32, metavar="N", help="size of a token's vector (default: 32)")
-    add("--output", type=Path, default=Path("runs", "convergence_study"), metavar="DIR", help="folder of all results")
-    data = parser.add_argument_group("data (own orders without --train)")
-    orders = f"own orders to train on; a tenth more are held out (default: {DEFAULTS['orders']}; quick: {QUICK['orders']})"
+    add("--embedding", type=whole(1), default=32, metavar="N", help="size of the token embeddings (default: 32)")
+    add("--output", type=Path, default=Path("runs", "convergence_study"), metavar="DIR", help="folder for the results")
+    data = parser.add_argument_group("data (generated orders, unless --train is given)")
+    orders = "generated orders to train on, plus a tenth as many for validation "
+    orders += f"(default: {DEFAULTS['orders']}; quick: {QUICK['orders']})"
     data.add_argument("--orders", type=whole(1), metavar="N", help=orders)
-    data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, gzip or plain")
-    data.add_argument("--dev", metavar="FILE", nargs=1, help="the same to measure on; needed with --train")
+    data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, plain or gzipped")
+    data.add_argument("--dev", metavar="FILE", nargs=1, help="validation file of the same format; required with --train")
     for name, default, what in (
-        ("source", "text", "texts to read"),
-        ("target", "meaning", "sequences to write"),
+        ("source", "text", "source texts"),
+        ("target", "meaning", "target sequences"),
         ("label", "price_range", "price ranges"),
     ):
         help_text = f"column with the {what} (default: {default})"
         data.add_argument(f"--{name}", metavar="COLUMN", default=default, help=help_text)
-    data.add_argument("--bands", type=whole(1), metavar="N", help="cut a label column of numbers into N bands")
+    data.add_argument("--bands", type=whole(1), metavar="N", help="bin a numeric label column into N price ranges")
     data.add_argument(
         "--missing",
         choices=("ignore", "class"),
         default="ignore",
-        help="what an empty label is: no label, or a class of its own (default: ignore)",
+        help="treat an empty label as missing, or as a class of its own (default: ignore)",
     )
     return parser
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options that fit together; leaves with one line on standard error and status 2 otherwise."""
+    """Parses and checks the options; on an error, exits with one line on standard error and status 2."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     if (options.train is None) != (options.dev is None):
-        parser.error("--train and --dev go together. Name both files, or none.")
+        parser.error("--train and --dev go together. Pass both files, or neither.")
     if options.train is None and options.bands is not None:
-        parser.error("--bands needs --train. Name the file to train on, or leave it out.")
+        parser.error("--bands requires --train. Pass the file to train on, or omit --bands.")
     for name, value in (QUICK if options.quick else DEFAULTS).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    # What the loader of the other example reads beside.
+    # Options that the other example's data loader also reads.
     options.test, options.swap_column, options.seed = None, [], 0
     return options
 
@@ -95,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the study.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: The command-line arguments; None for those of the process.
 
     Returns:
-        0, or 2 after an error that was told in one line.
+        0, or 2 after a one-line error message.
     """
     options = parse(arguments)
     absent = what_to_install(("matplotlib", "rich"))
@@ -110,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return fail(PROGRAM, f"`--output` must be a folder that can be written. Received: {str(options.output)!r}.")
+        return fail(PROGRAM, f"`--output` must be a writable folder. Received: {str(options.output)!r}.")
     try:
         _run(options)
     except InputError as error:
@@ -145,13 +147,13 @@ def _run(options: argparse.Namespace) -> None:
             if len(results) < made.references:
                 raise
     if len(results) < len(made.arms):
-        say("interrupted: the arms that are done are reported")
+        say("interrupted: reporting the completed arms")
     study.summarize(results, options.optimizer)
     diagnosis = made.diagnose(options.optimizer)
     said = study.conclude(results, options.optimizer)
     for table in report.make_tables(results):
         console.print(table)
-    say("What `diagnose` says of a price loss that is summed over the batch, before training:")
+    say("What `diagnose` reports for a price loss that is summed over the batch, before training:")
     say(str(diagnosis))
     for sentence in said:
         say(f"* {sentence}")
@@ -163,6 +165,6 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _plain(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as JSON can hold them."""
+    """The options in a form that JSON can represent."""
     kept = {name: value for name, value in vars(options).items() if name not in ("test", "swap_column", "seed")}
     return {**kept, "output": str(options.output)}

@@ -1,7 +1,7 @@
-"""The network of the study: one hidden state `[batch, units]`, and two heads that read nothing else.
+"""The network of the study: one hidden state `[batch, units]`, and two heads that read only this state.
 
-The encoder of `models` gives its hidden state under two names, one for each head. Here both read one tensor, so that their
-gradients meet where the study measures and balances them.
+The encoder of `multihead.models` returns its hidden state under two names, one for each head. Here both heads read the same
+tensor, so that their gradients can be compared and balanced there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from examples.seq2seq_price.run import Data
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 EVALUATION_ROWS = 512
-"""Rows in a batch where nothing is trained; the first such batch is where gradients are measured."""
+"""Rows per evaluation batch; gradients are measured on the first one."""
 Weights = list[list[np.ndarray]]
 
 
@@ -36,7 +36,7 @@ class FinalState(keras.layers.Layer):
 
 
 class Reply(keras.layers.Layer):
-    """The decoder on a hidden state."""
+    """The decoder, applied to a hidden state."""
 
     def __init__(self, decoder: Seq2SeqDecoder) -> None:
         super().__init__(name="reply")
@@ -50,7 +50,7 @@ class Reply(keras.layers.Layer):
 
 
 class Price(keras.layers.Layer):
-    """The classifier on a hidden state."""
+    """The classifier, applied to a hidden state."""
 
     def __init__(self, classifier: PriceClassifier) -> None:
         super().__init__(name="price")
@@ -61,18 +61,18 @@ class Price(keras.layers.Layer):
 
 
 def _representation(hidden: tf.Tensor) -> dict[str, Any]:
-    """What a decoder without attention reads of an encoder."""
+    """The parts of a representation that a decoder without attention reads."""
     step = hidden[:, tf.newaxis]
     return {"outputs": step, "state": (hidden,), "final": hidden, "mask": tf.ones(tf.shape(step)[:2], tf.bool)}
 
 
 class Network:
-    """The three modules, their weights for each seed, and their figures on the development rows.
+    """The three modules, their initial weights for each seed, and their metrics on the validation rows.
 
     Args:
-        data: What the study trains and evaluates on.
-        units: Size of the hidden state and of the price's hidden layer.
-        embedding: Size of a token's vector.
+        data: The data to train and evaluate on.
+        units: Size of the hidden state and of the price classifier's hidden layer.
+        embedding: Size of the token embeddings.
     """
 
     def __init__(self, data: Data, *, units: int, embedding: int) -> None:
@@ -88,7 +88,7 @@ class Network:
         self._read = text.TargetReader(vocabularies[1])
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
-        # A longer reply is wrong in any case.
+        # Longer replies are wrong in any case.
         every_target = [*train.targets, *data.splits["dev"].targets]
         self._longest = text.longest(every_target, text.standardize_target) + 1
         self._drawn: dict[tuple[int, float | None], Weights] = {}
@@ -127,8 +127,8 @@ class Network:
         return encoder, reply, price
 
     def draw(self, seed: int, deviation: float | None = None) -> Weights:
-        """Weights to start from: the layers' own, or normal ones of a standard deviation; the same for the same seed."""
-        if (seed, deviation) not in self._drawn:  # a second seed makes TensorFlow prepare every function anew
+        """Initial weights for a seed: from the layers' initializers, or normal with the given standard deviation."""
+        if (seed, deviation) not in self._drawn:  # setting the seed again would make TensorFlow retrace every function
             self._drawn[seed, deviation] = self._draw(seed, deviation)
         return self._drawn[seed, deviation]
 
@@ -141,21 +141,21 @@ class Network:
         return [[generator.normal(0.0, deviation, shape).astype("float32") for shape in each] for each in shapes]
 
     def set(self, weights: Weights) -> None:
-        """Puts weights into the modules."""
+        """Sets the weights of the modules."""
         for module, values in zip(self.modules, weights):
             module.set_weights(values)
 
     def losses(
         self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor, training: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The hidden state, the summed loss of the reply and its tokens, the summed loss of the price and its labels."""
+        """The hidden state; the summed reply loss and its token count; the summed price loss and its label count."""
         hidden = self.encoder(ids, training=training)
         return (hidden, *self.head_losses(hidden, reply, price, training=training))
 
     def head_losses(
         self, hidden: tf.Tensor, reply: tf.Tensor, price: tf.Tensor, training: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The sums and counts of both losses on a hidden state."""
+        """The sums and counts of both losses for a hidden state."""
         logits = self.reply(hidden, reply, training=training)
         tokens = tf.cast(reply != text.PADDING_ID, tf.float32)
         of_reply = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(tokens > 0, reply, 0), logits)
@@ -170,14 +170,14 @@ class Network:
         )
 
     def evaluate(self, *, exact: bool) -> dict[str, float]:
-        """Figures on the development rows, both heads', whether they were trained or not.
+        """Metrics of both heads on the validation rows, whether or not the heads are trained.
 
-        `reply_loss` and `price_loss` are means over tokens and labels, `price_accuracy` is over labelled rows. Where the
-        heads meet, `reply_norm` and `price_norm` are those of the mean losses' gradients by the hidden state, unweighted,
-        over one batch, and `cosine` is that of both.
+        `reply_loss` and `price_loss` are means over tokens and labels, `price_accuracy` is over labelled rows. `reply_norm`
+        and `price_norm` are the norms of the gradients of the unweighted mean losses with respect to the hidden state, on
+        one batch, and `cosine` is the cosine between these gradients.
 
         Args:
-            exact: Whether to write replies, too, for `reply_exact`, the share of those that are right to the letter.
+            exact: Whether to generate replies as well, for `reply_exact`, the fraction that matches exactly.
         """
         sums = np.zeros(4)
         labels, predicted = [], []

@@ -1,4 +1,4 @@
-"""The table, the pictures and the file of figures."""
+"""The tables, the figures and the JSON file of the study."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "pace", "price at alone -
 
 
 def make_tables(results: dict[str, Result]) -> list[Table]:
-    """Two tables with one row per arm: where training ended, and how fast it went and what met at the hidden state."""
+    """Two tables with one row per arm: the final metrics; training speed and gradients at the hidden state."""
     tables = []
     for title, columns, cells in (
-        ("At the end, on the development rows: mean ± standard deviation over seeds", FIGURES, final_rows(results)),
-        ("Updates until it is nearly as good as alone; gradients where the heads meet", SPEEDS, speed_rows(results)),
+        ("At the end, on the validation rows: mean ± standard deviation over seeds", FIGURES, final_rows(results)),
+        ("Updates until nearly as good as alone; gradients at the hidden state", SPEEDS, speed_rows(results)),
     ):
         table = Table(title=title, title_justify="left")
         for column in columns:
@@ -37,7 +37,7 @@ def make_tables(results: dict[str, Result]) -> list[Table]:
 
 
 def final_rows(results: dict[str, Result]) -> list[list[str]]:
-    """The first table's cells; empty where an arm lacks a head."""
+    """The cells of the first table; empty where an arm does not train a head."""
     found = []
     for name, result in results.items():
         pairs = [_pair(result.summary.get(figure)) for figure in PANELS]
@@ -46,7 +46,7 @@ def final_rows(results: dict[str, Result]) -> list[list[str]]:
 
 
 def speed_rows(results: dict[str, Result]) -> list[list[str]]:
-    """The second table's cells."""
+    """The cells of the second table."""
     found = []
     for name, result in results.items():
         summary, seeds = result.summary, len(result.curves)
@@ -61,10 +61,10 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
 
 
 def draw(path: Path, results: dict[str, Result], axis: str) -> None:
-    """Curves with bands of one standard deviation over seeds; a column for each group of arms.
+    """Draws learning curves with bands of one standard deviation over seeds, with a column for each group of arms.
 
     Args:
-        path: Where to.
+        path: The file to write.
         results: Results by arm.
         axis: `"examples"` or `"seconds"`.
     """
@@ -119,7 +119,7 @@ def _band(panel: Any, result: Result, axis: str, figure: str, label: str, style:
 
 
 def _dashes(number: int) -> list[Any]:
-    """Line styles for the references, which come in pairs of heads that never share a panel."""
+    """Line styles for the references, which come in pairs of heads that are never in the same panel."""
     return [("--", ":", "-.")[place // 2 % 3] for place in range(number)]
 
 

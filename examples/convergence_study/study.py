@@ -1,4 +1,4 @@
-"""Runs the chosen arms on all seeds, and says what came of the claims."""
+"""Runs the chosen arms on all seeds, and summarizes the results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from examples.seq2seq_price.run import Data
 from multihead.diagnosis import Diagnosis
 
 TUNING_SEED = 1000
-"""The seed on which the weight is chosen; no result is taken from it."""
+"""The seed on which the weight is tuned; it is not used for results."""
 MARGIN = 0.05
-"""How much worse than alone still counts as reached, and how many more updates still count as the same speed."""
+"""Relative tolerance, both for reaching the performance of a head alone and for needing as many updates."""
 DIAGNOSED_BATCHES = 8
 Advance = Callable[[], None]
 
@@ -38,8 +38,8 @@ class Result:
 
     Attributes:
         arm: The arm.
-        curves: One for each seed.
-        trials: For a weight chosen by trial, what each weight came to on the tuning seed.
+        curves: One learning curve per seed.
+        trials: For the tuned weight, the result of each candidate on the tuning seed.
         summary: See `summarize`.
     """
 
@@ -49,24 +49,24 @@ class Result:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
+        """All results as JSON data."""
         described = {key: value for key, value in asdict(self.arm).items() if isinstance(value, (str, float, bool, tuple))}
         return {**described, "summary": self.summary, "trials": self.trials, "curves": self.curves}
 
 
 def chosen_arms(options: Namespace) -> list[Arm]:
-    """The arms that the options name, after each head alone with every optimizer that they use."""
+    """The arms named in the options, preceded by each head alone with every optimizer that they use."""
     arms = [arm for name, arm in all_arms(options.optimizer).items() if name in options.arms]
     used = dict.fromkeys([options.optimizer, *(arm.optimizer for arm in arms)])
     return [*(arm for name in used for arm in references(name, options.optimizer)), *arms]
 
 
 class Study:
-    """The network, its batches for every seed, and how long to train.
+    """The network, its batches for every seed, and the length of training.
 
     Args:
-        options: The command line's.
-        data: What to train and evaluate on.
+        options: The command-line options.
+        data: The data to train and evaluate on.
 
     Raises:
         InputError: The batches are too large for the data.
@@ -80,17 +80,17 @@ class Study:
         self._every = options.updates // self._epochs
         self._train = data.splits["train"]
         self._batches = [self._make_batches(seed) for seed in range(options.seeds)]
-        for seed in range(options.seeds):  # now, so that no run's clock sees what that costs
+        for seed in range(options.seeds):  # drawn here, outside of the timed runs
             self.network.draw(seed)
 
     @property
     def references(self) -> int:
-        """How many of the arms are references; they come first."""
+        """The number of references among the arms; they come first."""
         return sum(arm.group == REFERENCES for arm in self.arms)
 
     @property
     def total(self) -> int:
-        """All updates to come."""
+        """The total number of updates."""
         runs = len(self.arms) * len(self._batches) + len(GRID) * any(arm.name == TUNED for arm in self.arms)
         return runs * self._every * self._epochs
 
@@ -108,13 +108,13 @@ class Study:
         return Result(arm, curves, trials)
 
     def diagnose(self, optimizer: str) -> Diagnosis:
-        """What the library says of the price loss that is summed over the batch, before anything is trained."""
+        """The library's diagnosis of a price loss that is summed over the batch, before training."""
         arm = all_arms(optimizer)[f"unreduced_{optimizer}"]
         self.network.set(self.network.draw(0))
         return make_trainer(self.network, arm, self._rows).diagnose(self._batches[0], DIAGNOSED_BATCHES)
 
     def _try_weights(self, arm: Arm, advance: Advance) -> dict[str, float]:
-        """The product of both heads' losses for each weight: no unit of either counts in it."""
+        """The product of both heads' losses for each weight; it does not depend on the units of either loss."""
         batches = self._make_batches(TUNING_SEED)
         found = {}
         for weight in GRID:
@@ -128,17 +128,18 @@ class Study:
         return make_batches(self._train, self.network.vectorizers, batch_size=self._rows, updates=updates, seed=seed)
 
 
-# ------------------------------------------------------------------------------------------------ what came of it
+# ------------------------------------------------------------------------------------------------ summary
 
 
 def summarize(results: dict[str, Result], main: str) -> None:
-    """Adds to each result its figures over seeds.
+    """Adds summary statistics over seeds to each result.
 
-    Those at the end of training are pairs of mean and standard deviation. `reply_updates` is how many updates it took to
-    reach the final loss of the decoder alone plus 5 percent, with the same optimizer and seed, `reply_slowness` that number
-    over what the decoder alone took, and `price_updates` how many to come within 5 percent of the accuracy of the price
-    alone. They are means over the seeds that got there, `reply_reached` and `price_reached` of them. `reply_pace` tells of
-    all seeds: the updates that the decoder alone took to the arm's final loss over all updates, at most 1.
+    Final metrics are pairs of mean and standard deviation. `reply_updates` is the number of updates needed to reach the
+    final loss of the decoder alone plus 5 percent, with the same optimizer and seed; `reply_slowness` is that number
+    divided by what the decoder alone needed; `price_updates` is the number of updates needed to get within 5 percent of
+    the accuracy of the price alone. These are means over the seeds that got there, `reply_reached` and `price_reached` in
+    number. `reply_pace` covers all seeds: the number of updates after which the decoder alone reaches the arm's final
+    loss, divided by all updates, at most 1.
     """
     for result in results.values():
         reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
@@ -175,26 +176,26 @@ def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
 
 
 def conclude(results: dict[str, Result], main: str) -> list[str]:
-    """What the figures say of the claims, one sentence each."""
+    """The conclusions, one sentence each."""
     said = []
     joint = {name: result for name, result in results.items() if result.arm.heads == BOTH}
     for result in joint.values():
         if result.arm.unreduced or result.arm.by_hand:
             said.append(_of_both(result, results, main))
     if "turns" in joint:
-        said.append(f"In turns {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
+        said.append(f"Alternating: {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
     others = {name: result for name, result in joint.items() if not result.arm.by_hand}
     good = [name for name, result in others.items() if keeps_both(result, results, main)]
     by_weight = [name for name in good if others[name].arm.price_weight != 1 or name == TUNED]
     by_itself = [name for name in good if name not in by_weight]
     said.append(
-        f"Both heads at once as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
-        f"; with one: {', '.join(by_weight) or 'no arm'}."
+        f"Both heads as good as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
+        f"; with a weight: {', '.join(by_weight) or 'no arm'}."
     )
     balanced = [result for result in others.values() if result.arm.balancer is not None and result.arm.optimizer == main]
     if "sum" in others and balanced:
         better = [result.arm.name for result in balanced if _dominates(result, others["sum"])]
-        said.append(f"At least as good as the plain sum in both heads: {', '.join(better) or 'no balancer'}.")
+        said.append(f"At least as good as the plain sum for both heads: {', '.join(better) or 'no balancer'}.")
     return said
 
 
@@ -213,13 +214,13 @@ def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
     alone = results[references(result.arm.optimizer, main)[0].name].summary["reply_loss"][0]
     reached = result.summary["reply_loss"][0]
     slowness = result.summary["reply_slowness"]
-    got_there = "" if slowness is None else f", in {slowness:.2f} times the updates where it gets there"
-    return f"the decoder ends at loss {reached:.3f}, alone {alone:.3f}{got_there}"
+    got_there = "" if slowness is None else f", in {slowness:.2f} times the updates if it gets there"
+    return f"the decoder ends at a loss of {reached:.3f} (alone {alone:.3f}){got_there}"
 
 
 def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
     alone = results[references(result.arm.optimizer, main)[1].name].summary["price_accuracy"][0]
-    return f"the price at accuracy {result.summary['price_accuracy'][0]:.3f}, alone {alone:.3f}"
+    return f"the price ends at an accuracy of {result.summary['price_accuracy'][0]:.3f} (alone {alone:.3f})"
 
 
 def _spread(values: list[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Trains an arm on a seed, and measures it on the way."""
+"""Trains an arm on a seed, with measurements during training."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from examples.seq2seq_price.tables import InputError
 from multihead import MultiHeadTrainer, clipping, losses
 
 EXACT_EVERY = 5
-"""Replies are written at every so many measurements, and at the last: that takes longer than a loss."""
+"""Replies are generated only at every `EXACT_EVERY`-th measurement and at the last, since this is slower than a loss."""
 NUM_BUCKETS = (8, 3)
-"""By the source's and the target's length."""
+"""Number of buckets by source length, and by target length."""
 Curve = list[dict[str, float]]
 Batch = tuple[tf.Tensor, dict[str, tf.Tensor]]
 Batches = list[Batch]
 
 
 def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: int, updates: int, seed: int) -> Batches:
-    """Whole batches for so many updates, of rows of like lengths, drawn anew in every epoch; the same for the same seed.
+    """Full batches of rows of similar lengths for the given number of updates, reshuffled in every epoch.
 
-    Rows are put into buckets by the source's length, and each of these into buckets by the target's.
+    Rows are put into buckets by source length, and each of these into buckets by target length. The same seed gives the
+    same batches.
 
     Raises:
-        InputError: There may be no whole batch.
+        InputError: There may be no full batch.
     """
     rows = len(examples.texts)
     if rows < NUM_BUCKETS[0] * batch_size:
         raise InputError(
-            f"`--batch-size` must be at most an eighth of the training rows. Received: {batch_size}, with "
-            f"{rows} rows. Lower it, or bring more rows."
+            f"`--batch-size` must be at most an eighth of the number of training rows. Received: {batch_size}, with "
+            f"{rows} rows. Lower it, or provide more rows."
         )
     generator = np.random.default_rng(seed)
     sources, targets = vectorizers(examples.texts, examples.targets)
     numbers = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
     batches: Batches = []
     while len(batches) < updates:
-        order = generator.permutation(rows)[: rows - rows % batch_size]  # what is left over is another in each epoch
+        order = generator.permutation(rows)[: rows - rows % batch_size]  # different rows are left over in each epoch
         order = order[np.argsort(numbers[order], kind="stable")].reshape(-1, batch_size)
         for place in generator.permutation(len(order))[: updates - len(batches)]:
             chosen = order[place]
@@ -55,7 +56,7 @@ def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: in
 
 
 def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTrainer:
-    """A compiled trainer on the network's own modules."""
+    """A compiled trainer for the network's modules."""
     trainer = MultiHeadTrainer(network.encoder)
     modules: list[Any] = []
     if "reply" in arm.heads:
@@ -63,7 +64,7 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
         trainer.add_head("reply", network.reply, losses.SequenceCrossentropy(), teacher_forcing=True)
     if "price" in arm.heads:
         modules.append(network.price)
-        # A batch's sum is its mean times its rows.
+        # The sum over a batch is its mean times the number of rows.
         weight = float(batch_size) if arm.unreduced else arm.price_weight
         loss = "sparse_categorical_crossentropy"
         trainer.add_head("price", network.price, loss, weight=weight, ignore_label=NO_LABEL)
@@ -78,14 +79,14 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
 
 
 class AbstractRun:
-    """An arm, ready to be trained on one seed after the other; it is compiled once.
+    """An arm that can be trained on one seed after another; it is compiled once.
 
     Args:
-        network: What to train.
-        arm: How.
-        state: What an update changes, beside the network's weights; it is set back for every seed.
-        update: Makes one update of a batch's ids, reply ids and prices.
-        batch: One to compile for.
+        network: The network to train.
+        arm: The arm.
+        state: The variables that an update changes besides the network's weights; they are reset for every seed.
+        update: Applies one update, given a batch's ids, reply ids and prices.
+        batch: A batch to compile for.
     """
 
     def __init__(
@@ -100,12 +101,12 @@ class AbstractRun:
         self._start = [tf.convert_to_tensor(variable).numpy() for variable in state]
         self._rows = int(batch[0].shape[0])
         ids = tf.TensorSpec([self._rows, None], tf.int32)
-        # Without AutoGraph, which takes longer than the tracing: no update branches in Python on a tensor.
+        # Without AutoGraph, which takes longer than tracing: no update has Python control flow that depends on a tensor.
         self._step = tf.function(update, input_signature=[ids, ids, tf.TensorSpec([self._rows], tf.int32)], autograph=False)
         self._train(batch)
 
     def run(self, seed: int, batches: Batches, every: int, epochs: int, advance: Callable[[], None]) -> Curve:
-        """Trains from the seed's weights and measures at the start and after each of the epochs, while the clock stands."""
+        """Trains from the seed's weights and measures at the start and after each epoch; measuring is not timed."""
         for variable, value in zip(self._state, self._start):
             variable.assign(value)
         self._network.set(self._network.draw(seed, self._arm.deviation))
@@ -130,18 +131,18 @@ class AbstractRun:
 
 
 class LibraryRun(AbstractRun):
-    """An arm by the library: what Keras calls at every update of `fit`, without what `fit` does beside.
+    """An arm that uses the library: it calls the `train_step` that `fit` calls, without the rest of `fit`.
 
     Args:
-        network: What to train.
-        arm: How.
-        batches: What it is to be trained on.
+        network: The network to train.
+        arm: The arm.
+        batches: The batches to train on.
     """
 
     def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
         self.trainer = make_trainer(network, arm, int(batches[0][0].shape[0]))
         ids, targets = batches[0]
-        # Creates the trainer's variables, its optimizer's too.
+        # Creates the variables of the trainer and its optimizer.
         self.trainer.compute_gradients((ids, {head: targets[head] for head in arm.heads}))
         state = [*self.trainer.variables, *self.trainer.optimizer.variables]
         super().__init__(network, arm, state, self._update, batches[0])
@@ -152,15 +153,15 @@ class LibraryRun(AbstractRun):
 
 
 class HandWrittenRun(AbstractRun):
-    """An arm without the library: two optimizers over shared variables.
+    """An arm without the library: two optimizers for the shared variables.
 
-    One takes the decoder's loss, averaged over tokens, with its gradients clipped by their global norm; the other takes the
-    price's, averaged or summed over the batch, not clipped.
+    One minimizes the decoder's loss, averaged over tokens, with gradients clipped by global norm; the other minimizes the
+    price loss, averaged or summed over the batch, without clipping.
 
     Args:
-        network: What to train.
-        arm: How.
-        batches: What it is to be trained on.
+        network: The network to train.
+        arm: The arm.
+        batches: The batches to train on.
     """
 
     def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
@@ -184,17 +185,17 @@ class HandWrittenRun(AbstractRun):
 
 
 def make_run(network: Network, arm: Arm, batches: Batches) -> AbstractRun:
-    """What trains an arm."""
+    """Creates the run of an arm."""
     return (HandWrittenRun if arm.by_hand else LibraryRun)(network, arm, batches)
 
 
 def final(curve: Curve, figure: str) -> float:
-    """A figure at the end of a curve."""
+    """The final value of a metric."""
     return float(curve[-1][figure])
 
 
 def updates_until(curve: Curve, figure: str, target: float, *, falling: bool) -> float | None:
-    """How many updates it took a figure to reach a target, by straight lines between measurements; None if it did not."""
+    """The number of updates until a metric reaches a target, interpolated linearly; None if it does not."""
     sign = 1.0 if falling else -1.0
     gaps = np.array([sign * (point[figure] - target) for point in curve])
     reached = np.flatnonzero(gaps <= 0)
@@ -203,6 +204,6 @@ def updates_until(curve: Curve, figure: str, target: float, *, falling: bool) ->
     after = int(reached[0])
     if after == 0:
         return 0.0
-    part = gaps[after - 1] / (gaps[after - 1] - gaps[after])
+    fraction = gaps[after - 1] / (gaps[after - 1] - gaps[after])
     before = curve[after - 1]["updates"]
-    return float(before + part * (curve[after]["updates"] - before))
+    return float(before + fraction * (curve[after]["updates"] - before))

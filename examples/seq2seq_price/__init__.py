@@ -1,1 +1,1 @@
-"""A sequence decoder and a price classifier on one encoder: `python -m examples.seq2seq_price --help`."""
+"""Trains a sequence decoder and a price classifier on one encoder: `python -m examples.seq2seq_price --help`."""

@@ -1,4 +1,4 @@
-"""Batches of like lengths with `tf.data`."""
+"""Batches of rows of similar lengths, with `tf.data`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from examples.seq2seq_price.swapping import Swapping
 from examples.seq2seq_price.text import Examples, append_end
 
 NUM_BUCKETS = (8, 1)
-"""Rows are batched with rows of like lengths, the source's; see `buckets_by_length`. Finer buckets save padding, but make
-batches more alike: with (8, 3) a fifth of the ids are padding rather than a quarter, and on real files the decoder erred
-a tenth more often (slot F1 0.988, not 0.989)."""
+"""Rows are batched with rows of similar source length; see `buckets_by_length`. Finer buckets need less padding, but make
+batches less diverse: with (8, 3), a fifth of the ids are padding instead of a quarter, and on real files the decoder made
+a tenth more errors (slot F1 0.988 instead of 0.989)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Vectorizers:
     target: keras.layers.Layer
 
     def __call__(self, texts: Any, targets: Any) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-        """Ragged int64 ids of sources and of targets, the latter with their end ids."""
+        """Ragged int64 ids of sources and of targets, the latter with end ids."""
         return self.source(texts), append_end(self.target(targets))
 
 
@@ -39,23 +39,23 @@ def training_batches(
     seed: int,
     swaps: Sequence[Sequence[str]] = (),
 ) -> tuple[tf.data.Dataset, int]:
-    """Shuffled batches of rows of like lengths, anew in every epoch.
+    """Batches of rows of similar lengths, reshuffled in every epoch.
 
     Args:
         examples: The training rows.
-        vectorizers: What makes ids of them.
-        batch_size: Rows in a batch; the last of each length may hold fewer.
-        seed: Orders and swaps repeat with it.
-        swaps: For each column whose values are to be swapped, its value in every row.
+        vectorizers: The layers that convert texts to ids.
+        batch_size: Rows per batch; the last batch of each bucket may be smaller.
+        seed: Random seed for the order and the swaps.
+        swaps: For each column whose values are swapped, its value in every row.
 
     Returns:
-        The data set, of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches in an epoch.
+        The dataset of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches per epoch.
     """
     swapping = None
     if swaps:
         swapping = Swapping(examples.texts, examples.targets, swaps, vectorizers.source, vectorizers.target)
     sources, targets = vectorizers(examples.texts, examples.targets) if swapping is None else swapping.marked
-    # With marks, so that every epoch has as many batches.
+    # Lengths with placeholders, so that every epoch has the same number of batches.
     buckets = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
     rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels, buckets))
     rows = rows.shuffle(len(buckets), seed=seed)
@@ -72,16 +72,16 @@ def training_batches(
 
 
 def buckets_by_length(sources: np.ndarray, targets: np.ndarray, numbers: tuple[int, int]) -> np.ndarray:
-    """Numbers of buckets of like rows: of about equal shares by the source's length, and in each by the target's.
+    """Assigns rows to buckets of about equal size by source length, and within each of them by target length.
 
     Args:
-        sources: Lengths, `[rows]`.
-        targets: Lengths, `[rows]`.
-        numbers: How many buckets by the source's length, and how many in each of them by the target's; where lengths are
-            often the same, there are fewer.
+        sources: Source lengths, `[rows]`.
+        targets: Target lengths, `[rows]`.
+        numbers: The number of buckets by source length, and within each of them by target length. There are fewer if many
+            lengths are equal.
 
     Returns:
-        From 0 on, int32 `[rows]`.
+        Bucket indices from 0, int32 `[rows]`.
     """
 
     def shares(lengths: np.ndarray, number: int) -> np.ndarray:
@@ -95,7 +95,7 @@ def buckets_by_length(sources: np.ndarray, targets: np.ndarray, numbers: tuple[i
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
-    """Batches `(ids, {"reply": ids, "price": labels})` of all rows from short to long, the same every time."""
+    """Batches `(ids, {"reply": ids, "price": labels})` of all rows from short to long, in a fixed order."""
     sources, targets = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
     rows = [tf.gather(column, order) for column in (sources, targets, examples.labels)]
@@ -104,7 +104,7 @@ def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size:
 
 
 def padding_share(batches: tf.data.Dataset) -> float:
-    """The share of padding among all source and target ids of an epoch."""
+    """The fraction of padding among all source and target ids of an epoch."""
     used = total = 0
     for source, targets in batches.as_numpy_iterator():
         for ids in (source, targets["reply"]):
@@ -114,9 +114,9 @@ def padding_share(batches: tf.data.Dataset) -> float:
 
 
 def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """The same batches without `tf.data`'s tuner, which has nothing to tune here.
+    """The same batches without `tf.data`'s autotuner, which has nothing to tune here.
 
-    At the end of an epoch it may miss that it is to stop, and sleep on for as long as the epoch took, up to a minute.
+    At the end of an epoch it may miss the signal to stop, and keep waiting for as long as the epoch took, up to a minute.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -124,7 +124,7 @@ def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor, bucket: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Rows of ragged ids as plain vectors."""
+    """Rows of ragged ids as dense vectors."""
     return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), label, bucket
 
 

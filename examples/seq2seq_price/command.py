@@ -1,4 +1,4 @@
-"""The command line: options, and errors as one line."""
+"""The command line: options and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,132 +12,140 @@ from examples._command_line import Parser, fail, what_to_install, whole
 PROGRAM = "examples.seq2seq_price"
 DEFAULT_OUTPUT = "runs/seq2seq_price"
 DESCRIPTION = """\
-Trains one encoder with two heads: a decoder that writes a sequence, and a classifier that tells a price range. Without
---train it draws its own data, orders at a furniture workshop; with --load it answers with a trained model (--predict)
-or writes its heads for use elsewhere (--export)."""
+Trains one encoder with two heads: a decoder that generates a sequence, and a classifier that predicts a price range.
+Without --train, it generates its own data, orders at a furniture workshop. With --load, it uses a trained model to predict
+(--predict) or exports its heads (--export)."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options, all with help and defaults."""
+    """The options, with help texts and defaults."""
     parser = Parser(PROGRAM, description=DESCRIPTION, formatter_class=_HelpFormatter)
-    data = parser.add_argument_group("data (gzip or plain; own data without)")
+    data = parser.add_argument_group("data (plain or gzipped files; generated data without --train)")
     data.add_argument(
         "--train",
         metavar="FILE",
         nargs="+",
-        help="CSV or TSV file to train on; or two text files, of which a line of the first is to be written as that line "
-        "of the second: they are lower-cased, and there is no price",
+        help="CSV or TSV file to train on; or two parallel text files, source and target, with one text per line: these are "
+        "lower-cased, and there are no prices",
     )
-    data.add_argument("--dev", metavar="FILE", nargs="+", help="the same to validate on; needed with --train")
-    data.add_argument("--test", metavar="FILE", nargs="+", help="the same to evaluate on besides")
-    data.add_argument("--source", metavar="COLUMN", default="text", help="column with the texts to read")
-    data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the sequences to write")
+    data.add_argument("--dev", metavar="FILE", nargs="+", help="validation data of the same format; required with --train")
+    data.add_argument("--test", metavar="FILE", nargs="+", help="test data of the same format")
+    data.add_argument("--source", metavar="COLUMN", default="text", help="column with the source texts")
+    data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the target sequences")
     data.add_argument("--label", metavar="COLUMN", default="price_range", help="column with the price ranges")
     data.add_argument(
-        "--bands", type=whole(2), metavar="N", help="cut a label column of numbers into N bands of equal shares"
+        "--bands", type=whole(2), metavar="N", help="bin a numeric label column into N price ranges of equal frequency"
     )
     data.add_argument(
         "--missing",
         choices=("ignore", "class"),
         default="ignore",
-        help="what an empty label is: no label, or a class of its own",
+        help="treat an empty label as missing, or as a class of its own",
     )
     data.add_argument(
         "--swap-column",
         metavar="COLUMN",
         nargs="+",
         default=[],
-        help="columns whose values are swapped at random in text and target, anew in every epoch (for names that "
-        "happen to go with a price range)",
+        help="columns whose values are swapped at random in source and target in every epoch (for names that happen to "
+        "correlate with a price range)",
     )
-    data.add_argument("--max-tokens", type=whole(1), default=200, metavar="N", help="longest text or target allowed")
+    data.add_argument("--max-tokens", type=whole(1), default=200, metavar="N", help="maximum length of a source or target")
     data.add_argument(
-        "--orders", type=whole(20), default=20000, metavar="N", help="own orders to train on; N/10 more are held out"
+        "--orders",
+        type=whole(20),
+        default=20000,
+        metavar="N",
+        help="generated orders to train on; N/10 more are used for validation",
     )
     model = parser.add_argument_group("model")
     model.add_argument("--units", type=whole(1), default=128, metavar="N", help="size of the recurrent states")
-    model.add_argument("--embedding", type=whole(1), default=64, metavar="N", help="size of a token's vector")
-    model.add_argument("--cell", choices=("gru", "lstm"), default="gru", help="kind of recurrent layer")
+    model.add_argument("--embedding", type=whole(1), default=64, metavar="N", help="size of the token embeddings")
+    model.add_argument("--cell", choices=("gru", "lstm"), default="gru", help="type of recurrent layer")
     model.add_argument(
-        "--attention", choices=("luong", "bahdanau", "none"), default="luong", help="how the decoder reads the text"
+        "--attention", choices=("luong", "bahdanau", "none"), default="luong", help="attention of the decoder"
     )
-    model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="share dropped in training")
+    model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="dropout rate")
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=whole(1), default=16, metavar="N", help="passes over the training rows")
     training.add_argument(
         "--patience",
         type=whole(1),
         metavar="N",
-        help="stop after N epochs without a lower loss on the development rows; never without (the weights of the best "
-        "epoch are kept in any case)",
+        help="stop after N epochs without a lower validation loss; by default, train for all epochs (in both cases, the "
+        "weights of the best epoch are restored)",
     )
-    training.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="rows in a batch")
+    training.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="rows per batch")
     training.add_argument(
         "--learning-rate",
         type=_number(0, open_start=True),
         default=4e-3,
         metavar="RATE",
-        help="AdamW's first, falling to 0 by a cosine",
+        help="initial learning rate of AdamW, with cosine decay to 0",
     )
     training.add_argument(
         "--weight-decay",
         type=_number(0),
         default=0.3,
         metavar="W",
-        help="AdamW's, to be multiplied by the learning rate",
+        help="weight decay of AdamW, multiplied by the learning rate",
     )
     training.add_argument(
-        "--balancer", metavar="NAME", help="how the heads' gradients are combined, as in UPGrad; summed without"
+        "--balancer", metavar="NAME", help="balancer for the heads' gradients, for example UPGrad (default: plain sum)"
     )
     training.add_argument(
-        "--balance-at", choices=("representation", "parameters"), default="representation", help="where that is done"
+        "--balance-at", choices=("representation", "parameters"), default="representation", help="where to balance"
     )
     training.add_argument(
         "--schedule",
         type=_schedule,
         metavar="HEADS=TURNS",
-        help="heads train in turns, as in price:reply=1:9; together without",
+        help="train the heads in alternation, for example price:reply=1:9 (default: together)",
     )
     training.add_argument(
-        "--price-weight", type=_number(0), default=1.0, metavar="W", help="weight of the price's loss; the reply's is 1"
+        "--price-weight", type=_number(0), default=1.0, metavar="W", help="weight of the price loss; the reply's is 1"
     )
-    training.add_argument("--micro-batches", type=whole(1), default=1, metavar="N", help="slices of a batch, to save memory")
+    training.add_argument(
+        "--micro-batches", type=whole(1), default=1, metavar="N", help="micro-batches per batch, to save memory"
+    )
     training.add_argument(
         "--clip",
         type=_clip,
         default=("global-norm", 5.0),
         metavar="KIND:LIMIT",
-        help="clip gradients by value, norm, average-norm or global-norm, as in global-norm:5; or none",
+        help="clip gradients by value, norm, average-norm or global-norm, for example global-norm:5; or none",
     )
-    training.add_argument("--seed", type=whole(0), default=0, metavar="N", help="data, start and order repeat with it")
+    training.add_argument(
+        "--seed", type=whole(0), default=0, metavar="N", help="random seed for data, initial weights and order"
+    )
     output = parser.add_argument_group("results")
-    output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="width of the beam search; 1 is greedy")
-    output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for everything that is written")
+    output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="beam width; 1 is greedy search")
+    output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for all results")
     output.add_argument(
-        "--export", metavar="DIR", help="folder for the trained heads as SavedModels, texts in and answers out"
+        "--export", metavar="DIR", help="folder for the trained heads as SavedModels that take and return texts"
     )
-    output.add_argument("--load", metavar="DIR", help="folder of a finished run; needs --predict or --export")
-    output.add_argument("--predict", metavar="TEXT", nargs="+", help="texts to answer; needs --load")
+    output.add_argument("--load", metavar="DIR", help="folder of a finished run; requires --predict or --export")
+    output.add_argument("--predict", metavar="TEXT", nargs="+", help="texts to predict for; requires --load")
     return parser
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options that fit together; leaves with one line on standard error and status 2 otherwise."""
+    """Parses and checks the options; on an error, exits with one line on standard error and status 2."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     asked = options.predict is not None or options.export is not None
     if (options.load is None and options.predict is not None) or (options.load is not None and not asked):
         parser.error(
-            "--load and --predict go together. Name the folder of a finished run and the texts to answer, or the folder "
-            "to --export it to."
+            "--load and --predict go together. Pass the folder of a finished run and the texts to predict for, or the "
+            "folder to --export it to."
         )
     if options.train is None:
         unused = [name for name in ("dev", "test", "bands") if getattr(options, name) is not None]
         unused += ["swap-column"] * bool(options.swap_column)
         if unused:
-            parser.error(f"--{unused[0]} needs --train. Name the file to train on, or leave it out.")
+            parser.error(f"--{unused[0]} requires --train. Pass the file to train on, or omit --{unused[0]}.")
     elif options.dev is None:
-        parser.error("--train needs --dev. Name the file to validate on.")
+        parser.error("--train requires --dev. Pass the file to validate on.")
     else:
         _check_files(parser, options)
     return options
@@ -147,10 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the example.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: The command-line arguments; None for those of the process.
 
     Returns:
-        0, or 2 after an error that was told in one line.
+        0, or 2 after a one-line error message.
     """
     options = parse(arguments)
     absent = what_to_install(("matplotlib", "rich"))
@@ -167,27 +175,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except run.InputError as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return fail(PROGRAM, "interrupted before the first epoch was finished; nothing was written.")
+        return fail(PROGRAM, "interrupted before the end of the first epoch; nothing was written.")
     return 0
 
 
 def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Leaves if there are tables as well as files of lines, or options for tables alone with files of lines."""
+    """Exits with an error for a mix of tables and text files, and for table options with text files."""
     number = len(options.train)
     for name in ("train", "dev", "test"):
         files = getattr(options, name)
         if files is not None and (len(files) > 2 or len(files) != number):
             parser.error(
-                f"--{name} must be one table, or two files of lines if --train is. Received: {len(files)} "
-                f"{'file' if len(files) == 1 else 'files'}. Name as many as after --train."
+                f"--{name} must be one table, or two text files as in --train. Received: {len(files)} "
+                f"{'file' if len(files) == 1 else 'files'}. Pass as many as in --train."
             )
     for name, value in (("bands", options.bands), ("swap-column", options.swap_column or None)):
         if number == 2 and value is not None:
-            parser.error(f"--{name} needs a table with columns. Received: two files of lines. Leave it out.")
+            parser.error(f"--{name} requires a table with columns. Received: two text files. Omit it.")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Adds the default to every help text that has one worth telling."""
+    """Adds the default to the help texts."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         plain = isinstance(action.default, (int, float, str)) and action.default != argparse.SUPPRESS
@@ -219,7 +227,7 @@ def _schedule(text: str) -> dict[str, int]:
     whole = all(count.isdigit() and int(count) > 0 for count in counts)
     if len(names) != len(counts) or len(set(names)) != len(names) or not whole:
         raise argparse.ArgumentTypeError(
-            f"must be heads and their numbers of updates. Received: {text!r}. Write, say, price:reply=1:9."
+            f"must be heads and their numbers of updates. Received: {text!r}. Write, for example, price:reply=1:9."
         )
     return {name: int(count) for name, count in zip(names, counts)}
 
@@ -236,6 +244,6 @@ def _clip(text: str) -> tuple[str, float] | None:
     if kind not in ("value", "norm", "average-norm", "global-norm") or not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(
             "must be none, or value, norm, average-norm or global-norm with a limit above 0. "
-            f"Received: {text!r}. Write, say, global-norm:5."
+            f"Received: {text!r}. Write, for example, global-norm:5."
         )
     return kind, number

@@ -1,4 +1,4 @@
-"""Figures of merit for replies and price ranges."""
+"""Metrics for replies and price ranges."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _CUT = re.compile(r"@@( |$)")
 
 
 def slots(text: str) -> Counter[tuple[str, str]]:
-    """The (slot, value) pairs of a meaning such as `name[The Mill], area[riverside]`, with their numbers."""
+    """The (slot, value) pairs of a meaning such as `name[The Mill], area[riverside]`, with their counts."""
     return Counter((name.strip(), value.strip()) for name, value in _SLOT.findall(text))
 
 
 def reply_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, float]:
-    """Exact match, and slot F1 where the wanted replies have slots.
+    """Exact match, and slot F1 if the reference replies have slots.
 
-    `reply_exact` is the share of replies that equal the wanted ones, the width of blanks aside. `reply_slot_f1` is
-    micro-averaged: `2 tp / (wanted + received)`, `tp` being the number of (slot, value) pairs in both.
+    `reply_exact` is the fraction of replies that equal their references, up to the amount of white space. `reply_slot_f1`
+    is micro-averaged: `2 tp / (wanted + received)`, with `tp` the number of (slot, value) pairs in both.
     """
     pairs = [(" ".join(left.split()), " ".join(right.split())) for left, right in zip(wanted, received)]
     figures = {"reply_exact": float(np.mean([left == right for left, right in pairs]))}
@@ -37,28 +37,28 @@ def reply_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, f
 
 
 def overlap_figures(wanted: Sequence[str], received: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF of the corpus by sacrebleu, from 0 to 100; empty where sacrebleu is not installed.
+    """Corpus BLEU and chrF from sacrebleu, from 0 to 100; empty if sacrebleu is not installed.
 
-    Both are of whole words: texts that were cut into subwords, with `@@` at the end of a piece that the next one goes on
-    with (Sennrich, Haddow and Birch, 2016, arXiv 1508.07909, and their tool), are joined first.
+    Both are computed on whole words: subwords, where `@@` marks a piece that continues in the next one (Sennrich, Haddow
+    and Birch, 2016, arXiv 1508.07909), are joined first.
     """
     if importlib.util.find_spec("sacrebleu") is None:
         return {}
     from sacrebleu.metrics import BLEU, CHRF
 
     wanted, received = ([_CUT.sub("", text) for text in texts] for texts in (wanted, received))
-    # Forced: it takes replies that end with a blank and a full stop for texts cut into tokens.
+    # Forced, because sacrebleu mistakes replies that end with a space and a full stop for tokenized texts.
     bleu, chrf = (metric.corpus_score(received, [wanted]) for metric in (BLEU(force=True), CHRF()))
     return {"reply_bleu": float(bleu.score), "reply_chrf": float(chrf.score)}
 
 
 def confusion(labels: np.ndarray, predicted: np.ndarray, number: int) -> np.ndarray:
-    """How often rows of each class were taken for each class, int64 `[number, number]`, labels in rows.
+    """The confusion matrix, int64 `[number, number]`, with labels in rows and predictions in columns.
 
     Args:
-        labels: Class numbers `[rows]`, `NO_LABEL` where there is none.
+        labels: Class numbers `[rows]`, `NO_LABEL` where a label is missing.
         predicted: Class numbers `[rows]`.
-        number: How many classes there are.
+        number: The number of classes.
     """
     labelled = labels != NO_LABEL
     pairs = labels[labelled].astype(np.int64) * number + predicted[labelled]
@@ -68,11 +68,11 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, number: int) -> np.ndar
 def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Accuracy and macro F1 over labelled rows; empty if no row has a label.
 
-    `price_macro_f1` is the mean, over the classes that occur among labels or predictions, of `2 tp / (labelled +
-    predicted)`.
+    `price_macro_f1` is the mean of `2 tp / (labelled + predicted)` over the classes that occur among labels or
+    predictions.
 
     Args:
-        labels: Class numbers `[rows]`, `NO_LABEL` where there is none.
+        labels: Class numbers `[rows]`, `NO_LABEL` where a label is missing.
         predicted: Class numbers `[rows]`.
     """
     labelled = labels != NO_LABEL

@@ -1,4 +1,4 @@
-"""Callbacks: a progress bar with per-head figures, and the best epoch's weights."""
+"""Callbacks: a progress bar with metrics per head, and restoring the weights of the best epoch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _EVERY_SECONDS = 0.2
 
 
 class ProgressBar(keras.callbacks.Callback):
-    """Shows an epoch's batches, and each head's loss, share of the encoder's update and accuracy.
+    """Shows the progress of an epoch, and each head's loss, share of the encoder's update and accuracy.
 
     Args:
-        console: Where to.
-        steps: Batches in an epoch, as far as known.
+        console: The console to print to.
+        steps: Batches per epoch.
     """
 
     def __init__(self, console: Console, steps: int) -> None:
@@ -61,24 +61,24 @@ class ProgressBar(keras.callbacks.Callback):
         self.close()
 
     def close(self) -> None:
-        """Takes the bar off the screen."""
+        """Removes the bar from the screen."""
         self._progress.stop()
 
 
 class BestWeights(keras.callbacks.Callback):
-    """Keeps the weights of the epoch with the lowest validation loss, and stops when it no longer falls.
+    """Stores the weights of the epoch with the lowest validation loss, and stops when it no longer decreases.
 
-    Keras's `EarlyStopping` keeps and restores the count of updates too; this one takes the trained variables alone.
+    Keras's `EarlyStopping` also stores and restores the number of updates; this callback only the trained variables.
 
     Args:
-        patience: After how many epochs without a lower loss to stop; None goes on to the last.
+        patience: Number of epochs without a lower loss after which to stop; None trains for all epochs.
     """
 
     def __init__(self, patience: int | None) -> None:
         super().__init__()
         self.patience = patience
         self.best_epoch = 0
-        """The best epoch, counted from 1; 0 before the first one ends."""
+        """The best epoch, counted from 1; 0 before the end of the first epoch."""
         self._loss = math.inf
         self._values: list[np.ndarray] = []
 
@@ -91,13 +91,13 @@ class BestWeights(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def restore(self) -> None:
-        """Puts the best epoch's weights back; none before the first epoch has ended."""
+        """Restores the weights of the best epoch; does nothing before the end of the first epoch."""
         for variable, value in zip(self.model.trainable_variables, self._values):
             variable.assign(value)
 
 
 def _figures(logs: Any) -> str:
-    """`reply loss 0.21 share 62 % token_accuracy 0.95 (0.96) | price ...`, the validation's figures in brackets."""
+    """`reply loss 0.21 share 62 % token_accuracy 0.95 (0.96) | price ...`, with validation metrics in parentheses."""
     logs = logs or {}
     parts = []
     for head in [key.removesuffix("_loss") for key in logs if key.endswith("_loss") and not key.startswith("val_")]:

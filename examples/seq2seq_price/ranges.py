@@ -1,4 +1,4 @@
-"""Price ranges: texts as classes, or numbers cut into bands of equal shares."""
+"""Price ranges: texts as classes, or numbers binned into ranges of equal frequency."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from examples.seq2seq_price.tables import InputError
 NO_LABEL = -1
 """The label of a row whose price range is missing and ignored."""
 MISSING = "(missing)"
-"""The name of the class of rows without a price range, where missing is a class."""
+"""The name of the class for rows without a price range, if missing labels are a class."""
 
 
 @dataclass(frozen=True)
 class PriceRanges:
-    """What turns a label column into class numbers, fitted on the training file.
+    """Converts a label column to class numbers; fitted on the training file.
 
     Attributes:
-        names: The price ranges' names, in the order of their numbers.
-        edges: Inner edges of the bands, ascending, for a column of numbers; None for a column of texts.
-        missing_is_class: Whether an empty label is a class of its own, the last one, or no label.
+        names: Names of the price ranges, in the order of their class numbers.
+        edges: Inner bin edges in ascending order, for a numeric column; None for a column of texts.
+        missing_is_class: Whether an empty label is a class of its own, the last one; otherwise it is a missing label.
     """
 
     names: tuple[str, ...]
@@ -32,44 +32,44 @@ class PriceRanges:
 
     @classmethod
     def fit(cls, column: str, values: Sequence[str], *, bands: int | None, missing_is_class: bool) -> PriceRanges:
-        """Finds the price ranges in the training labels.
+        """Fits the price ranges on the training labels.
 
         Args:
-            column: Name of the column, for messages.
+            column: Name of the column, for error messages.
             values: The labels, `""` where missing.
-            bands: How many bands to cut a column of numbers into, each with the same share of the training rows (fewer
-                where values repeat); None takes the texts as they are.
-            missing_is_class: Whether missing is a class.
+            bands: Number of bins for a numeric column, each with the same fraction of the training rows (fewer if values
+                repeat); None uses the texts as classes.
+            missing_is_class: Whether an empty label is a class of its own.
 
         Raises:
-            InputError: No row has a label, there is one price range only, or a label is not a number.
+            InputError: No row has a label, there is only one price range, or a label is not a number.
         """
         present = [value for value in values if value]
         if not present:
             raise InputError(
-                f"The column `{column}` must hold price ranges. Received: {len(values)} empty labels in the training "
-                "rows. Name another column with --label."
+                f"The column `{column}` must contain price ranges. Received: {len(values)} empty labels in the training "
+                "rows. Choose another column with --label."
             )
         if bands is None:
             names, edges = tuple(sorted(set(present))), None
         else:
             numbers = np.array([_number(column, value) for value in present])
             cuts, distinct = np.quantile(numbers, np.arange(1, bands) / bands), np.unique(numbers)
-            # Where the least number fills the first bands, the next one up begins the second.
+            # If the smallest number fills the first bins, the second range begins at the next larger number.
             edges = tuple(np.unique(np.maximum(cuts, distinct[1])).tolist()) if len(distinct) > 1 else ()
             names = band_names(edges)
         if len(names) < 2:
             raise InputError(
-                f"The column `{column}` must hold at least two price ranges. Received: one only, {names[0]!r}. "
-                "Name another column with --label, or cut a column of numbers with --bands."
+                f"The column `{column}` must contain at least two price ranges. Received: only one, {names[0]!r}. "
+                "Choose another column with --label, or bin a numeric column with --bands."
             )
         return cls((*names, MISSING) if missing_is_class else names, edges, missing_is_class)
 
     def numbers(self, column: str, values: Sequence[str]) -> np.ndarray:
-        """Class numbers of labels, int32 `[rows]`; `NO_LABEL` where a label is missing and that is no class.
+        """Class numbers of labels, int32 `[rows]`; `NO_LABEL` where a label is missing, unless that is a class.
 
         Raises:
-            InputError: A label was never seen in training, or is not a number.
+            InputError: A label does not occur in the training rows, or is not a number.
         """
         index = {name: number for number, name in enumerate(self.names)}
         empty = len(self.names) - 1 if self.missing_is_class else NO_LABEL
@@ -83,18 +83,18 @@ class PriceRanges:
                 numbers[row] = index[value]
             else:
                 raise InputError(
-                    f"The column `{column}` must hold price ranges that the training rows have: "
-                    f"{', '.join(map(repr, self.names))}. Received: {value!r}. Correct the label, or empty it."
+                    f"The column `{column}` must contain price ranges that occur in the training rows: "
+                    f"{', '.join(map(repr, self.names))}. Received: {value!r}. Correct or remove the label."
                 )
         return numbers
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """The argument of `from_json`."""
         return {"names": self.names, "edges": self.edges, "missing_is_class": self.missing_is_class}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> PriceRanges:
-        """The price ranges that `to_json` gave."""
+        """Creates price ranges from the result of `to_json`."""
         edges = saved["edges"]
         return cls(tuple(saved["names"]), None if edges is None else tuple(edges), saved["missing_is_class"])
 
@@ -106,8 +106,8 @@ def _number(column: str, value: str) -> float:
         number = float("nan")
     if not np.isfinite(number):
         raise InputError(
-            f"The column `{column}` must hold numbers to be cut with --bands. Received: {value!r}. "
-            "Leave --bands out to take the texts as price ranges."
+            f"The column `{column}` must contain numbers if --bands is given. Received: {value!r}. "
+            "Omit --bands to use the texts as price ranges."
         )
     return number
 

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: history, curves, confusion of prices, attention and samples."""
+"""The files that a run writes: history, learning curves, confusion matrix, attention and samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 - after the choice of what draws
+from matplotlib import pyplot  # noqa: E402 - after the choice of the backend
 
 from examples.seq2seq_price.batches import Examples  # noqa: E402
 from examples.seq2seq_price.model import Answers, AttentionMap  # noqa: E402
@@ -21,13 +21,13 @@ from examples.seq2seq_price.ranges import NO_LABEL  # noqa: E402
 
 History = Mapping[str, Sequence[float]]
 COUNTED_CLASSES = 20
-"""With more classes, a picture's cells have no room for their counts."""
+"""With more classes, the cells of the figure are too small for their counts."""
 SAMPLE_WIDTH = 78
-"""Letters in each of the two columns of samples."""
+"""Characters in each of the two columns of samples."""
 
 
 def write_history(path: Path, history: History) -> None:
-    """One row per epoch, one column per figure of Keras's logs."""
+    """Writes a CSV file with one row per epoch and one column per entry of Keras's logs."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["epoch", *history])
@@ -36,15 +36,15 @@ def write_history(path: Path, history: History) -> None:
 
 
 def draw_curves(path: Path, history: History, heads: Sequence[str]) -> None:
-    """Losses, gradient norms at the encoder and shares of its update, per head and epoch."""
+    """Draws losses, representation gradient norms and shares of the encoder's update, per head and epoch."""
     figure, all_axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    panels = (("loss", "loss", "log"), ("norm", "gradient norm at the encoder", "log"), ("share", "share", "linear"))
+    panels = (("loss", "loss", "log"), ("norm", "representation gradient norm", "log"), ("share", "share", "linear"))
     for axes, (kind, title, scale) in zip(all_axes, panels):
         for color, head in enumerate(heads):
             for prefix, style in (("", "-"), ("val_", "--")):
                 values = history.get(f"{prefix}{head}_{kind}")
                 if values is not None:
-                    label = f"{head} (held out)" if prefix else head
+                    label = f"{head} (validation)" if prefix else head
                     axes.plot(range(1, len(values) + 1), values, style, color=f"C{color}", label=label)
         axes.set(title=title, xlabel="epoch", yscale=scale)
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -54,11 +54,11 @@ def draw_curves(path: Path, history: History, heads: Sequence[str]) -> None:
 
 
 def draw_confusion(path: Path, counts: np.ndarray, names: Sequence[str]) -> None:
-    """Which price ranges are taken for which: counts, and as colour the share of the row.
+    """Draws the confusion matrix: counts as numbers, and fractions of the row as colours.
 
     Args:
         path: The file.
-        counts: What `metrics.confusion` gave.
+        counts: The result of `metrics.confusion`.
         names: Names of the classes.
     """
     number = len(names)
@@ -74,13 +74,13 @@ def draw_confusion(path: Path, counts: np.ndarray, names: Sequence[str]) -> None
     axes.set_xticks(range(number), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8, parse_math=False)
     axes.set_yticks(range(number), names, fontsize=8, parse_math=False)
     right, total = int(np.trace(counts)), int(counts.sum())
-    axes.set(xlabel="predicted", ylabel="labelled", title=f"price ranges: {right} of {total} rows right")
-    figure.colorbar(image, ax=axes, label="share of the row", shrink=0.8)
+    axes.set(xlabel="predicted", ylabel="labelled", title=f"price ranges: {right} of {total} rows correct")
+    figure.colorbar(image, ax=axes, label="fraction of the row", shrink=0.8)
     _save(figure, path)
 
 
 def draw_attention(path: Path, maps: Sequence[AttentionMap]) -> None:
-    """Where the decoder looks while it writes: one panel per text, its tokens across and the reply's down."""
+    """Draws the attention of the decoder: one panel per text, with source tokens across and reply tokens down."""
     widths, heights = ([len(tokens) for tokens in side] for side in ([m.source for m in maps], [m.reply for m in maps]))
     cell, labels = 0.21, 1.15  # inches
     figure = pyplot.figure(
@@ -94,7 +94,7 @@ def draw_attention(path: Path, maps: Sequence[AttentionMap]) -> None:
         axes.set_xticks(range(len(attended.source)), attended.source, fontsize=8, parse_math=False, **across)
         axes.set_yticks(range(len(attended.reply)), attended.reply, fontsize=8, parse_math=False)
         axes.tick_params(length=2)
-    panels[0, 0].set_title("weights of attention, from white (0) to black (1)", loc="left", fontsize=10)
+    panels[0, 0].set_title("attention weights, from white (0) to black (1)", loc="left", fontsize=10)
     _save(figure, path)
 
 
@@ -105,14 +105,14 @@ def write_samples(
     names: Sequence[str],
     number: int = 10,
 ) -> None:
-    """Rows without a mistake and rows with one, side by side: the text, what was wanted and what came.
+    """Writes correct and incorrect rows side by side: the text, the expected answer and the model's answer.
 
     Args:
         path: The file.
-        examples: The rows; the samples are taken from all over them.
-        answers: The answers to them of a model that writes replies.
-        names: Names of the classes; without a price head they are not looked at.
-        number: How many rows of each kind at most.
+        examples: The rows; samples are spread evenly over them.
+        answers: The model's predictions for them, including replies.
+        names: Names of the classes; not used without a price head.
+        number: The maximum number of rows of each kind.
     """
     ranges = None if answers.probabilities is None else answers.probabilities.argmax(axis=1)
     right: list[list[str]] = []
@@ -128,7 +128,7 @@ def write_samples(
         sample = (f"text   {' '.join(text.split())}", f"wanted {wanted}", f"got    {got}")
         (right if correct else wrong).append([line for part in sample for line in _wrapped(part)])
     columns = []
-    for kind, samples in (("without a mistake", right), ("with a mistake", wrong)):
+    for kind, samples in (("without an error", right), ("with an error", wrong)):
         places = np.linspace(0, len(samples) - 1, min(number, len(samples))).astype(int)
         title = f"{len(samples)} of {len(answers.replies)} rows {kind}{', for example:' if samples else ''}"
         columns.append([[title], *(samples[place] for place in places)])
@@ -144,7 +144,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _save(figure: pyplot.Figure, path: Path) -> None:
-    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
+    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""Training on orders or files, evaluation, and answers of a trained model."""
+"""Training on generated orders or on files, evaluation, and prediction with a trained model."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ CLIPPINGS = {
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and evaluates on.
+    """The data that a run trains and evaluates on.
 
     Attributes:
         columns: Names of the `source`, `target` and `label` columns.
-        ranges: The price ranges, the workshop's own or fitted on the training rows.
+        ranges: The price ranges, predefined for the workshop or fitted on the training rows.
         splits: Rows by the name of their split, `train` first.
-        swaps: For each column to be swapped, its value in every training row.
-        least_in_targets: How often a target's token must occur to be known.
+        swaps: For each column whose values are swapped, its value in every training row.
+        least_in_targets: The minimum number of occurrences of a target token in the vocabulary.
     """
 
     columns: dict[str, str]
@@ -55,12 +55,12 @@ class Data:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads that there are targets for."""
+        """The heads with targets."""
         return ("reply", "price") if self.ranges.names else ("reply",)
 
 
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
-    """The example's own data: `orders` orders to train on and `held_out` more."""
+    """The example's generated data: `orders` orders to train on, and `held_out` more for validation."""
     tables = {
         "train": workshop.draw_rows(orders, held_out=False, seed=seed),
         "dev": workshop.draw_rows(held_out, held_out=True, seed=seed),
@@ -70,7 +70,7 @@ def workshop_data(orders: int, held_out: int, seed: int) -> Data:
 
 
 def load_data(options: Namespace) -> Data:
-    """Draws the workshop's orders, or reads the files that the options name.
+    """Generates the workshop's orders, or reads the files named in the options.
 
     Raises:
         InputError: A file or a column cannot be used.
@@ -94,9 +94,9 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     """An untrained model with vocabularies from the training rows.
 
     Args:
-        options: The command line's.
-        data: What to train on.
-        heads: The heads to train; all that there are targets for by default.
+        options: The command-line options.
+        data: The data to train on.
+        heads: The heads to train; by default, all with targets.
 
     Raises:
         InputError: A training text or target is longer than `--max-tokens`.
@@ -110,7 +110,7 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         longest[standardize] = text.longest(texts, standardize)
         if longest[standardize] > options.max_tokens:
             raise InputError(
-                f"The column `{name}` must hold at most {options.max_tokens} tokens in a row. Received: "
+                f"The column `{name}` must contain at most {options.max_tokens} tokens per row. Received: "
                 f"{longest[standardize]}. Shorten the text, or allow more with --max-tokens."
             )
     architecture = Architecture(
@@ -132,12 +132,12 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
 
 
 def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
-    """Compiles a model's trainer as the options ask for.
+    """Compiles a model's trainer as specified by the options.
 
     Args:
-        options: The command line's.
+        options: The command-line options.
         model: The model, with all its heads.
-        steps: The number of batches in an epoch.
+        steps: The number of batches per epoch.
 
     Raises:
         InputError: The balancer, its level or the schedule does not fit the model.
@@ -159,10 +159,10 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
 def train_model(
     options: Namespace, model: PriceModel, data: Data, console: Console
 ) -> tuple[dict[str, Any], dict[str, Any], tf.data.Dataset]:
-    """Trains a model and leaves it with the weights of its best epoch, by the loss on the development rows.
+    """Trains a model and restores the weights of the epoch with the lowest validation loss.
 
     Returns:
-        Figures of the training, Keras's history by epoch, and the training batches.
+        Training statistics, Keras's history by epoch, and the training batches.
 
     Raises:
         InputError: The balancer, its level or the schedule does not fit the model.
@@ -185,7 +185,7 @@ def train_model(
     except KeyboardInterrupt:
         if not history.history:
             raise
-        console.print("interrupted: what was trained so far is evaluated and written")
+        console.print("interrupted: evaluating and saving the model trained so far")
     finally:
         bar.close()
         best.restore()
@@ -203,7 +203,7 @@ def train_model(
 def evaluate(
     model: PriceModel, examples: Examples, *, batch_size: int, beam_width: int = 1
 ) -> tuple[dict[str, float], Answers]:
-    """Figures of a model on rows, for the heads that it has, and its answers."""
+    """The metrics of a model's heads on the given rows, and its predictions."""
     started = time.perf_counter()
     logs = model.trainer.evaluate(_batches_for(model, examples, batch_size), return_dict=True, verbose=0)
     answers = model.answer(examples.texts, beam_width=beam_width)
@@ -226,7 +226,7 @@ def evaluate(
 
 
 def train(options: Namespace, console: Console) -> None:
-    """Trains, evaluates and writes everything to `--output`.
+    """Trains, evaluates and writes all results to `--output`.
 
     Raises:
         InputError: The data, an option or the folder cannot be used.
@@ -265,10 +265,10 @@ def train(options: Namespace, console: Console) -> None:
 
 
 def use(options: Namespace, console: Console) -> None:
-    """Answers the texts after `--predict`, and writes the heads to `--export`, with the model in `--load`.
+    """Predicts for the texts in `--predict` and exports the heads to `--export`, with the model in `--load`.
 
     Raises:
-        InputError: The folder holds no model, or that of `--export` cannot be written.
+        InputError: The folder contains no model, or that of `--export` is not writable.
     """
     model, columns = load_model(Path(options.load))
     if options.export is not None:
@@ -287,12 +287,12 @@ def use(options: Namespace, console: Console) -> None:
 
 
 def _made(option: str, path: str) -> Path:
-    """The folder that an option names, made if need be."""
+    """The folder that an option names; it is created if necessary."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"`{option}` must be a folder that can be written. Received: {path!r}: {error.strerror}. Choose another."
+            f"`{option}` must be a writable folder. Received: {path!r}: {error.strerror}. Choose another."
         ) from error
     return Path(path)
 
@@ -306,7 +306,7 @@ def _export(options: Namespace, model: PriceModel, console: Console) -> None:
 
 
 def _report(folder: Path, model: PriceModel, examples: Examples, answers: Answers) -> None:
-    """Writes samples of answers and the pictures of what the model has: confusion of prices, attention."""
+    """Writes samples of predictions, and the figures that the model supports: confusion matrix, attention."""
     write_samples(folder / "samples.txt", examples, answers, model.ranges.names)
     if answers.probabilities is not None:
         names = model.ranges.names
@@ -331,7 +331,7 @@ def _as_data(
 
 
 def _parallel_data(paths: dict[str, Sequence[str]]) -> Data:
-    """Pairs of files of lines, without prices. A target word that occurs once is unknown: it can hardly be learned."""
+    """Parallel text files, without prices. A target word that occurs only once is left out of the vocabulary."""
     splits = {}
     for split, (source, target) in paths.items():
         texts, targets = read_lines(source, target)
@@ -357,13 +357,13 @@ def _check_balancer(name: str | None) -> None:
 
 
 def _plain(options: Namespace) -> dict[str, Any]:
-    """The options of a training run as JSON can hold them."""
+    """The options of a training run in a form that JSON can represent."""
     return {name: value for name, value in vars(options).items() if name not in ("load", "predict", "export")}
 
 
 def _table(splits: dict[str, dict[str, float]]) -> Table:
-    """A table with one row per figure and one column per split."""
-    table = Table("figure", *splits)
+    """A table with one row per metric and one column per split."""
+    table = Table("metric", *splits)
     names = dict.fromkeys(name for figures in splits.values() for name in figures)
     for name in names:
         cells = [_cell(figures.get(name)) for figures in splits.values()]

@@ -1,6 +1,6 @@
-"""Values of a column swapped at random in texts and targets, anew whenever they are read.
+"""Swaps the values of a column at random in sources and targets, every time the rows are read.
 
-Names are what a model should copy rather than know: trained on swapped ones, it cannot learn what happens to go with them.
+A model should copy names, not know them: trained on swapped names, it cannot learn what happens to correlate with them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import tensorflow as tf
 from examples.seq2seq_price import text
 
 BLOCK_ROWS = 512
-"""Rows that are filled at once."""
+"""Rows that are processed at once."""
 Standardize = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Swapping:
-    """Ids of rows, in which each column's value is replaced by a random one of that column, in text and target.
+    """Ids of rows in which the value of each column is replaced by a random value of that column, in text and target.
 
-    Texts are read once, with a mark in each place where a value stands as whole words, in any case; whenever rows are read,
-    the ids of some value are put there. A value stays as it is where the text or the target lacks it, or if it begins or
-    ends with punctuation, since the tokens beside it would change.
+    Texts are converted once, with a placeholder wherever a value occurs as whole words (ignoring case); every time a row is
+    read, a random value's ids replace the placeholder. A value is not replaced if the text or the target does not contain
+    it, or if it begins or ends with punctuation, since the tokens next to it would change.
 
     Args:
         texts: The rows' texts.
         targets: The rows' targets.
         columns: For each column, its value in every row.
-        read_text: The layer from texts to ids.
-        read_target: The same for targets; the end id is added here.
+        read_text: The layer that converts texts to ids.
+        read_target: The layer that converts targets to ids; the end id is added here.
 
     Attributes:
-        marked: Ragged int64 ids of texts and targets with marks.
+        marked: Ragged int64 ids of texts and targets with placeholders.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Swapping:
         self.marked = self._texts.read(texts), self._targets.read(targets)
 
     def fill(self, rows: tf.data.Dataset, *, seed: int) -> tf.data.Dataset:
-        """Puts values where marks are.
+        """Replaces the placeholders by values.
 
         Args:
-            rows: Rows of `marked` in any order, with whatever else belongs to them.
-            seed: Values repeat with it.
+            rows: Rows of `marked` in any order, followed by any other columns.
+            seed: Random seed of the values.
         """
         draws = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True)
         return tf.data.Dataset.zip((rows.batch(BLOCK_ROWS), draws)).map(self._fill).unbatch()
@@ -80,7 +80,7 @@ class Swapping:
 
 
 class _Pieces:
-    """What stands for each id: an id of the vocabulary for itself, a mark's for the ids of one of its column's values."""
+    """The replacement of each id: an id of the vocabulary is kept, a placeholder becomes the ids of one of its values."""
 
     def __init__(
         self, vectorizer: keras.layers.Layer, standardize: Standardize, marks: list[str], choices: list[list[str]]
@@ -96,7 +96,7 @@ class _Pieces:
         self._pieces = tf.concat(pieces, axis=0)
 
     def fill(self, ids: tf.RaggedTensor, numbers: tf.Tensor) -> tf.RaggedTensor:
-        """Ids `[rows, time]` with the numbered value of its column, int32 `[rows, columns]`, in the place of each mark."""
+        """Ids `[rows, time]`, each placeholder replaced by the value of its column with that number, `[rows, columns]`."""
         rows, places = ids.value_rowids(), ids.flat_values
         for column, start in enumerate(self._starts):
             value = start + tf.cast(tf.gather(numbers[:, column], rows), tf.int64)
@@ -105,7 +105,7 @@ class _Pieces:
 
 
 def _letter_not_in(everything: str) -> str:
-    """A letter without case that a text does not hold."""
+    """A caseless letter that does not occur in a text."""
     return next(letter for letter in map(chr, range(0x16A0, 0x10FFFF)) if letter.isalpha() and letter not in everything)
 
 

@@ -1,11 +1,11 @@
-r"""From texts to token ids and back.
+r"""Converts texts to token ids and back.
 
-Both sides use Keras's `TextVectorization` with a registered standardisation. Its default one would turn `£20-25` into
-`£2025` and `isn't` into `isnt`; these keep every character.
+Both sides use Keras's `TextVectorization` with a registered standardization. The default standardization would turn
+`£20-25` into `£2025` and `isn't` into `isnt`; these keep every character.
 
-Sources are lower-cased, and a run of punctuation is a token of its own. Targets come back as they were, save for the
-width of blanks: their tokens are words and runs of punctuation, and a mark says where a run joins its neighbour without
-a blank (`name[The Mill], area[riverside]` is `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
+Sources are lower-cased, and a run of punctuation is one token. Targets can be restored, up to the amount of white space:
+their tokens are words and runs of punctuation, and a mark shows where a run is attached to its neighbour without a space
+(`name[The Mill], area[riverside]` becomes `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
 
 
 class Examples(NamedTuple):
-    """Rows as the model reads them: texts, target texts, and class numbers int32 `[rows]`."""
+    """Rows as the model reads them: source texts, target texts, and class numbers int32 `[rows]`."""
 
     texts: list[str]
     targets: list[str]
@@ -35,15 +35,15 @@ class Examples(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
 def standardize_source(texts: tf.Tensor) -> tf.Tensor:
-    """Lower-cases as UTF-8 and puts blanks around runs of punctuation; strings of any shape."""
+    """Lower-cases UTF-8 strings of any shape and puts spaces around runs of punctuation."""
     return tf.strings.regex_replace(tf.strings.lower(texts, encoding="utf-8"), f"({_PUNCTUATION})", r" \1 ")
 
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
 def standardize_target(texts: tf.Tensor) -> tf.Tensor:
-    """Parts words and runs of punctuation by blanks and marks where there was none; strings of any shape."""
+    """Separates words and runs of punctuation by spaces, with marks where there was none; strings of any shape."""
     for pattern, rewrite in (
-        (JOINER, "■"),  # the mark itself, should a text hold it
+        (JOINER, "■"),  # the mark itself, if it occurs in a text
         (f"({_PUNCTUATION})", rf"{JOINER}\1{JOINER}"),
         (rf"{JOINER}(\s|$)", r"\1"),
         (rf"(^|\s){JOINER}", r"\1"),
@@ -55,7 +55,7 @@ def standardize_target(texts: tf.Tensor) -> tf.Tensor:
 
 
 def count_tokens(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> Counter[str]:
-    """How often each token occurs in texts."""
+    """Counts the tokens of texts."""
     counts: Counter[str] = Counter()
     for start in range(0, len(texts), 4096):
         tokens = tf.strings.split(standardize(tf.constant(texts[start : start + 4096]))).flat_values
@@ -74,10 +74,10 @@ def build_vocabulary(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf
     Args:
         texts: The training texts.
         standardize: `standardize_source` or `standardize_target`.
-        least: How often a token must occur. Tokens left out are unknown ones, which are then learned too.
+        least: The minimum number of occurrences of a token. Rarer tokens become the unknown token, so that it is trained.
 
     Returns:
-        The tokens of ids from 2 on, which `vectorizer` takes: the special ones, then the texts' own.
+        The tokens with ids from 2, for `vectorizer`: the special tokens, then those of the texts.
     """
     counts = count_tokens(texts, standardize)
     kept = [token for token, count in counts.items() if count >= least and token not in SPECIAL]
@@ -85,23 +85,23 @@ def build_vocabulary(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf
 
 
 def vectorizer(vocabulary: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> keras.layers.Layer:
-    """A layer from texts `[batch]` to token ids, a ragged int64 `[batch, time]`."""
+    """A layer that converts texts `[batch]` to token ids, ragged int64 `[batch, time]`."""
     return keras.layers.TextVectorization(
         standardize=standardize, split="whitespace", vocabulary=list(vocabulary), ragged=True
     )
 
 
 def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Puts the end id after each row of target ids."""
+    """Appends the end id to each row of target ids."""
     ends = tf.fill([ids.nrows(), 1], tf.constant(END_ID, ids.dtype))
     return tf.concat([ids, ends], axis=1)
 
 
 class TargetReader:
-    """Turns target ids back into texts.
+    """Converts target ids back to texts.
 
     Args:
-        vocabulary: What `build_vocabulary` gave.
+        vocabulary: The result of `build_vocabulary`.
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ class TargetReader:
         return tf.strings.regex_replace(texts, f" ?{JOINER} ?", "")
 
     def tokens(self, ids: tf.Tensor) -> list[str]:
-        """The tokens of ids `[time]` of one text up to and with its end, without the marks where they join."""
+        """The tokens of one text's ids `[time]`, up to and including its end, without marks."""
         tokens: list[str] = []
         for number, token in zip(ids.numpy(), tf.gather(self._tokens, ids).numpy()):
             if number == PADDING_ID:

@@ -1,15 +1,15 @@
-"""Orders at a furniture workshop: what a customer writes, the order in normal form, its price.
+"""Orders at a furniture workshop: what a customer writes, the order in normal form, and its price.
 
-The data are drawn, not downloaded, and the same seed gives the same orders everywhere:
+The data are generated, not downloaded, and the same seed gives the same orders on every machine:
 
 >>> row = draw_rows(1, held_out=False, seed=0)[0]
 >>> sorted(row)
 ['order', 'price', 'text']
 
-What makes them worth an encoder: attributes belong to one item among several, numbers come as digits, words and
-phrases, customers correct themselves ("in oak, no, pine"), take items back, say things once for all items, use
-synonyms and make typing errors. The price multiplies and adds, so that the words alone, without their order, do not
-tell it.
+They are hard enough to need an encoder: attributes belong to one of several items; numbers appear as digits, words and
+phrases; customers correct themselves ("in oak, no, pine"), cancel items, mention an attribute once for all items, use
+synonyms and make typing errors. The price multiplies and adds, so it cannot be predicted from the words without their
+order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 HELD_OUT_SHARE = 11
-"""One order in so many is reserved for the held-out rows, chosen by a checksum of its normal form."""
+"""One in `HELD_OUT_SHARE` orders is held out, chosen by a checksum of its normal form."""
 
 PRODUCTS = {
     "hook": (4, ("hook", "hooks"), ("coat hook", "coat hooks")),
@@ -35,7 +35,7 @@ PRODUCTS = {
     "wardrobe": (6600, ("wardrobe", "wardrobes"), ("closet", "closets")),
     "kitchen": (16500, ("kitchen", "kitchens"), ("fitted kitchen", "fitted kitchens")),
 }
-"""Normal name -> price of one in pine, then (singular, plural) as customers say it, the usual words first."""
+"""Normal name -> price of one in pine, then (singular, plural) as customers write it, the usual words first."""
 
 MATERIALS = {
     "pine": (1.0, ("pine", "pinewood")),
@@ -44,14 +44,14 @@ MATERIALS = {
 }
 SIZES = {"small": (0.6, ("small", "little", "compact")), "large": (1.8, ("large", "big", "oversized"))}
 SEATS = {"small": ("two",), "": ("four", "six"), "large": ("eight", "ten")}
-"""Whom a table of a size is for: another way to say its size."""
+"""Number of seats at a table of a given size: another way to state its size."""
 FINISHES = {"varnished": ("varnished", "lacquered"), "painted": ("painted", "coloured")}
 """A finish is free."""
 EXPRESS_FACTOR = 1.5
 BAND_EDGES = (90.0, 450.0, 1400.0, 3500.0, 8500.0, 18000.0, 40000.0)
 """Inner edges of the eight price ranges; each holds between 10 and 15 percent of the orders."""
 PRICE_NOISE = 0.006
-"""Standard deviation of the logarithm of a price around its computed value."""
+"""Standard deviation of the noise in the logarithm of a price."""
 
 COUNTS = {
     1: ("a", "a", "a", "one", "1", "a single"),
@@ -75,7 +75,7 @@ NO_HURRY = ("no hurry", "it is not urgent", "no express please", "take your time
 
 @dataclass(frozen=True)
 class Item:
-    """One line of an order: how many of which product, and its attributes, each empty where none was asked for."""
+    """One line of an order: count, product and attributes; an attribute is empty if not requested."""
 
     count: int
     product: str
@@ -84,18 +84,18 @@ class Item:
     finish: str = ""
 
     def normal_form(self) -> str:
-        """`"2 large oak desk varnished"`: count, size, material, product, finish, in this order."""
+        """For example `"2 large oak desk varnished"`: count, size, material, product and finish, in this order."""
         return " ".join(str(part) for part in (self.count, self.size, self.material, self.product, self.finish) if part)
 
     def price(self) -> float:
-        """Count times the product's price times a factor for material and for size; without a material it is pine."""
+        """Count times product price times factors for material and size; the default material is pine."""
         material = MATERIALS[self.material][0] if self.material else 1.0
         size = SIZES[self.size][0] if self.size else 1.0
         return self.count * PRODUCTS[self.product][0] * material * size
 
 
 def normal_form(items: Sequence[Item], express: bool) -> str:
-    """The order that a reader of the text should write down, for example `"2 oak desk; 1 pine chair; express"`."""
+    """The order that the text describes, for example `"2 oak desk; 1 pine chair; express"`."""
     return "; ".join([item.normal_form() for item in items] + ["express"] * express)
 
 
@@ -105,14 +105,14 @@ def total_price(items: Sequence[Item], express: bool) -> float:
 
 
 def draw_rows(number: int, *, held_out: bool, seed: int) -> list[dict[str, str]]:
-    """Draws orders, no text twice.
+    """Generates orders with distinct texts.
 
-    Rows for training and held-out rows share neither a text nor an order in normal form: a checksum of the normal
-    form decides to which side an order belongs.
+    Training rows and held-out rows share neither a text nor an order in normal form: a checksum of the normal form
+    assigns each order to one of them.
 
     Args:
-        number: How many rows.
-        held_out: Whether to draw from the held-out side.
+        number: Number of rows.
+        held_out: Whether to generate held-out rows.
         seed: Any whole number; the same seed gives the same rows.
 
     Returns:
@@ -133,7 +133,7 @@ def draw_rows(number: int, *, held_out: bool, seed: int) -> list[dict[str, str]]
 
 
 def _draw_items(generator: random.Random) -> list[Item]:
-    """One to three items with attributes; some orders want one material for all, some one product in two materials."""
+    """One to three items; in some orders all have the same material, or one product comes in two materials."""
     products = generator.sample(list(PRODUCTS), generator.choices((1, 2, 3), (12, 7, 1))[0])
     items = [_draw_item(product, generator) for product in products]
     kind = generator.random()
@@ -158,7 +158,7 @@ def _draw_item(product: str, generator: random.Random) -> Item:
 
 
 def _say_order(items: Sequence[Item], express: bool, generator: random.Random) -> str:
-    """The customer's sentence: opening, items, remarks about them, hurry, closing."""
+    """The customer's text: opening, items, remarks about them, urgency, closing."""
     inline, remarks = list(items), []
     distinct = len({item.product for item in items}) == len(items)
     if len(items) > 1 and len({item.material for item in items}) == 1 and items[0].material:
@@ -186,7 +186,7 @@ def _say_order(items: Sequence[Item], express: bool, generator: random.Random) -
 
 
 def _say_item(item: Item, generator: random.Random) -> str:
-    """One item as a phrase; about one in five carries a correction of count, material or product."""
+    """One item as a phrase; about one in five contains a correction of the count, material or product."""
     noun = _noun(item, generator)
     material = generator.choice(MATERIALS[item.material][1]) if item.material else ""
     size = generator.choice(SIZES[item.size][1]) if item.size else ""
@@ -222,13 +222,13 @@ def _say_item(item: Item, generator: random.Random) -> str:
 
 
 def _say_again(item: Item, generator: random.Random) -> str:
-    """A second item of the first one's product, which customers do not name twice: `"three more in walnut"`."""
+    """A second item of the same product, without repeating the product's name: `"three more in walnut"`."""
     pattern = generator.choice(("{count} more in {material}", "another {count} of them but in {material}"))
     return pattern.format(count=item.count, material=item.material)
 
 
 def _remark_on_finish(items: Sequence[Item], generator: random.Random) -> tuple[list[Item], str]:
-    """A remark on one item's finish; what it says is taken out of the item's phrase."""
+    """A remark on one item's finish, which is removed from the item's phrase."""
     chosen = generator.randrange(len(items))
     noun, finish = _noun(items[chosen], generator), items[chosen].finish
     if not finish:
@@ -239,7 +239,7 @@ def _remark_on_finish(items: Sequence[Item], generator: random.Random) -> tuple[
 
 
 def _say_and_take_back(items: Sequence[Item], generator: random.Random) -> str:
-    """A product that is named and taken back at once: it is not part of the order."""
+    """A product that is mentioned and immediately cancelled; it is not part of the order."""
     taken = {item.product for item in items}
     item = _draw_item(generator.choice([product for product in PRODUCTS if product not in taken]), generator)
     pattern = generator.choice(("{}, no, forget the {}", "{}, actually no {}", "{}, or no, leave out the {}"))
@@ -252,7 +252,7 @@ def _noun(item: Item, generator: random.Random) -> str:
 
 
 def _join(phrase: str) -> str:
-    """Single spaces, and `an` before a vowel."""
+    """Joins words with single spaces, with `an` before a vowel."""
     words = phrase.split()
     for place, following in enumerate(words[1:]):
         if words[place] == "a" and following[0] in "aeiou":
@@ -261,7 +261,7 @@ def _join(phrase: str) -> str:
 
 
 def _misspell(text: str, generator: random.Random) -> str:
-    """Swaps, drops or doubles a letter inside a long word now and then."""
+    """Occasionally swaps, drops or doubles a letter inside a long word."""
     words = text.split(" ")
     for place, word in enumerate(words):
         if len(word) >= 5 and word.isalpha() and generator.random() < 0.006:

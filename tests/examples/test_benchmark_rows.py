@@ -84,10 +84,10 @@ def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path,
     assert set(results) == {"price", "all"}
     assert {"reply_exact", "price_accuracy", "food_accuracy"} <= set(results["all"]["0"])
     for options, message in (
-        (["--dropout", "0.5"], "`--output` must be a file of the same options"),
-        (["--arms", "beer"], "`--arms` must be of 'reply', 'price', 'food'"),
-        (["--patience", "2"], "`--patience` must be left out: all arms train as long"),
-        (["--seed", "5"], "`--seed` must be left out"),
+        (["--dropout", "0.5"], "`--output` must be a file with results for the same options"),
+        (["--arms", "beer"], "`--arms` must be among 'reply', 'price', 'food'"),
+        (["--patience", "2"], "`--patience` must be omitted: all arms train for the same"),
+        (["--seed", "5"], "`--seed` must be omitted"),
         (["--output", str(tmp_path / "other.json"), "--balancer", "beer"], "`balancer` must"),
     ):
         with pytest.raises(SystemExit):

@@ -155,14 +155,14 @@ def test_missing_prices_are_no_labels(tmp_path):
         (["--cell", "rnn"], r"argument --cell: invalid choice: 'rnn'"),
         (["--predict", "x"], "--load and --predict go together."),
         (["--load", "x"], "--load and --predict go together."),
-        (["--dev", "x"], "--dev needs --train."),
-        (["--swap-column", "x"], "--swap-column needs --train."),
-        (["--train", "x"], "--train needs --dev."),
+        (["--dev", "x"], "--dev requires --train."),
+        (["--swap-column", "x"], "--swap-column requires --train."),
+        (["--train", "x"], "--train requires --dev."),
         (
             ["--train", "x", "y", "--dev", "x"],
-            "--dev must be one table, or two files of lines if --train is. Received: 1 file.",
+            "--dev must be one table, or two text files as in --train. Received: 1 file.",
         ),
-        (["--train", "x", "y", "z", "--dev", "x"], "--train must be one table, or two files of lines"),
+        (["--train", "x", "y", "z", "--dev", "x"], "--train must be one table, or two text files"),
         (["--train", "x", "y", "--dev", "x", "y", "--bands", "2"], "--bands needs a table with columns."),
         (["--train", "x", "y", "--dev", "x", "y", "--swap-column", "n"], "--swap-column needs a table with columns."),
         (["--ep", "3"], "unrecognized arguments: --ep"),
@@ -182,7 +182,7 @@ def test_options_that_cannot_be_used(arguments, message, capsys):
         (["--balancer", "UPGard"], "`--balancer` must be one of 'CAGrad'|`--balancer` must be one of"),
         (["--schedule", "price:replies=1:9", "--orders", "20"], "'replies'"),
         (["--schedule", "price=1", "--orders", "20"], "'reply'"),
-        (["--orders", "20", "--max-tokens", "3"], "The column `text` must hold at most 3 tokens in a row. Received: "),
+        (["--orders", "20", "--max-tokens", "3"], "The column `text` must contain at most 3 tokens per row. Received: "),
         (["--load", "nowhere", "--predict", "x"], "`--load` must be the folder of a finished run. Received: 'nowhere'"),
         (["--train", "nowhere.csv", "--dev", "x"], "`nowhere.csv` must be a readable file."),
     ],
@@ -199,9 +199,9 @@ def test_input_that_cannot_be_used(arguments, message, capsys, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("prices", "columns", "message"),
     [
-        (["", ""], [], "The column `cost` must hold price ranges. Received: 8 empty labels in the training rows."),
-        (["low"], [], "The column `cost` must hold at least two price ranges. Received: one only, 'low'."),
-        (["low", "high"], ["--bands", "2"], "The column `cost` must hold numbers to be cut with --bands. Received: 'low'"),
+        (["", ""], [], "The column `cost` must contain price ranges. Received: 8 empty labels in the training rows."),
+        (["low"], [], "The column `cost` must contain at least two price ranges. Received: only one, 'low'."),
+        (["low", "high"], ["--bands", "2"], "The column `cost` must contain numbers if --bands is given. Received: 'low'"),
         (["1", "2"], ["--label", "price"], "must have the column 'price'. Received: the columns 'name', 'sentence', 'mr'"),
         (["1", "2"], ["--swap-column", "nom"], "must have the column 'nom'."),
     ],
@@ -253,7 +253,7 @@ def test_parallel_files_of_lines(tmp_path, capsys):
 def test_an_output_that_is_no_folder(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert command.main(["--orders", "20", "--output", str(tmp_path / "file")]) == 2
-    assert "`--output` must be a folder that can be written." in capsys.readouterr().err
+    assert "`--output` must be a writable folder." in capsys.readouterr().err
 
 
 def test_a_spoilt_model(capsys, tmp_path):

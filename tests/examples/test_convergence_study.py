@@ -259,9 +259,9 @@ def test_the_claim_is_judged_by_the_figures():
     assert results["sum"].summary["reply_slowness"] == pytest.approx(19.75 / 19.5)
     assert results["unreduced_adam"].summary["reply_reached"] == 1
     said = study.conclude(results, "adam")
-    assert said[-2] == ("Both heads at once as alone, without a weight: sum, equal_norms; with one: weight_16.")
-    assert said[-1] == "At least as good as the plain sum in both heads: no balancer."
-    assert said[0].startswith("unreduced_adam: the decoder ends at loss 1.500, alone 1.000")
+    assert said[-2] == ("Both heads as good as alone, without a weight: sum, equal_norms; with a weight: weight_16.")
+    assert said[-1] == "At least as good as the plain sum for both heads: no balancer."
+    assert said[0].startswith("unreduced_adam: the decoder ends at a loss of 1.500 (alone 1.000)")
     results["equal_norms"].curves[1][-1]["price_accuracy"] = 0.7
     study.summarize(results, "adam")
     assert not study.keeps_both(results["equal_norms"], results, "adam")
@@ -276,7 +276,7 @@ def test_the_claim_is_judged_by_the_figures():
 def test_the_program(tmp_path, capsys):
     assert command.main([*SMALL, "--arms", "sum", "--output", str(tmp_path / "a")]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Both heads at once as alone" in told and "The gradient of 'price' where the heads meet" in told
+    assert "Both heads as good as alone" in told and "The gradient of 'price' where the heads meet" in told
     figures = json.loads((tmp_path / "a" / "figures.json").read_text(encoding="utf-8"))
     assert list(figures["arms"]) == ["decoder_alone", "price_alone", "sum"]
     curve = figures["arms"]["sum"]["curves"][0]
@@ -304,7 +304,7 @@ def test_files_are_read(tmp_path):
 def test_what_cannot_be_used_is_said_in_one_line(capsys):
     for arguments, words in (
         (["--train", "a.csv"], "--train and --dev go together"),
-        (["--bands", "3"], "--bands needs --train"),
+        (["--bands", "3"], "--bands requires --train"),
         (["--arms", "summ"], "invalid choice: 'summ'"),
         (["--updates", "0"], "must be a whole number of at least 1. Received: '0'."),
     ):
@@ -314,8 +314,8 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys):
         told = capsys.readouterr().err
         assert words in told and told.count("\n") == 1 and told.startswith("examples.convergence_study: error: ")
     assert command.main([*SMALL, "--batch-size", "64", "--output", "/dev/null/a"]) == 2
-    assert "`--output` must be a folder" in capsys.readouterr().err
-    with pytest.raises(InputError, match="`--batch-size` must be at most an eighth of the training rows. Received: 64,"):
+    assert "`--output` must be a writable folder" in capsys.readouterr().err
+    with pytest.raises(InputError, match="`--batch-size` must be at most an eighth of the number of training rows. Received: 64,"):
         options = parse("--batch-size", "64")
         study.Study(options, load_data(options))
 

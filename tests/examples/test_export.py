@@ -48,7 +48,7 @@ def test_an_export_folder_that_is_none(arguments, tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(run, "load_model", lambda folder: (None, {}))
     assert command.main([*arguments, "--export", "file"]) == 2
     error = capsys.readouterr().err
-    assert "`--export` must be a folder that can be written. Received: 'file'" in error and error.count("\n") == 1
+    assert "`--export` must be a writable folder. Received: 'file'" in error and error.count("\n") == 1
 
 
 def test_a_loaded_model_must_be_asked_for_something(capsys):

@@ -69,6 +69,6 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(program, "in_fresh_process", lambda *arguments: program.train(*arguments)._replace(megabytes=50.0))
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert "the mean is 2. An update that runs the adding op again gives 2.4" in output
-    assert "The accumulator gives 2, 2, 2 when asked three times." in output
+    assert "is 2. An update that runs the accumulating op again gives 2.4" in output
+    assert "The accumulator, called three times, gives 2, 2, 2." in output
     assert (tmp_path / "large_batch_on_small_memory.png").read_bytes().startswith(b"\x89PNG")

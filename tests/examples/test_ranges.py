@@ -47,11 +47,11 @@ def test_what_was_fitted_survives_json():
 @pytest.mark.parametrize(
     ("values", "bands", "message"),
     [
-        (["", ""], None, r"`price` must hold price ranges\. Received: 2 empty labels"),
-        (["low", "low", ""], None, r"at least two price ranges\. Received: one only, 'low'\."),
-        (["5", "5"], 8, r"at least two price ranges\. Received: one only"),
-        (["5", "cheap"], 2, r"must hold numbers to be cut with --bands\. Received: 'cheap'\. Leave --bands out"),
-        (["5", "nan"], 2, r"must hold numbers to be cut with --bands\. Received: 'nan'"),
+        (["", ""], None, r"`price` must contain price ranges\. Received: 2 empty labels"),
+        (["low", "low", ""], None, r"at least two price ranges\. Received: only one, 'low'\."),
+        (["5", "5"], 8, r"at least two price ranges\. Received: only one"),
+        (["5", "cheap"], 2, r"must contain numbers if --bands is given\. Received: 'cheap'\. Omit --bands"),
+        (["5", "nan"], 2, r"must contain numbers if --bands is given\. Received: 'nan'"),
     ],
 )
 def test_labels_that_cannot_be_used(values, bands, message):
@@ -60,5 +60,5 @@ def test_labels_that_cannot_be_used(values, bands, message):
 
 
 def test_a_label_that_training_never_had():
-    with pytest.raises(InputError, match=r"that the training rows have: 'high', 'low'\. Received: 'medium'\. Correct"):
+    with pytest.raises(InputError, match=r"that occur in the training rows: 'high', 'low'\. Received: 'medium'\. Correct"):
         fit(["low", "high"]).numbers("price", ["low", "medium"])

@@ -33,12 +33,12 @@ def test_samples_stand_side_by_side(tmp_path):
     lines = (tmp_path / "samples.txt").read_text(encoding="utf-8").splitlines()
     left, right = ([line[start : start + 78].strip() for line in lines] for start in (0, 80))
     assert left == [
-        "2 of 3 rows without a mistake, for example:", "",
+        "2 of 3 rows without an error, for example:", "",
         "text   one text", "wanted a[1] | under $20", "got    a[1] | under $20", "",
         "text   two", "wanted b | no label", "got    b | $20 to $30",
     ]  # fmt: skip
     assert right[:5] == [
-        "1 of 3 rows with a mistake, for example:", "",
+        "1 of 3 rows with an error, for example:", "",
         "text   three", "wanted c | (missing)", "got    d | $20 to $30",
     ]  # fmt: skip
     assert not any(right[5:])
@@ -49,12 +49,12 @@ def test_a_wrong_price_is_a_mistake_and_long_lines_are_wrapped(tmp_path):
     examples = Examples([text], ["a"], np.array([0], np.int32))
     report.write_samples(tmp_path / "both.txt", examples, Answers(["a"], np.array([[0.1, 0.9, 0]])), NAMES)
     written = (tmp_path / "both.txt").read_text(encoding="utf-8")
-    assert written.startswith("0 of 1 rows without a mistake ") and "1 of 1 rows with a mistake, for" in written
+    assert written.startswith("0 of 1 rows without an error ") and "1 of 1 rows with an error, for" in written
     assert max(map(len, written.splitlines())) <= 2 * 78 + 2
     assert written.split("wanted")[0].split("text")[1].split() == text.split()
     report.write_samples(tmp_path / "reply.txt", examples, Answers(["a"], None), ())
     written = (tmp_path / "reply.txt").read_text(encoding="utf-8")
-    assert written.startswith("1 of 1 rows without a mistake, for") and "|" not in written
+    assert written.startswith("1 of 1 rows without an error, for") and "|" not in written
 
 
 def test_at_most_so_many_samples_from_all_over(tmp_path):
@@ -73,7 +73,7 @@ def test_the_confusion_shows_counts_and_shares(figures, tmp_path):
     assert cells == {(0, 0): "8", (0, 1): "2", (2, 0): "1", (2, 2): "3"}
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0.2, 0], [0, 0, 0], [0.25, 0, 0.75]])
     assert labels_of(axes, "x") == labels_of(axes, "y") == list(NAMES)
-    assert axes.get_title() == "price ranges: 11 of 14 rows right"
+    assert axes.get_title() == "price ranges: 11 of 14 rows correct"
 
 
 def test_many_classes_are_drawn_without_counts(figures, tmp_path):

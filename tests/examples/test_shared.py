@@ -75,7 +75,7 @@ def test_options_that_cannot_be_used(arguments, message, capsys):
 def test_an_output_that_is_no_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(["--output", str(tmp_path / "file")]) == 2
-    assert "`--output` must be a folder that can be written. Received: " in capsys.readouterr().err
+    assert "`--output` must be a writable folder. Received: " in capsys.readouterr().err
 
 
 def test_an_interruption_is_one_line(tmp_path, capsys):

@@ -37,12 +37,12 @@ def test_gzip_is_known_by_its_content(tmp_path):
     ("content", "message"),
     [
         (b"", r"must have a first row with column names\. Received: an empty file"),
-        (b"text,label\n", r"must have rows under its column names\. Received: none"),
-        (b"text,price\nx,1\n", r"must have the column 'label'\. Received: the columns 'text', 'price'\. Name those"),
+        (b"text,label\n", r"must have rows below its column names\. Received: none"),
+        (b"text,price\nx,1\n", r"must have the column 'label'\. Received: the columns 'text', 'price'\. Choose columns"),
         (b"text,label,label\nx,1,2\n", r"must have each column once\. Received: 'label' several times"),
         (b"text,label\nx,1\ny\n", r"must have 2 fields in every row.*Received: 1 fields in the row that ends on line 3"),
-        (b"text,label\n\xff\xfe,1\n", r"must be UTF-8 text\. Received: a file with the byte 0xff"),
-        (gzip.compress(b"text,label\nx,1\n" * 99)[:30], r"must be a whole gzip file"),
+        (b"text,label\n\xff\xfe,1\n", r"must be UTF-8 text\. Received: a file with the invalid byte 0xff"),
+        (gzip.compress(b"text,label\nx,1\n" * 99)[:30], r"must be a complete gzip file"),
         (b'text,label\n"' + b"x" * 200_000 + b'",1\n', r"must be CSV or TSV\. Received: field larger"),
     ],
 )
@@ -70,9 +70,9 @@ def test_parallel_lines_are_lower_cased_and_stay_in_step(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\nb\n", r"`.*en` and `.*de` must hold as many lines as each other\. Received: 1 and 2\."),
-        (b"", r"`.*de` must hold lines of text\. Received: none\."),
-        (b" \n", r"`.*de` must hold lines of text\. Received: none\."),
+        (b"a\nb\n", r"`.*en` and `.*de` must have the same number of lines\. Received: 1 and 2\."),
+        (b"", r"`.*de` must contain lines of text\. Received: none\."),
+        (b" \n", r"`.*de` must contain lines of text\. Received: none\."),
         (b"\xff\n", r"`.*de` must be UTF-8 text\."),
     ],
 )

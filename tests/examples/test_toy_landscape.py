@@ -166,7 +166,7 @@ def test_wrong_names_and_places_are_told_in_one_line(tmp_path, capsys):
     assert not (tmp_path / "a.png").exists()
     assert toy_landscape.main(["--output", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert "--output must be a file that can be written" in told and told.count("\n") == 1
+    assert "--output must be a writable file" in told and told.count("\n") == 1
 
 
 def test_what_is_not_installed_is_told_in_one_line(monkeypatch, capsys):

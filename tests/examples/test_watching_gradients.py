@@ -104,6 +104,6 @@ def test_the_first_sigmoid_layers_starve():
 
 def test_the_program(tmp_path, capsys):
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
-    assert "sigmoid: the least reaches layer_1/kernel" in capsys.readouterr().out
+    assert "sigmoid: layer_1/kernel has the smallest gradient" in capsys.readouterr().out
     assert (tmp_path / "watching_gradients.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {"sigmoid", "tanh"}
