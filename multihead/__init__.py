@@ -1,10 +1,10 @@
 """Trains several heads on one shared encoder in TensorFlow: one weighted total loss, one optimizer.
 
-`MultiHeadTrainer` is a Keras model: `fit`, callbacks, `tf.distribute` and saving are Keras's own. What it adds is the
-update: exact sums and counts, gradients rescaled where the heads meet, clipping and accumulation done once.
+`MultiHeadTrainer` is a Keras model: `fit`, callbacks, `tf.distribute` and saving are Keras's own. It adds the update: exact
+sums and counts, a weighting of the losses, a balancer for the gradients, and clipping and accumulation once per update.
 """
 
-from multihead import _compatibility  # noqa: F401, I001 - explains an unusable TensorFlow before anything imports it
+from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
 from multihead import accumulation, balancing, clipping, losses, schedules, weighting
 from multihead._version import __version__

@@ -1,4 +1,4 @@
-"""What the first batch settles once the modules are built: variables of methods and the optimizer, and how to update."""
+"""Building on the first batch: creates the variables of methods and the optimizer, and the specification of updates."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def build_spec(
     optimizer: Any,
     ownership: Ownership | None,
 ) -> UpdateSpec:
-    """Creates the variables of the methods and the optimizer, and settles how updates are computed.
+    """Creates the variables of the methods and the optimizer, and the specification of updates.
 
     Args:
         encoder: The built encoder.
         heads: The built heads.
-        predictions: What is known of their predictions, by head name.
-        num_leaves: The number of floating leaves of the representation.
+        predictions: The rank and mask of their predictions, by head name.
+        num_leaves: The number of floating-point leaves of the representation.
         options: The options of `compile`.
-        balancer: The balancer of the options, or one around it.
+        balancer: The balancer of the options, or a wrapper around it.
         optimizer: The optimizer.
-        ownership: That of an earlier spec of the same heads and optimizer, which is built already; else None.
+        ownership: The ownership from an earlier spec with the same heads and built optimizer, or None.
     """
     if options.weighting is not None:
         options.weighting.build((len(heads),))
@@ -64,21 +64,21 @@ def build_spec(
 
 
 def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Predictions]) -> None:
-    """Warns if a pair of heads reads no tensor of the representation in common."""
+    """Warns if a pair of heads does not read a common tensor of the representation."""
     apart = share_nothing([predictions[name] for name in names])
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(
-            f"Heads that read no common tensor of the representation: {pairs}. Their gradients there have nothing in "
-            "common by construction, and their norms there are of different tensors, so a balancer cannot compare them "
-            'there. Pass `balance_at="parameters"` to `compile`.',
+            f"These heads do not read a common tensor of the representation: {pairs}. Their representation gradients are "
+            "orthogonal by construction, and their norms are of different tensors, so a balancer cannot compare them. Pass "
+            '`balance_at="parameters"` to `compile`.',
             UserWarning,
             stacklevel=2,
         )
 
 
 def _combiner(network: Network, balancer: Any, options: CompileOptions) -> Callable[[HeadsAtStep], Combiner]:
-    """From what is known of the heads at a step to the combiner of one update."""
+    """A function that creates the combiner of one update."""
     measures_gramian = "gramian" in options.schedule.uses
     gramian: Measure | None = RepresentationGradients.gramian if measures_gramian else None
     if balancer is None:
@@ -90,7 +90,7 @@ def _combiner(network: Network, balancer: Any, options: CompileOptions) -> Calla
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:
-    """What a balancer is built for: the shape of one matrix, or those of the gradients themselves if it needs them."""
+    """The shapes to build a balancer for: of one matrix, or of all gradient tensors if it needs the gradients."""
     num_heads = len(network.heads)
     if "gradients" not in balancer.uses:
         return (num_heads, None)

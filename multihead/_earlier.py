@@ -1,4 +1,4 @@
-"""What methods of one's own were declared by before 0.1: still understood, and still readable, for one release.
+"""Deprecated declarations of custom methods: still supported for one release.
 
 `needs`, `reads_losses`, `reads_norms`, `reads_losses_after` and `reads_gramian` are now names in `uses`, in which `"update"`
 is now `"step"` and `"halves"` is `"folds"`; `observe(losses, active)`, `observe_after(...)` and `observe(gramian, made)` are
@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._keras import tensor_variable
 
 NAMES = {"update": "step", "halves": "folds"}
-"""Names in `uses` as they were, with those of today."""
+"""Deprecated names in `uses`, with their new names."""
 
 _FLAGS = {
     "reads_losses": "losses",
@@ -27,12 +27,12 @@ _FLAGS = {
 
 
 def flags(uses: tuple[str, ...]) -> dict[str, Any]:
-    """The attributes of old that say the same as `uses`."""
+    """The deprecated attributes that are equivalent to `uses`."""
     return {"needs": "gradients" if "gradients" in uses else "gramian", **{flag: _FLAGS[flag] in uses for flag in _FLAGS}}
 
 
 def uses_of(cls: type) -> tuple[str, ...]:
-    """The needs of a class that is being defined, by whichever names it declares them."""
+    """The needs of a class that is being defined, whether it declares them with new or deprecated names."""
     own, uses = cls.__dict__, list(cls.uses)  # type: ignore[attr-defined]
     declared = {_FLAGS[flag]: own[flag] for flag in _FLAGS if flag in own}
     if "needs" in own:
@@ -48,7 +48,7 @@ def uses_of(cls: type) -> tuple[str, ...]:
 
 
 def hook_of(cls: type) -> Callable[..., None] | None:
-    """`observe(update, applied)` for a class that is being defined with the hooks of old; None for any other."""
+    """`observe(update, applied)` for a class that is being defined with deprecated hooks; None for any other class."""
     own: Any = cls.__dict__
     observe, observe_after = own.get("observe"), own.get("observe_after")
     arguments = list(inspect.signature(observe).parameters)[1:2] if observe is not None else []
@@ -62,7 +62,7 @@ def hook_of(cls: type) -> Callable[..., None] | None:
             observe(self, update.losses, update.active)
         elif arguments == ["gramian"]:
             observe(self, update.gramian, applied)
-        # Those hooks ran before it was known whether the update is applied, and were undone where it was not.
+        # The deprecated hooks were called before the update was applied, and undone if it was skipped.
         for variable, value in zip(state, before):
             variable.assign(tf.where(applied, variable.read_value(), value))
         if observe_after is not None:

@@ -1,4 +1,4 @@
-"""One head as a program of its own: which variables and tables does it need, and what goes in and out by which name?"""
+"""Exports one head as a standalone SavedModel: its variables and lookup tables, and the names of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def export_head(
     generate: Step,
     postprocess: Step,
 ) -> None:
-    """Writes a built encoder and head as a SavedModel; `encoder_specs` are those of the encoder's inputs.
+    """Writes a built encoder and head as a SavedModel; `encoder_specs` are the specs of the encoder's inputs.
 
-    See `MultiHeadTrainer.export` for the other arguments and for what is raised.
+    See `MultiHeadTrainer.export` for the other arguments and the errors.
     """
     if os.path.isfile(path):
         raise ValueError(
-            f"`path` must be a folder, or new. Received: path={os.fspath(path)!r}, which is a file. Choose another path."
+            f"`path` must be a folder or a new path. Received: path={os.fspath(path)!r}, which is a file. Choose another."
         )
     steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
     for argument, step in steps.items():
@@ -45,13 +45,15 @@ def export_head(
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten([] if inputs is None else inputs)):
         raise TypeError(
             f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
-            "Pass, say, tf.TensorSpec([None], tf.string)."
+            "Pass, for example, tf.TensorSpec([None], tf.string)."
         )
     specs = encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
     specs = specs if inputs is None else inputs
     named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
     if len(named) < len(tf.nest.flatten(specs)):
-        raise ValueError(f"`inputs` must have a name each. Received: {quoted(named)}. Name each `tf.TensorSpec` otherwise.")
+        raise ValueError(
+            f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
+        )
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         given = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
@@ -64,14 +66,14 @@ def export_head(
     parts = [encoder, head.module, *(step for step in steps.values() if step is not None)]
     with _without_cudnn(parts):
         traced = tf.function(answer, autograph=AUTOGRAPH).get_concrete_function(**named)
-    # A bare module: with layers in it, Keras 2 would trace each of them once more and write what only Keras can read.
+    # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
     exported.holds = [*traced.variables, *_tables(traced, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=traced)
 
 
 def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of a nest by their keys and positions (`inputs` if there are none), in the order of `tf.nest.flatten`."""
+    """The leaves of a nest by their keys and positions (`inputs` for a single tensor), in the order of `tf.nest.flatten`."""
     if isinstance(nest, Mapping):
         parts = [(f"{path}_{key}" if path else str(key), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, (tuple, list)):
@@ -82,31 +84,31 @@ def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
 
 
 def _checked(given: Any, specs: Any) -> Any:
-    """What `preprocess` gave, if it is what the encoder was built for, up to the sizes."""
+    """Checks that the result of `preprocess` has the structure and ranks that the encoder was built for."""
     ranks = {path: spec.shape.rank for path, spec in _by_path(specs).items()}
     tensors = {path: value for path, value in _by_path(given).items() if isinstance(value, tf.Tensor)}
     if tensors.keys() != ranks.keys() or any(value.shape.rank not in (None, ranks[k]) for k, value in tensors.items()):
         raise ValueError(
-            f"`preprocess` must give what the encoder takes: {specs}. Received: {given}. "
-            "Change its result; a ragged tensor becomes a plain one by `to_tensor()`."
+            f"`preprocess` must return the encoder's inputs: {specs}. Received: {given}. "
+            "Change its result; `to_tensor()` converts a ragged tensor to a dense one."
         )
     return given
 
 
 def _as_outputs(output: Any, name: str) -> dict[str, tf.Tensor]:
-    """The signature's outputs: a dict of tensors as it is, a tensor by the head's name."""
+    """The signature's outputs: a dict of tensors is unchanged, a single tensor gets the head's name."""
     outputs = output if isinstance(output, Mapping) else {name: output}
     if not outputs or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in outputs.items()):
         raise ValueError(
-            f"`postprocess` must give a tensor or a dict of tensors by name. Received: {output}. Pass a `postprocess` "
-            "that makes one of the head's output."
+            f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a `postprocess` "
+            "that converts the head's output to one."
         )
     return dict(outputs)
 
 
 @contextmanager
 def _without_cudnn(parts: Sequence[Any]) -> Iterator[None]:
-    """Within, recurrent layers choose no kernel that runs on a GPU only, so that the export runs anywhere."""
+    """A context in which recurrent layers do not use GPU-only kernels, so that the export runs anywhere."""
     layers = [layer for part in parts for layer in all_layers(part)]
     choices = [(layer, layer.use_cudnn) for layer in layers if hasattr(layer, "use_cudnn")]
     try:
@@ -119,10 +121,10 @@ def _without_cudnn(parts: Sequence[Any]) -> Iterator[None]:
 
 
 def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
-    """The lookup tables that a traced function uses, found in what it was made of.
+    """The lookup tables that a traced function uses, found by following the references of its parts.
 
     Raises:
-        ValueError: One of them, or another resource, cannot be found.
+        ValueError: A table, or another resource, cannot be found.
     """
     variables = {id(variable.handle) for variable in traced.variables}
     needed = {id(tensor) for tensor in traced.captured_inputs if tensor.dtype == tf.resource} - variables
@@ -136,13 +138,13 @@ def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
             needed.remove(id(part.resource_handle))
             tables.append(part)
         if inspect.isfunction(part):
-            used = inspect.getclosurevars(part)  # its module's other names are no part of it
+            used = inspect.getclosurevars(part)  # only the names that the function uses, not its whole module
             waiting.extend([*used.nonlocals.values(), *used.globals.values(), part.__defaults__])
         elif not inspect.ismodule(part) and not isinstance(part, type):
             waiting.extend(gc.get_referents(part))
     if needed:
         raise ValueError(
-            f"`preprocess` and `postprocess` must use only lookup tables that can be found in them. Received: {len(needed)} "
-            "that cannot. Make each a function that refers to its tables, or a Keras layer with them as attributes."
+            f"`preprocess` and `postprocess` may use only lookup tables that they refer to. Received: {len(needed)} tables "
+            "that cannot be found. Use functions that refer to their tables, or Keras layers with tables as attributes."
         )
     return tables

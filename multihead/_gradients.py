@@ -1,4 +1,4 @@
-"""Arithmetic on gradients: dense, sparse and absent ones; the heads' gradients as rows, and their inner products."""
+"""Arithmetic on gradients (dense, sparse or None); the heads' gradients as rows, and their inner products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multihead._keras import Gradient
 
 
 def deduplicate(gradient: Gradient) -> Gradient:
-    """Sums the rows of an `IndexedSlices` that have the same index; anything else is returned as it is."""
+    """Sums the rows of an `IndexedSlices` with the same index; anything else is returned unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, positions = tf.unique(gradient.indices)
@@ -29,7 +29,7 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -
 
 
 def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
-    """A gradient times a scalar, in float32 where it was of less precision; None stays None."""
+    """A gradient times a scalar, in at least float32 precision; None stays None."""
     return map_values(lambda values: _float32(values) * tf.cast(factor, _float32(values).dtype), gradient)
 
 
@@ -38,7 +38,7 @@ def _float32(values: tf.Tensor) -> tf.Tensor:
 
 
 def added(first: Gradient, second: Gradient) -> Gradient:
-    """The sum of two gradients; None counts as zero, and two sparse ones stay sparse."""
+    """The sum of two gradients; None counts as zero, and the sum of two sparse gradients is sparse."""
     if first is None or second is None:
         return second if first is None else first
     if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
@@ -49,12 +49,12 @@ def added(first: Gradient, second: Gradient) -> Gradient:
 
 
 def is_finite(gradient: Gradient) -> tf.Tensor:
-    """Whether every element of a gradient that is not None is finite; a boolean scalar."""
+    """Whether every element of a gradient (not None) is finite; a boolean scalar."""
     return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
 
 
 def norm(gradient: Any) -> tf.Tensor:
-    """The Euclidean norm of a gradient (without duplicate rows) or list of scalars, float32; safe from overflow."""
+    """The Euclidean norm of a gradient (without duplicate rows) or a list of scalars, float32, without overflow."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
     values = _float32(values)
     largest = tf.maximum(tf.reduce_max(tf.abs(values)), 0)  # the largest of no elements is -inf
@@ -71,21 +71,21 @@ def size(gradient: Gradient) -> tf.Tensor:
 def computed_if(
     condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor | None]
 ) -> list[Gradient]:
-    """`compute()` where the condition holds; where not, nothing of it runs and all its results are zeros.
+    """`compute()` if the condition holds; otherwise nothing of it runs, and all results are zeros.
 
     Args:
         condition: A boolean scalar.
-        compute: Gives gradients and other tensors; which of them are None or sparse is the same at every call.
-        shapes: The dense shape of each result; None for one that is always None.
+        compute: Returns gradients and other tensors; which of them are None or sparse must be the same at every call.
+        shapes: The dense shape of each result; None for a result that is always None.
     """
-    templates: list[Gradient] = []  # found while the first branch is traced, read by the second
+    templates: list[Gradient] = []  # set while the first branch is traced, read by the second
 
     def computed() -> list[Gradient]:
         templates[:] = compute()
         return [template for template in templates if template is not None]
 
     def zeros() -> list[Gradient]:
-        if not templates:  # run eagerly, this branch is all there is
+        if not templates:  # in eager mode, only this branch runs
             templates[:] = [None if shape is None else tf.zeros(shape) for shape in shapes]
         return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
 
@@ -106,21 +106,21 @@ class Rows(NamedTuple):
 
     Attributes:
         values: `[num_heads, n]`, float32.
-        restore: Makes a gradient of the tensor out of `[n]` values.
+        restore: Converts `[n]` values back to a gradient of the tensor.
     """
 
     values: tf.Tensor
     restore: Callable[[tf.Tensor], Gradient]
 
     def times(self, factors: tf.Tensor | None) -> Rows:
-        """The rows times a factor each, `[num_heads]`; unchanged for None."""
+        """Multiplies each row by its factor, `[num_heads]`; unchanged for None."""
         return self if factors is None else self._replace(values=self.values * factors[:, tf.newaxis])
 
 
 def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
     """Stacks the heads' gradients of one tensor; None if no head has one.
 
-    Sparse gradients become rows over the indices that any head has: their inner products are those of the dense ones.
+    Sparse gradients become rows over the union of their indices, which have the same inner products as dense gradients.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
@@ -148,12 +148,12 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
 
 
 def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
-    """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors of `[num_heads, n]`.
+    """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors `[num_heads, n]`.
 
-    Zeros where there is no tensor, so none that any head reaches.
+    Zeros if there is no tensor, that is, if no head has a gradient.
 
-    Float64, since what a balancer does with nearly parallel gradients is as exact as this matrix, and since the squares
-    of float32 numbers overflow and vanish in float32.
+    In float64, because a balancer's result for nearly parallel gradients is only as accurate as this matrix, and because
+    squares of float32 numbers can overflow or underflow in float32.
     """
     wide = [tf.cast(values, tf.float64) for values in rows]
     products = [tf.matmul(values, values, transpose_b=True) for values in wide]

@@ -1,6 +1,6 @@
-"""The one place where Keras 2 and Keras 3 differ.
+"""All differences between Keras 2 and Keras 3.
 
-Everything else in the package is written against the names below and does not ask which Keras it runs on.
+The rest of the package uses the names below and does not depend on the Keras version.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import keras
 import tensorflow as tf
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
-"""Whether the installed Keras is of the third generation (with its own variable class and optimizers)."""
+"""Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
 
-# Keras 2 converts the control flow of a user's `call` where the function around it is converted; Keras 3 never does.
+# Keras 2 converts the control flow of a user's `call` if the enclosing function is converted; Keras 3 never does.
 AUTOGRAPH = not KERAS_3
 """Whether functions that call users' modules are traced with AutoGraph."""
 
-# A value that every replica computes from the same reduced data is stored once per replica and must stay equal: only the
-# first replica's assignment counts, and it is copied to the others.
+# Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
+# and it is copied to the others.
 _ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 Gradient = Any
@@ -28,39 +28,39 @@ Gradient = Any
 
 
 class Untracked:
-    """Holds what Keras would wrap or search for variables if it stood as a layer's attribute by itself."""
+    """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def tensor_variable(variable: Any) -> tf.Variable:
-    """The TensorFlow variable behind a Keras variable (itself on Keras 2): tapes and TensorFlow ops take this."""
+    """The TensorFlow variable of a Keras variable (the same on Keras 2), for tapes and TensorFlow ops."""
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
 
 def variable_name(variable: Any) -> str:
-    """A name for messages: the path on Keras 3, the name without its output number on Keras 2."""
+    """A name for messages: the path on Keras 3, the name without the output number on Keras 2."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
 
 
 class KerasHooks:
-    """The hooks of `keras.Model` that the trainer overrides, by the names that Keras 2 and Keras 3 give them."""
+    """The hooks of `keras.Model` that the trainer overrides, under their names in Keras 2 and Keras 3."""
 
     def _latest_logs(self, logs: Any) -> Any:
-        """What to show at the end of an epoch, given what the last step has returned."""
+        """The logs at the end of an epoch, given the logs of the last batch."""
         return logs
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Keras 2, at the end of an epoch."""
+        """Called by Keras 2 at the end of an epoch."""
         return self._latest_logs(logs)
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        """Keras 3, at the end of an epoch."""
+        """Called by Keras 3 at the end of an epoch."""
         return self._latest_logs(logs)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Keeps Keras 3 from building under a strategy: it would add up batches of unequal size; `fit` has built."""
+        """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
@@ -75,16 +75,16 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads") if KERAS_3 else ("_loss_scale",)
     ),
 }
-"""All private names of Keras that this file overrides, sets or reads, by owner. A test fails when a release drops one."""
+"""All private names of Keras that this file overrides, sets or reads, by owner. A test fails if a release drops one."""
 
 
 def all_layers(module: Any) -> list[keras.layers.Layer]:
-    """A layer and all layers within it; nothing for another object."""
+    """A layer and all its sub-layers; empty for other objects."""
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
 def spec_of_one_replica(spec: Any) -> Any:
-    """The spec of one replica's values, from the spec of a distributed data set's elements; other specs unchanged."""
+    """The spec of one replica's values, from the spec of a distributed dataset's elements; other specs are unchanged."""
     of_replicas = getattr(spec, "_value_specs", None)
     return spec if of_replicas is None else of_replicas[0]
 
@@ -102,8 +102,8 @@ def add_state(
         layer: The layer that owns the variable and saves it.
         name: Name of the variable.
         shape: Its full shape.
-        initializer: Anything Keras accepts as an initializer.
-        dtype: Its dtype, whatever the layer's own policy is.
+        initializer: Anything that Keras accepts as an initializer.
+        dtype: Its dtype, regardless of the layer's dtype policy.
     """
     options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     return layer.add_weight(
@@ -123,7 +123,7 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
     Args:
         layer: The layer that owns the variable and saves it.
         name: Name of the variable.
-        initial: Its first value.
+        initial: Its initial value.
     """
     options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     initializer = keras.initializers.Constant(initial)
@@ -131,30 +131,30 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
 
 
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Computes metrics' results over all replicas, from within one of them.
+    """Computes results of metrics over all replicas, inside a replica.
 
-    Keras 3 would give each replica its own results; Keras 2 would add up what is computed from them in each replica.
+    Keras 3 would return each replica's own results; Keras 2 would add up what each replica computes from them.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return results()
     computed = context.merge_call(lambda strategy: results())
     if KERAS_3 and getattr(context.strategy.extended, "_in_multi_worker_mode", lambda: False)():
-        # Between workers Keras 3 takes the mean over the first axis of whatever a step returns, which must be there.
+        # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}
     return computed
 
 
 def unlock(layer: keras.layers.Layer) -> None:
-    """Lets a built layer take new sub-layers and state (Keras 3 closes a layer when it is built)."""
+    """Allows new sub-layers and state in a built layer (Keras 3 locks a layer when it is built)."""
     if KERAS_3:
         layer._tracker.unlock()
 
 
 def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
-    """Sets attributes of a layer to other layers or None; what stood there before is no part of it any more.
+    """Sets attributes of a layer to other layers or None; the previous layers are no longer part of it.
 
-    Keras 3 otherwise goes on saving, under the first name, what an attribute was set to before.
+    Otherwise Keras 3 would still save the first layer that an attribute was set to.
     """
     unlock(owner)
     for name, layer in layers.items():
@@ -165,10 +165,10 @@ def replace_layers(owner: keras.layers.Layer, **layers: Any) -> None:
 
 
 def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
-    """Lets modules create their variables as mirrored ones, by a call whose results nobody needs.
+    """Makes modules create their variables as mirrored variables, by a call whose results are discarded.
 
-    Under a strategy Keras 3 cannot create variables while a function is traced; in a scope without state it creates them
-    when the scope ends.
+    Under a strategy, Keras 3 cannot create variables while tracing a function; with a `StatelessScope`, it creates them
+    at the end of the scope.
     """
     if KERAS_3 and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         with keras.StatelessScope():
@@ -176,26 +176,26 @@ def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
 
 
 def keras_mask(tensor: Any) -> tf.Tensor | None:
-    """The mask that Keras attached to a tensor, or None."""
+    """The Keras mask of a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Attaches a Keras mask (None attaches nothing) and returns the tensor."""
+    """Attaches a Keras mask (unless None) and returns the tensor."""
     if mask is not None:
         tensor._keras_mask = mask
     return tensor
 
 
 class InMode(keras.layers.Layer):
-    """Calls a module from inside a layer, so that `training` reaches its sub-layers although it takes no such argument."""
+    """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument."""
 
     def __init__(self, module: Callable[..., Any]) -> None:
         super().__init__(autocast=False, name=getattr(module, "name", None))
-        self._module = [lambda *args: module(*args)]  # a plain function in a list: nothing here for Keras to track
+        self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
         self._allow_non_tensor_positional_args = True
         self._convert_input_args = False
-        self._compute_output_and_mask_jointly = True  # the module's own masks stay on its outputs
+        self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
 
     def build(self, input_shape: Any = None) -> None:
         self.built = True
@@ -207,8 +207,8 @@ class InMode(keras.layers.Layer):
 def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 
-    `training` is passed where the module takes it, and set for its sub-layers where it does not, as Keras does for a
-    layer inside a model. Losses that an earlier call added are dropped first.
+    `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
+    model. Losses added by an earlier call are cleared first.
     """
     if not isinstance(module, keras.layers.Layer):
         return module(*args)
@@ -220,26 +220,26 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
 
 
 def optimizer_core(optimizer: Any) -> Any:
-    """The optimizer itself, without the loss scaling around it."""
+    """The optimizer itself, without a loss-scaling wrapper."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
-    """Options by which the optimizer itself would clip or accumulate, with their values (empty if there are none)."""
+    """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
     core = optimizer_core(optimizer)
     names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
     return {name: getattr(core, name) for name in names if getattr(core, name, None)}
 
 
 def is_legacy_optimizer(optimizer: Any) -> bool:
-    """Whether this is one of Keras 2's old optimizers, which keep their slots in another way."""
+    """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
     return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
 
 
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
-    """Builds the optimizer on all variables and returns the slots that it made for each of them.
+    """Builds the optimizer on all variables and returns the slots that it creates for each of them.
 
-    Slots are found by watching which variables the optimizer derives from which, so this works for any optimizer.
+    Works for any optimizer, by recording which variable each slot is derived from.
 
     Args:
         optimizer: A Keras optimizer that is not built yet.
@@ -257,7 +257,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
         slots[id(tensor_variable(reference))].append(slot)
         return slot
 
-    # Keras 2 names the first argument `model_variable`, Keras 3 `reference_variable`; optimizers pass it by either way.
+    # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
     def intercept(*args: Any, **kwargs: Any) -> Any:
         for keyword in ("model_variable", "reference_variable"):
             if keyword in kwargs:
@@ -273,7 +273,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
 
 
 def loss_scale(optimizer: Any) -> tf.Tensor | None:
-    """The factor by which a loss-scaling optimizer wants every loss multiplied, float32, or None without loss scaling."""
+    """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
     if optimizer_core(optimizer) is optimizer:
         return None
     if KERAS_3:
@@ -282,7 +282,7 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
 
 
 def record_finite(optimizer: Any, finite: bool) -> None:
-    """Tells a loss-scaling optimizer whether a step's gradients were finite, so that it adapts its scale.
+    """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
 
     Must run in a cross-replica context. Does nothing without loss scaling.
     """
@@ -298,20 +298,20 @@ def record_finite(optimizer: Any, finite: bool) -> None:
 
 
 def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Applies gradients that are already reduced over the replicas, once.
+    """Applies gradients that are already reduced over replicas, once.
 
     Must run in a replica context.
 
     Args:
-        optimizer: The built optimizer; gradients come without its loss scaling.
-        gradients: One gradient per variable, none of them None, sparse ones without duplicate rows.
+        optimizer: The built optimizer; its loss scaling is not applied.
+        gradients: One gradient per variable, none of them None, without duplicate rows in sparse ones.
         variables: The variables.
     """
     optimizer = optimizer_core(optimizer)
     if not KERAS_3:
         optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
         return
-    # Keras 3 always sums over the replicas once more.
+    # Keras 3 always sums over the replicas again.
     num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if num_replicas > 1:
         gradients = [_summand(gradient, num_replicas) for gradient in gradients]
@@ -319,10 +319,10 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
 
 
 def _summand(gradient: Gradient, num_replicas: int) -> Gradient:
-    """What each replica adds, so that the sum over replicas is a gradient that all of them have."""
+    """The term of each replica, so that the sum over replicas is the gradient that all of them have."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient / tf.cast(num_replicas, gradient.dtype)
-    # A sum of sparse gradients repeats their rows, which Keras 3's optimizers cannot take: one replica brings them.
+    # The sum of sparse gradients would repeat their rows, which Keras 3's optimizers cannot handle: only one replica adds.
     is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
     num_rows = tf.where(is_first, tf.shape(gradient.indices)[0], 0)
     return tf.IndexedSlices(gradient.values[:num_rows], gradient.indices[:num_rows], gradient.dense_shape)

@@ -1,4 +1,4 @@
-"""What balancers, weightings and schedules have in common: heads by name, needs, state, copies; and how one is found."""
+"""The common base of balancers, weightings and schedules: head names, needs, state and copies; and their lookup by name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from multihead._validation import quoted
 
 
 class Observation(NamedTuple):
-    """What an update has shown, the same on every replica.
+    """The results of an update that methods can observe, equal on all replicas.
 
     Attributes:
-        step: The number of updates applied before it, an int64 scalar.
-        active: `[num_heads]` booleans: which heads it trains.
-        losses: `[num_heads]` mean losses over the labelled elements of the whole update, times the heads' own weights; 0
-            for idle heads. None where there is no weighting and no method that uses `"losses"`.
-        norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
-        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the representation; perhaps
-            only the diagonal, or None, where no method uses `"gramian"`.
-        losses_after: As `losses`, on the same examples after the update; None where no method uses it.
+        step: The number of updates applied before this one, an int64 scalar.
+        active: `[num_heads]` booleans: which heads the update trains.
+        losses: `[num_heads]` mean losses over the labelled elements of the whole update, times the weights of the heads; 0
+            for idle heads. None without a weighting, unless a method uses `"losses"`.
+        norms: `[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted representation gradients. It may be only the
+            diagonal, or None, unless a method uses `"gramian"`.
+        losses_after: Like `losses`, on the same examples after the update; None unless a method uses `"losses_after"`.
     """
 
     step: tf.Tensor
@@ -36,13 +36,13 @@ class Observation(NamedTuple):
 
 
 class Method(keras.layers.Layer):
-    """A layer that the trainer binds to the heads' names and builds for their number.
+    """A layer that the trainer binds to the heads' names and builds for the number of heads.
 
     Attributes:
-        uses: What the method needs of an update. `"step"` (the number of updates applied so far, an int64 scalar),
-            `"losses"` and `"folds"` are handed over as keyword arguments where the kind of method says so; `"gradients"`,
-            `"norms"`, `"gramian"` and `"losses_after"` are computed only where some method uses them.
-        head_names: The heads' names, once `bind` has been called, else None.
+        uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
+            `"losses"` and `"folds"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
+            `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
+        head_names: The heads' names after `bind` has been called, otherwise None.
     """
 
     uses: tuple[str, ...] = ()
@@ -69,47 +69,47 @@ class Method(keras.layers.Layer):
             setattr(self, flag, value)
 
     def bind(self, head_names: Sequence[str]) -> None:
-        """Tells the method the heads' names in their order, so that options may be given by name.
+        """Sets the heads' names, so that options can refer to heads by name.
 
         Args:
-            head_names: One name per head.
+            head_names: One name per head, in order.
 
         Raises:
-            ValueError: An option names a head that is not there, or `uses` names something that is not known.
+            ValueError: An option names an unknown head, or `uses` contains an unknown name.
         """
         unknown = {_earlier.NAMES.get(name, name) for name in self.uses} - set(self._may_use)
         if unknown:
             raise ValueError(
-                f"`uses` of {type(self).__name__} may name {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
-                "Leave it out."
+                f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
+                "Omit it."
             )
         self.head_names = tuple(head_names)
 
     def used(self, **known: Any) -> dict[str, Any]:
-        """The keyword arguments that the method takes, out of what is known by name; functions are called for a value."""
+        """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
         known = {_earlier.NAMES.get(name, name): value for name, value in known.items()}
         found = {name: known.get(_earlier.NAMES.get(name, name)) for name in self.uses}
         return {name: value() if callable(value) else value for name, value in found.items() if value is not None}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
-        """Learns from an update; called once after each, on every replica with the same arguments.
+        """Called once after each update, on every replica with the same arguments. By default it does nothing.
 
-        What is assigned here is kept: nothing may change where `applied` is False. By default nothing is learned.
+        Assignments made here are not undone: the state must not change if `applied` is False.
 
         Args:
-            update: What the update has shown.
-            applied: Whether it was applied, a boolean scalar; it is skipped where a gradient is not finite.
+            update: The results of the update.
+            applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
 
     def copy(self) -> Any:
-        """One with the same configuration and heads, not built."""
+        """An unbuilt copy with the same configuration and head names."""
         fresh = type(self).from_config(self.get_config())
         if self.head_names is not None:
             fresh.bind(self.head_names)
         return fresh
 
     def reset(self) -> None:
-        """Sets the state back to how it was created."""
+        """Resets the state to its initial values."""
         if not self.built or not self.variables:
             return
         fresh = self.copy()
@@ -118,10 +118,10 @@ class Method(keras.layers.Layer):
             variable.assign(tf.convert_to_tensor(first))
 
     def get_build_config(self) -> None:
-        """None, so that Keras does not take a copy for built."""
+        """None, so that Keras does not treat a copy as built."""
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Leaves building to the trainer, or the first direct call, which know the heads."""
+        """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -129,7 +129,7 @@ class Method(keras.layers.Layer):
 
 
 def methods(base: type) -> dict[str, type]:
-    """The methods of a kind that the package offers, by name, in alphabetical order."""
+    """The package's methods of one kind, by name, in alphabetical order."""
     package = base.__module__.rpartition(".")[0] + "."
     registered = [value for value in keras.saving.get_custom_objects().values() if isinstance(value, type)]
     offered = [cls for cls in registered if issubclass(cls, base) and cls.__module__.startswith(package)]
@@ -137,15 +137,15 @@ def methods(base: type) -> dict[str, type]:
 
 
 def find(argument: str, identifier: Any, base: type) -> Any:
-    """Returns a method.
+    """Looks up a method.
 
     Args:
-        argument: The argument that the user gave it by.
-        identifier: An instance of `base`, the name of a class that the package offers, in any case, or None.
+        argument: The name of the user's argument, for error messages.
+        identifier: An instance of `base`, the name of one of the package's classes (ignoring case), or None.
         base: The kind of method.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no method with that name.
         TypeError: `identifier` is none of the three.
     """
     if identifier is None or isinstance(identifier, base):
@@ -160,7 +160,7 @@ def find(argument: str, identifier: Any, base: type) -> Any:
         raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
     raise TypeError(
         f"`{argument}` must be a {argument}, its name, or None. Received: {identifier!r} of type "
-        f"{type(identifier).__name__}. Pass, say, {sorted(classes)[-1]!r}."
+        f"{type(identifier).__name__}. Pass, for example, {sorted(classes)[-1]!r}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What `compile` was told, checked once."""
+"""The options of `compile`, checked once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def check_optimizer(optimizer: Any) -> Any:
     """Returns a Keras optimizer for an optimizer or its name.
 
     Raises:
-        ValueError: It is unknown, of Keras's old kind, or set to clip or to accumulate itself.
+        ValueError: It is unknown or a legacy optimizer, or it clips or accumulates gradients itself.
     """
     received = optimizer
     try:
         optimizer = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. Pass, say, 'adam'."
+            f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. "
+            "Pass, for example, 'adam'."
         ) from error
     if is_legacy_optimizer(optimizer):
         raise ValueError(
@@ -46,8 +47,8 @@ def check_optimizer(optimizer: Any) -> Any:
         )
     for option, value in optimizer_takes_over(optimizer).items():
         raise ValueError(
-            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, on what "
-            f"all replicas gathered. Received: an optimizer with {option}={value!r}. Leave it out and pass "
+            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
+            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
             f"`{_INSTEAD[option].format(value=value)}` to `compile`."
         )
     return optimizer
@@ -68,11 +69,11 @@ class CompileOptions:
     telemetry: str
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
-        """The same with names replaced by methods, bound to the heads.
+        """The checked options, with names replaced by methods that are bound to the heads.
 
         Raises:
-            ValueError: An option is out of its range, or names an unknown method or head.
-            TypeError: An option is of the wrong kind.
+            ValueError: An option is out of range, or names an unknown method or head.
+            TypeError: An option has the wrong type.
         """
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
@@ -80,12 +81,12 @@ class CompileOptions:
         if not isinstance(schedule, schedules.AbstractSchedule):
             raise TypeError(
                 f"`schedule` must be one of multihead.schedules. Received: schedule={schedule!r}. "
-                "Pass, say, schedules.Alternate({'price': 1, 'reply': 9})."
+                "Pass, for example, schedules.Alternate({'price': 1, 'reply': 9})."
             )
         if self.clip is not None and not isinstance(self.clip, AbstractClipping):
             raise TypeError(
                 f"`clip` must be one of multihead.clipping. Received: clip={self.clip!r}. "
-                "Pass, say, clipping.ByGlobalNorm(5.0)."
+                "Pass, for example, clipping.ByGlobalNorm(5.0)."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         check_choice("telemetry", self.telemetry, LEVELS)
@@ -103,11 +104,11 @@ class CompileOptions:
         return CompileOptions(**{**self.by_name(), **given})
 
     def by_name(self) -> dict[str, Any]:
-        """The options by the names of `compile`'s arguments."""
+        """The options by argument name of `compile`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def balancer_to_use(self) -> Any:
-        """The balancer, or with `balance_every` one around it; None for the plain sum."""
+        """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
         return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
 
     def _check_level(self, balancer: Any) -> None:
@@ -119,14 +120,14 @@ class CompileOptions:
             )
 
     def _check_gathering(self, balancer: Any, balance_every: int, micro_batches: int, accumulate_steps: int) -> None:
-        """Checks that a balancer which needs more than inner products can have it, however the update is gathered."""
+        """Checks that a balancer which needs gradients, not only inner products, can be used with these options."""
         if "gradients" not in balancer.uses:
             return
         name, num_micro_batches = type(balancer).__name__, micro_batches * accumulate_steps
         if balance_every > 1:
             raise ValueError(
                 f"`balance_every` must be 1 for {name}, which has no coefficients to reuse. "
-                f"Received: balance_every={balance_every}. Leave it out."
+                f"Received: balance_every={balance_every}. Omit it."
             )
         num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if self.balance_at == "representation" and (num_micro_batches > 1 or num_replicas > 1):
@@ -134,5 +135,5 @@ class CompileOptions:
                 f"`balance_at` must be 'parameters' for {name} with several micro-batches, batches or replicas: it needs "
                 "the gradients themselves, and at the representation each micro-batch has only its own. Received: "
                 f"balance_at='representation' with {num_micro_batches} micro-batches and {num_replicas} replicas. Change "
-                "it, or process each batch at once."
+                "it, or use one batch without micro-batches, on one replica."
             )

@@ -1,7 +1,7 @@
-"""Random draws as functions of a seed and the step: a resumed run repeats them.
+"""Random numbers as functions of a seed and the step, so that a resumed run repeats them.
 
-TensorFlow's own stateless draws differ between a plain graph and XLA, so the numbers are made here: by the finalizer of
-SplitMix64 (Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) on a counter.
+TensorFlow's own stateless random numbers differ between a plain graph and XLA. Here the finalizer of SplitMix64 (Steele,
+Lea and Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) is applied to a counter instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mixed(bits: tf.Tensor) -> tf.Tensor:
-    """The finalizer: every bit of the result depends on every bit given."""
+    """The finalizer: every bit of the result depends on every bit of the input."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         shifted = tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint64))
         bits = tf.bitwise.bitwise_xor(bits, shifted) * tf.constant(factor, tf.uint64)
@@ -24,25 +24,25 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.Tensor:
-    """Numbers in [0, 1), float32; the first ones do not depend on how many follow.
+    """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn.
 
     Args:
-        shape: Their shape.
+        shape: Shape of the result.
         seed: The method's seed.
-        step: The number of updates applied so far, a whole scalar.
-        stream: Distinguishes several draws at one step.
+        step: The number of updates applied so far, an integer scalar.
+        stream: Distinguishes several draws at the same step.
     """
-    # Scalars: a vector of such constants loses its highest bits in the graphs of TensorFlow 2.21.
+    # Scalars, because a vector of such constants loses its highest bits in graphs of TensorFlow 2.21.
     of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
     key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
     counter = tf.cast(tf.range(tf.cast(tf.reduce_prod(shape), tf.int64)), tf.uint64)
     bits = _mixed(key + (counter + tf.constant(1, tf.uint64)) * tf.constant(_GOLDEN, tf.uint64))
-    # 24 bits, as many as a float32 holds; through int64, which every kernel can convert.
+    # 24 bits, the precision of float32; through int64, which every kernel can convert.
     high = tf.cast(tf.bitwise.right_shift(bits, tf.constant(40, tf.uint64)), tf.int64)
     return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
 def normal(shape: Sequence[Any], seed: int, step: Any) -> tf.Tensor:
-    """Numbers of the standard normal distribution, float32, by Box and Muller; arguments as for `uniform`."""
+    """Standard normal numbers, float32, by the Box-Muller method; arguments as for `uniform`."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
     return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))

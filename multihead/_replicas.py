@@ -8,13 +8,13 @@ import tensorflow as tf
 
 
 def num_replicas() -> int:
-    """How many replicas contribute to an update."""
+    """The number of replicas that contribute to an update."""
     context = tf.distribute.get_replica_context()
     return 1 if context is None else int(context.num_replicas_in_sync)
 
 
 def all_reduce_sum(value: Any) -> Any:
-    """The sum over replicas of a tensor, or of a list of gradients (None stays None); itself on one replica."""
+    """The sum over replicas of a tensor or a list of gradients (None stays None); on one replica, the value itself."""
     if num_replicas() == 1:
         return value
     context = tf.distribute.get_replica_context()

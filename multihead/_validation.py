@@ -1,4 +1,4 @@
-"""Checks of arguments, and the one form that error messages have: argument, rule, what was received, what to do."""
+"""Argument checks. All error messages have the same form: argument, rule, what was received, what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def quoted(names: Iterable[Any]) -> str:
-    """Names as a readable list: `'a', 'b'`, or `none`."""
+    """Formats names as a list: `'a', 'b'`, or `none`."""
     return ", ".join(repr(name) for name in names) or "none"
 
 
@@ -18,7 +18,7 @@ def check_positive_whole(argument: str, value: Any) -> int:
     """Returns `value` if it is a whole number of at least 1, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         raise ValueError(
-            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass 1 to leave it off."
+            f"`{argument}` must be a whole number of at least 1. Received: {argument}={value!r}. Pass, for example, 1."
         )
     return int(value)
 
@@ -35,17 +35,17 @@ def check_positive(argument: str, value: Any) -> float:
 def check_whole(argument: str, value: Any) -> int:
     """Returns `value` if it is a whole number, else raises `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, say, 0.")
+        raise ValueError(f"`{argument}` must be a whole number. Received: {argument}={value!r}. Pass, for example, 0.")
     return int(value)
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite real number, and no boolean."""
+    """Whether `value` is a finite real number and not a boolean."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
-    """Returns `value` if it is one of `choices`, else raises `ValueError` that lists them."""
+    """Returns `value` if it is one of `choices`; otherwise raises a `ValueError` that lists them."""
     if value not in choices:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Pass one of these."
@@ -54,10 +54,10 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], *, complete: bool = False) -> None:
-    """Checks names against the registered heads, both ways where `complete`.
+    """Checks names against the registered heads, in both directions if `complete`.
 
     Raises:
-        ValueError: A name is no head's, or, with `complete`, a head is not named. Both sets are listed.
+        ValueError: A name is not that of a head or, with `complete`, a head is missing. The message lists both sets.
     """
     given = list(names)
     unknown = [name for name in given if name not in heads]
@@ -65,10 +65,10 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
     if unknown or absent:
         problems = []
         if unknown:
-            problems.append(f"{quoted(unknown)} is no head")
+            problems.append(f"{quoted(unknown)} is not a head")
         if absent:
-            problems.append(f"the head {quoted(absent)} is not named")
-        rule = "must name every head, and only heads" if complete else "must name heads only"
+            problems.append(f"the head {quoted(absent)} is missing")
+        rule = "must name every head, and nothing else" if complete else "must name only heads"
         raise ValueError(
             f"`{argument}` {rule}: {'; '.join(problems)}. Received: {quoted(given)}; the heads are {quoted(heads)}. "
             "Correct the names, or add the head with `add_head`."
@@ -78,7 +78,7 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
 def check_seed(seed: Any) -> int:
     """Returns `seed` if it is a whole number, else raises `ValueError`."""
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise ValueError(f"`seed` must be a whole number. Received: seed={seed!r}. Pass, say, seed=0.")
+        raise ValueError(f"`seed` must be a whole number. Received: seed={seed!r}. Pass, for example, seed=0.")
     return int(seed)
 
 
@@ -95,6 +95,6 @@ def check_between(
         below = f"at most {high:g}" if with_high else f"below {high:g}"
         rule = above if high == float("inf") else f"{above} and {below}"
         raise ValueError(
-            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Leave it out for the default."
+            f"`{argument}` must be a finite number {rule}. Received: {argument}={value!r}. Omit it to use the default."
         )
     return number

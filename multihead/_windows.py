@@ -1,7 +1,6 @@
-"""Windows of successive batches as the elements of a data set: what `accumulate_steps` feeds to Keras's loop.
+"""Windows of consecutive batches as the elements of a dataset: what `accumulate_steps` passes to Keras's training loop.
 
-One element is one update, so Keras counts updates: its steps, progress bar, callbacks and `steps_per_execution` need to
-know of nothing else.
+One element is one update, so Keras counts updates: steps, progress bar, callbacks and `steps_per_execution` work as usual.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ _KEY = "window"
 
 
 def is_window(data: Any) -> bool:
-    """Whether what Keras hands to a step is a window of batches."""
+    """Whether the data that Keras passes to a training step are a window of batches."""
     return isinstance(data, dict) and set(data) == {_KEY}
 
 
 def batches_of(data: Any) -> list[Any]:
-    """The batches of a window, or the one batch that the data are."""
+    """The batches of a window; a list of one batch if the data are not a window."""
     return list(data[_KEY]) if is_window(data) else [data]
 
 
 class Windows:
-    """Turns the data of a `fit` into windows of batches.
+    """Groups the data of `fit` into windows of batches.
 
     Args:
-        steps: Batches per window. The last window of an epoch may have fewer: it is filled with empty batches.
+        steps: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
         strategy: The strategy that `fit` runs under.
     """
 
@@ -39,11 +38,11 @@ class Windows:
         self._strategy = strategy
 
     def arguments_of_fit(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a `fit` on windows, from the named arguments of a `fit` on batches.
+        """Converts the named arguments of `fit` on batches to those of `fit` on windows.
 
         Raises:
-            ValueError: The data cannot be cut into windows: no data set and no arrays, or of unknown length on several
-                replicas.
+            ValueError: The data cannot be grouped into windows: they are neither a dataset nor arrays, or their length is
+                unknown and there are several replicas.
         """
         arguments = dict(arguments)
         batches = self._batches(arguments)
@@ -54,8 +53,8 @@ class Windows:
             length = int(windows.cardinality())
             if length < 0:
                 raise ValueError(
-                    "`steps_per_epoch` is needed with accumulate_steps on several replicas, since the length of the data "
-                    "set is unknown or infinite. Received: steps_per_epoch=None. Pass how many updates make an epoch."
+                    "`steps_per_epoch` is required with accumulate_steps on several replicas if the cardinality of the "
+                    "dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per epoch."
                 )
             arguments["steps_per_epoch"] = length
         distributed = self._strategy.distribute_datasets_from_function(
@@ -89,7 +88,7 @@ class Windows:
         empty = tf.nest.map_structure(_empty, batches.element_spec)
 
         def as_element(*window: Any) -> dict[str, Any]:
-            # A structure of data sets becomes a data set of structures, filled up to the full number of batches.
+            # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
             successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
             filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(self._steps))
             return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(self._steps))}
@@ -97,7 +96,7 @@ class Windows:
         return batches.window(self._steps).map(as_element).prefetch(1)
 
     def _of_replicas(self, windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-        """For each window in turn one element per replica of this worker, each with its part of every batch."""
+        """One element per window and replica of this worker, each with the replica's part of every batch."""
         num_replicas = context.num_replicas_in_sync
         here = num_replicas // context.num_input_pipelines
         mine = [context.input_pipeline_id * here + i for i in range(here)]
@@ -120,7 +119,7 @@ class Windows:
 
 
 def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `keras.Model.fit` after `x` and `y` by name."""
+    """The arguments of `keras.Model.fit` after `x` and `y`, by name."""
     names = [name for name in inspect.signature(keras.Model.fit).parameters if name not in ("self", "x", "y")]
     return {**dict(zip(names, args)), **kwargs}
 

@@ -1,4 +1,4 @@
-"""Accumulating gradients in a custom training loop. The trainer does it itself: see `accumulate_steps` of `compile`."""
+"""Gradient accumulation for custom training loops. In the trainer, use `accumulate_steps` of `compile` instead."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ class GradientAccumulator(tf.Module):
     """Accumulates gradients over calls, in a custom training loop.
 
     With gradients `g_1 .. g_T` and counts `n_1 .. n_T` since the last reset, `mean()` is `sum_t n_t g_t / sum_t n_t`:
-    the gradient of the mean over all elements if each `g_t` is the gradient of the mean over `n_t` of them. That holds
-    at every moment (the incremental mean is the mean), whatever the sizes are. With `momentum` `m` it is the
-    exponential running average `sum_t m^(T-t) n_t g_t / sum_t m^(T-t) n_t` instead.
+    the gradient of the mean over all elements if each `g_t` is the gradient of the mean over `n_t` of them. This holds
+    after every call, for any sizes. With `momentum` `m`, it is the exponential running average
+    `sum_t m^(T-t) n_t g_t / sum_t m^(T-t) n_t` instead.
 
-    Sums are float32 (float64 for such variables), dense, and of the variables' shapes. Created in the scope of a
-    `tf.distribute` strategy and used in its replicas, each replica adds what it has, and `mean()` is over all of them.
+    Sums are dense, have the variables' shapes, and are float32 (float64 for float64 variables). If the accumulator is
+    created in the scope of a `tf.distribute` strategy and used in its replicas, each replica adds its own gradients, and
+    `mean()` is over all replicas.
 
     Args:
         variables: The variables that the gradients belong to.
         momentum: None for the plain mean, or a number of at least 0 and below 1.
 
     Raises:
-        ValueError: There is no variable, or `momentum` is out of its range.
+        ValueError: There is no variable, or `momentum` is out of range.
 
     Example:
         >>> weight = tf.Variable([0.0])
@@ -46,7 +47,7 @@ class GradientAccumulator(tf.Module):
         super().__init__(name="gradient_accumulator")
         if not variables:
             raise ValueError(
-                "`variables` must not be empty. Received: no variable. Pass the model's `trainable_variables`, once built."
+                "`variables` must not be empty. Received: no variable. Pass the `trainable_variables` of a built model."
             )
         if momentum is not None and not 0 <= momentum < 1:
             raise ValueError(
@@ -69,25 +70,24 @@ class GradientAccumulator(tf.Module):
 
     @property
     def count(self) -> tf.Tensor:
-        """The sum of the counts since the last reset (over all replicas, outside of them), a float32 scalar."""
+        """The sum of the counts since the last reset, a float32 scalar; over all replicas if read outside of them."""
         return tf.convert_to_tensor(self._count)
 
     def add(self, gradients: Sequence[Gradient], count: Any = 1.0, *, reduction: str = "mean") -> None:
         """Adds one call's gradients.
 
         Args:
-            gradients: One per variable: dense, `tf.IndexedSlices` (rows of the same index are summed), or None for
-                nothing.
-            count: How many elements they come from, or the sum of their weights; at least 0.
-            reduction: `"mean"` if they are gradients of a mean over those elements, `"sum"` if of a sum.
+            gradients: One gradient per variable: dense, `tf.IndexedSlices` (rows with the same index are summed), or None.
+            count: The number of elements they come from, or the sum of their weights; at least 0.
+            reduction: `"mean"` for gradients of a mean over these elements, `"sum"` for gradients of a sum.
 
         Raises:
-            ValueError: The number of gradients is not that of the variables, or `reduction` is neither.
+            ValueError: The numbers of gradients and variables differ, or `reduction` is neither.
         """
         if len(gradients) != len(self._sums):
             raise ValueError(
-                f"`gradients` must hold one gradient, or None, per variable, {len(self._sums)} in all. "
-                f"Received: {len(gradients)}. Keep the Nones that `tape.gradient` gives."
+                f"`gradients` must contain one gradient, or None, per variable, {len(self._sums)} in total. "
+                f"Received: {len(gradients)}. Keep the Nones that `tape.gradient` returns."
             )
         check_choice("reduction", reduction, ("mean", "sum"))
         count = tf.cast(count, tf.float32)
@@ -106,15 +106,15 @@ class GradientAccumulator(tf.Module):
         self._given.assign_add(tf.constant([0.0 if gradient is None else 1.0 for gradient in gradients]))
 
     def mean(self, *, part: bool = False) -> list[Gradient]:
-        """The mean of what was added since the last reset.
+        """The mean of the gradients added since the last reset.
 
         Args:
-            part: In a replica: only this replica's part of the mean; the parts add up to it. That is what an optimizer
-                wants which sums over replicas itself, as Keras's do.
+            part: In a replica, return only this replica's part of the mean; the parts add up to the mean. Use this with
+                optimizers that sum over replicas themselves, like those of Keras.
 
         Returns:
-            One dense gradient per variable. Outside of a graph, None for a variable that was never given one; in a
-            graph zeros, since only the run can tell. Zeros if the counts are 0.
+            One dense gradient per variable. In eager mode, None for a variable without gradients; in a graph, zeros
+            instead. Zeros if the counts are 0.
         """
         sums: list[Any] = [tf.convert_to_tensor(total) for total in self._sums]
         count, given = tf.convert_to_tensor(self._count), tf.convert_to_tensor(self._given)

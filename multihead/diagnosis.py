@@ -1,4 +1,4 @@
-"""What the heads do to the encoder, measured without training, and what to do about it."""
+"""Measures the heads' gradients without training, and suggests what to change."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ _MUCH_LONGER, _OFTEN, _OPPOSED, _SELDOM_LABELLED, _MUCH_CLIPPED = 10.0, 0.5, -0.
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Figures over some batches, and what they mean; `print` it.
+    """Measurements on a number of batches, and findings about them; `print` it.
 
-    With `g_k` the gradient of head `k`'s weighted loss, at the `"representation"` or by the encoder's `"parameters"`:
+    With `g_k` the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
+    `"parameters"`:
 
     Attributes:
-        heads: The heads' names, in the order of all rows below.
-        batches: How many batches were measured.
-        losses: `[heads]` mean losses, unweighted; NaN for a head without labels.
-        weights: `[heads]` mean weights of the losses.
-        labelled: `[heads]`: in which part of the batches a head has labels.
-        norms: By level, `[heads]`: the root of the mean of `|g_k|^2`, over batches that train the head.
+        heads: The heads' names, in the order of all arrays below.
+        batches: The number of batches measured.
+        losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
+        weights: `[heads]`: mean weights of the losses.
+        labelled: `[heads]`: the fraction of batches in which a head has labels.
+        norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
         shares: By level, `[heads]`: `|g_k| / sum_j |g_j|`, from `norms`.
-        cosines: By level, `[heads, heads]`: the mean cosine of `g_i` and `g_j`; NaN where they never met.
-        conflicts: By level, `[heads, heads]`: in which part of the batches that cosine is negative.
-        update_norm: The mean global norm of all gradients, of the encoder and of the heads, before clipping.
-        clipped: What clipping leaves of that norm, as a part; 1 without clipping.
+        cosines: By level, `[heads, heads]`: the mean cosine of `g_i` and `g_j`; NaN for heads without a common batch.
+        conflicts: By level, `[heads, heads]`: the fraction of batches in which this cosine is negative.
+        update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
+        clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         finite: `[heads]`: whether all losses and gradients were finite.
-        findings: Sentences: what is found, the likely cause, and what to do.
+        findings: Sentences with findings, likely causes and suggestions.
     """
 
     heads: tuple[str, ...]
@@ -83,11 +84,11 @@ class Diagnosis:
 
 
 class Measure(Combiner):
-    """The plain sum, with the inner products of the heads' gradients at the parameters, too.
+    """The plain sum that also measures the inner products of the heads' gradients at the parameters.
 
     Args:
         network: The encoder and the heads.
-        heads: What is known of the heads.
+        heads: The heads in this update.
     """
 
     measure = staticmethod(RepresentationGradients.gramian)
@@ -103,7 +104,7 @@ class Measure(Combiner):
 
 
 def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures batches; metrics and the modules' state change as in training: the caller puts them back.
+    """Measures batches. Metrics and the modules' state change as in training, and the caller must restore them.
 
     Args:
         spec: How updates are computed.
@@ -165,25 +166,25 @@ def _conclude(spec: UpdateSpec, found: dict[str, np.ndarray]) -> Diagnosis:
 
 
 def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
-    """What the figures mean."""
+    """Interprets the measurements."""
     heads, said = found.heads, []
     for k, head in enumerate(heads):
         if not found.finite[k]:
             said.append(
-                f"{head!r} has losses or gradients that are not finite, so such updates are skipped. Look for labels and "
-                "inputs that its loss cannot take."
+                f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
+                "inputs for invalid values."
             )
         elif found.labelled[k] > 0 and not found.weights[k] > 0:
-            said.append(f"{head!r} is not trained, since its weight is 0. Give it a weight, if it is meant to learn.")
+            said.append(f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn.")
         elif found.labelled[k] > 0 and found.norms["representation"][k] == 0:
             said.append(
-                f"No gradient of {head!r} reaches the representation. Look for a loss that is constant, outputs that are "
-                "saturated, or a weight so small that it vanishes."
+                f"The representation gradient of {head!r} is zero. Check for a constant loss, saturated outputs, or a "
+                "weight that is too small."
             )
         elif found.labelled[k] < _SELDOM_LABELLED:
             said.append(
-                f"{head!r} has labels in {found.labelled[k]:.0%} of the batches, so it is seldom trained. Mix data sets "
-                "(`multihead.mix_datasets`) or draw batches with more of its labels; no balancer makes labels."
+                f"{head!r} has labels in only {found.labelled[k]:.0%} of the batches, so it is rarely trained. Mix datasets "
+                "(`multihead.mix_datasets`) or sample batches with more of its labels; a balancer cannot create labels."
             )
     apart = share_nothing(spec.predictions)
     level = "parameters" if apart else "representation"
@@ -197,58 +198,59 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
         at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
         if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
             hidden = at_representation <= _OFTEN or found.cosines["representation"][i, j] >= _OPPOSED
-            level = ", with `balance_at='parameters'`, since the representation hides it" if hidden else ""
+            level = " with `balance_at='parameters'`, because the conflict does not show at the representation"
             said.append(
-                f"{heads[i]!r} and {heads[j]!r} oppose each other in {at_parameters:.0%} of the batches (mean cosine "
-                f"{found.cosines['parameters'][i, j]:.2f} at the parameters): what one gains the other loses. Try "
-                f"`balancer=balancing.UPGrad()`{level}."
+                f"The gradients of {heads[i]!r} and {heads[j]!r} conflict in {at_parameters:.0%} of the batches (mean "
+                f"cosine {found.cosines['parameters'][i, j]:.2f} at the parameters): an update that improves one makes the "
+                f"other worse. Try `balancer=balancing.UPGrad()`{level if hidden else ''}."
             )
     if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
         said.append(
-            f"Clipping leaves {found.clipped:.2g} of the gradient's norm of {found.update_norm:.3g} in the mean. All heads "
-            "are shortened alike, the short ones to nothing: bring the heads to like lengths first, or raise the limit."
+            f"On average, clipping reduces the gradient norm of {found.update_norm:.3g} to {found.clipped:.2g} of its size. "
+            "This scales all heads by the same factor and leaves almost nothing of small gradients: bring the heads to "
+            "similar norms first, or raise the limit."
         )
     if not said and len(usable) < 2:
-        said.append("There is nothing to compare: fewer than two heads send a gradient to the encoder.")
+        said.append("There is nothing to compare: fewer than two heads have an encoder gradient.")
     elif not said:
-        said.append("The heads' gradients are of like lengths and agree: the plain sum is enough, whatever the balancer.")
+        said.append("The heads' gradients have similar norms and do not conflict: the plain sum is enough.")
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
         said.append(
-            f"{pairs} read no common tensor of the representation, whose figures cannot compare them: norms are judged at "
-            "the parameters. With a balancer, pass `balance_at='parameters'`."
+            f"{pairs} do not read a common tensor of the representation, so their gradients cannot be compared there: norms "
+            "are compared at the parameters. With a balancer, pass `balance_at='parameters'`."
         )
     if spec.balancer is not None:
-        said.append(f"All figures are from before {type(spec.balancer).__name__}, the balancer that is set.")
+        said.append(f"All measurements are taken before balancing with {type(spec.balancer).__name__}.")
     return said
 
 
 def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec, level: str) -> str:
-    """What to say of two heads whose gradients differ much in length."""
+    """The finding about two heads whose gradient norms differ widely."""
     long, short = found.heads[longest], found.heads[shortest]
-    where = "at the parameters" if level == "parameters" else "where the heads meet"
+    kind = "encoder" if level == "parameters" else "representation"
     norms = found.norms[level]
     ratio = norms[longest] / norms[shortest]
     weighted = np.abs(found.losses * found.weights)
     by_losses = weighted[longest] / weighted[shortest] if weighted[shortest] > 0 else np.inf
-    by_size = f"its weighted loss is {by_losses:.3g} times as large; either it is summed over the batch, or in other units"
-    by_module = "how its module hangs on the representation"
+    by_size = f"its weighted loss is {by_losses:.3g} times as large; it is summed over the batch, or in different units"
+    by_module = "the sensitivity of its module to the representation"
     if by_losses > ratio**0.5:
         cause = by_size
     elif by_losses > ratio**0.25:
-        cause = f"{by_size}; and {by_module}"
+        cause = f"{by_size}. A second cause is {by_module}"
     else:
         cause = f"not the size of its loss, but {by_module}"
     clipped = (
-        f" Clipping by what both have in common then leaves {short!r} next to nothing."
+        f" Clipping by a shared norm then leaves almost nothing of the gradient of {short!r}."
         if spec.clip is not None and found.clipped < _MUCH_CLIPPED
         else ""
     )
     constant = spec.weighting is None and not callable(spec.network.heads[longest].weight)
     instead = found.weights[longest] / ratio
-    or_weight = f", or `weight={instead:.2g}` for {long!r} in place of {found.weights[longest]:.3g}" if constant else ""
+    or_weight = f", or `weight={instead:.2g}` for {long!r} instead of {found.weights[longest]:.3g}" if constant else ""
     return (
-        f"The gradient of {long!r} {where} is {ratio:.3g} times as long as that of {short!r}, which gets "
-        f"{found.shares[level][shortest]:.2g} of the encoder's update. Cause: {cause}.{clipped} Try "
+        f"The {kind} gradient of {long!r} is {ratio:.3g} times as large as that of {short!r}, whose share of the encoder's "
+        f"update is {found.shares[level][shortest]:.2g}. Cause: {cause}.{clipped} Try "
         f"`balancer=balancing.EqualNorms()` or `balancing.NormBudget({{{long!r}: 0.5}})`{or_weight}."
     )

@@ -1,8 +1,8 @@
-"""Schedules: which heads train at a step.
+"""A schedule decides which heads train at a step.
 
-A schedule is a function of the number of updates applied so far (and, for `WhileConflicting`, of what they have shown,
-which is saved with the trainer), never of the clock: a resumed run repeats what an uninterrupted one does. A head that
-is left out is not computed, neither forwards nor backwards, and stays bit for bit as it was.
+A schedule is a function of the number of updates applied so far (and, for `WhileConflicting`, of its own state, which is
+saved with the trainer), never of time, so a resumed run repeats an uninterrupted one. A head that is left out is idle: its
+forward and backward pass are not computed, and it does not change.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflict
 class AbstractSchedule(Method):
     """Decides which heads train at a step. Subclasses implement `active`.
 
-    It is a Keras layer only so that its state, if it has any, is saved with the trainer.
+    It is a Keras layer only so that its state, if any, is saved with the trainer.
 
     Attributes:
         always_all: Whether every head trains at every step.
-        uses: What `observe` needs of an update: `"gramian"` (the inner products of the heads' gradients at the
-            representation), `"losses"`, `"losses_after"`.
-        head_names: The heads' names, once `bind` has been called, else None.
+        uses: What `observe` needs from an update: `"gramian"` (the inner products of the representation gradients),
+            `"losses"`, `"losses_after"`.
+        head_names: The heads' names after `bind` has been called, otherwise None.
 
     Args:
         name: Name of the layer.
@@ -45,7 +45,7 @@ class AbstractSchedule(Method):
         self.built = True
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
-        """Which heads train.
+        """Returns which heads train.
 
         Args:
             step: The number of updates applied so far, an int64 scalar.
@@ -59,7 +59,7 @@ class AbstractSchedule(Method):
 
     @property
     def num_heads(self) -> int:
-        """How many heads there are, once `bind` has been called."""
+        """The number of heads, after `bind` has been called."""
         return len(self.head_names or ())
 
     def get_config(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Together(AbstractSchedule):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Alternate(AbstractSchedule):
-    """Heads train in turns: each for its number of updates, in the order given, over and over.
+    """Heads alternate: each trains for its number of updates, in the given order, repeatedly.
 
     With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at step `s` if
     `t_1 + .. + t_(k-1) <= s mod T < t_1 + .. + t_k`.
@@ -102,7 +102,7 @@ class Alternate(AbstractSchedule):
         if not isinstance(turns, Mapping) or not turns:
             raise ValueError(
                 "`turns` must be a mapping from head names to numbers of updates. "
-                f"Received: turns={turns!r}. Pass, say, {{'price': 1, 'reply': 9}}."
+                f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
             )
         self.turns = {str(name): check_positive_whole(f"turns[{name!r}]", count) for name, count in turns.items()}
 
@@ -124,16 +124,16 @@ class Alternate(AbstractSchedule):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(AbstractSchedule):
-    """One head trains at each step, drawn at random in given proportions.
+    """One head trains at each step, sampled at random in given proportions.
 
-    The draw is a function of `seed` and the step alone: head `k` is drawn with probability `p_k / sum_j p_j`.
+    Head `k` is sampled with probability `p_k / sum_j p_j`. The sample is a function of only `seed` and the step.
 
     Args:
         proportions: `p_k` by head name, numbers above 0; every head must be named.
-        seed: A whole number.
+        seed: Random seed, a whole number.
 
     Raises:
-        ValueError: A proportion is not above 0; `proportions` is empty; `seed` is not whole.
+        ValueError: A proportion is not above 0, `proportions` is empty, or `seed` is not a whole number.
 
     Example:
         >>> schedule = Sample({"price": 1, "reply": 9}, seed=1)
@@ -148,7 +148,7 @@ class Sample(AbstractSchedule):
         if not isinstance(proportions, Mapping) or not proportions:
             raise ValueError(
                 "`proportions` must be a mapping from head names to numbers above 0. "
-                f"Received: proportions={proportions!r}. Pass, say, {{'price': 0.1, 'reply': 0.9}}."
+                f"Received: proportions={proportions!r}. Pass, for example, {{'price': 0.1, 'reply': 0.9}}."
             )
         self.proportions = {str(k): check_positive(f"proportions[{k!r}]", v) for k, v in proportions.items()}
         self.seed = check_whole("seed", seed)
@@ -169,21 +169,22 @@ class Sample(AbstractSchedule):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class WhileConflicting(AbstractSchedule):
-    """Heads train in turns while their encoder gradients conflict, and together otherwise.
+    """Heads alternate while their representation gradients conflict, and train together otherwise.
 
-    The conflict is the smallest cosine between two heads' gradients at the representation, as an exponential running average
-    `m_t = momentum * m_(t-1) + (1 - momentum) * cosine_t`, divided by `1 - momentum^t` (Kingma and Ba, "Adam", ICLR
-    2015). Below `threshold` the heads take turns, one update each (or as many as `turns` says). Gradients of heads that
-    train apart cannot be compared, so every `probe_every`-th update trains all heads, regardless of the average.
+    Conflict is measured by the smallest cosine between the representation gradients of two heads, as an exponential running
+    average `m_t = momentum * m_(t-1) + (1 - momentum) * cosine_t`, divided by `1 - momentum^t` (Kingma and Ba, "Adam", ICLR
+    2015). Below `threshold` the heads alternate, with one update each (or as many as given in `turns`). Gradients
+    of heads that train separately cannot be compared, so every `probe_every`-th update trains all heads, regardless of the
+    average.
 
     Args:
         threshold: A cosine, from -1 to 1.
-        momentum: At least 0 and below 1.
+        momentum: Decay rate of the running average, at least 0 and below 1.
         probe_every: A whole number of at least 2.
-        turns: Updates per turn by head name while they conflict; None is one each.
+        turns: Updates per turn by head name while they conflict; None means one each.
 
     Raises:
-        ValueError: An argument is out of its range, or `turns` does not name every head.
+        ValueError: An argument is out of range, or `turns` does not name every head.
     """
 
     uses = ("gramian",)
@@ -198,13 +199,17 @@ class WhileConflicting(AbstractSchedule):
     ) -> None:
         super().__init__()
         if not is_number(threshold) or not -1 <= threshold <= 1:
-            raise ValueError(f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, say, 0.")
+            raise ValueError(
+                f"`threshold` must be a cosine, from -1 to 1. Received: threshold={threshold!r}. Pass, for example, 0."
+            )
         if not is_number(momentum) or not 0 <= momentum < 1:
-            raise ValueError(f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, say, 0.9.")
+            raise ValueError(
+                f"`momentum` must be at least 0 and below 1. Received: momentum={momentum!r}. Pass, for example, 0.9."
+            )
         if check_positive_whole("probe_every", probe_every) < 2:
             raise ValueError(
-                "`probe_every` must be at least 2, else the heads never take turns. "
-                f"Received: probe_every={probe_every!r}. Pass, say, 10."
+                "`probe_every` must be at least 2, otherwise the heads never alternate. "
+                f"Received: probe_every={probe_every!r}. Pass, for example, 10."
             )
         self.threshold, self.momentum, self.probe_every = float(threshold), float(momentum), int(probe_every)
         self._turns = None if turns is None else Alternate(turns)
@@ -217,7 +222,7 @@ class WhileConflicting(AbstractSchedule):
         self._apart.bind(head_names)
 
     def average_cosine(self) -> tf.Tensor:
-        """The running average of the smallest cosine, a float32 scalar; 1 before anything was observed."""
+        """The running average of the smallest cosine, a float32 scalar; 1 before the first observation."""
         seen = tf.cast(tensor_variable(self.observations), tf.float32)
         mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(seen, 1.0)))
         return tf.where(seen > 0, mean, 1.0)

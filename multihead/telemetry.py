@@ -1,19 +1,20 @@
-"""What the trainer shows in Keras's logs: per-head loss, gradient norm, share and coefficient.
+"""The entries of Keras's logs: per-head loss, gradient norm, share and coefficient.
 
-For head `k`, with `g_k` the gradient of its weighted loss where the heads are combined (at the representation, or at the
-encoder's parameters) and `a_k` the coefficient that the balancer gives it (1 without a balancer):
+For head `k`, with `g_k` the gradient of its weighted loss at the level where the heads are combined (representation or
+parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
 
 - `{head}_loss`: its unweighted loss, over all labelled elements of the epoch so far;
 - `{head}_norm`: `|g_k|`;
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
-- `{head}_coefficient`: `a_k` (for a method without coefficients `<d, g_k> / <g_k, g_k>`, with `d` its combined gradient);
-  norm, share and coefficient are the means over the updates that train the head;
-- `{head}_weight`, where it can change: the weight of the head's loss in the total, the mean over the updates that train
-  the head;
-- `regularizer`, where the weighting has one: the part of the total that depends on no loss;
-- `loss`: the total loss, the mean over updates (in evaluation: from the heads' losses over all labelled elements);
-- `{head}_updates`: how many updates of the epoch so far have trained the head;
-- `skipped_updates`: updates that were not applied, since a gradient was not finite or no scheduled head had labels.
+- `{head}_coefficient`: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>` with `d` the combined gradient);
+  norm, share and coefficient are means over the updates that train the head;
+- `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
+  head;
+- `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
+- `loss`: the total loss, as a mean over updates (in evaluation: from the heads' losses over all labelled elements);
+- `{head}_updates`: the number of updates in the epoch so far that have trained the head;
+- `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
+  heads had labels.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from multihead.heads import Head
 __all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]
 
 LEVELS = ("norms", "losses")
-"""What `telemetry=` may be: `"norms"` shows everything, `"losses"` leaves out norms, shares, coefficients and counts."""
+"""The values of `telemetry=`: `"norms"` logs everything, `"losses"` omits norms, shares, coefficients and counts."""
 
 
 class BrokenGradients(keras.metrics.Metric):
-    """Counts, by head and by variable, the updates whose gradients were not finite."""
+    """Counts the updates with non-finite gradients, by head and by variable."""
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
         super().__init__(name="broken_gradients")
@@ -58,29 +59,29 @@ class BrokenGradients(keras.metrics.Metric):
         self.by_variable.assign_add(tf.cast(~variables, tf.float32) / num_replicas)
 
     def reset_state(self) -> None:
-        """Sets all counts to zero."""
+        """Resets all counts to zero."""
         for counts in (self.by_head, self.by_variable):
             counts.assign(tf.zeros(counts.shape))
 
     def result(self) -> tf.Tensor:
-        """How many gradients of variables were not finite."""
+        """The number of non-finite gradients of variables."""
         return tf.reduce_sum(tf.convert_to_tensor(self.by_variable))
 
     def found(self) -> tuple[list[int], list[int]]:
-        """The positions of heads and of variables that had gradients which were not finite."""
+        """The positions of heads and of variables with non-finite gradients."""
         by_head, by_variable = (tf.convert_to_tensor(v).numpy() for v in (self.by_head, self.by_variable))
         return by_head.nonzero()[0].tolist(), by_variable.nonzero()[0].tolist()
 
 
 class Figure(NamedTuple):
-    """A figure of the logs, over the updates of the epoch so far that were applied.
+    """A figure in the logs, over the applied updates of the epoch so far.
 
     Attributes:
-        name: Its name; `{head}_{name}` where it is one per head.
-        value: From an update to a scalar, or to `[num_heads]`; None where the update has none.
-        is_shown: Whether a trainer with this spec and level shows it.
-        per_head: Whether it is one per head, counted where the update trains the head.
-        metric: How updates are summed up: `keras.metrics.Mean` or `keras.metrics.Sum`.
+        name: Its name; logged as `{head}_{name}` if there is one per head.
+        value: Computes a scalar, or `[num_heads]`, from an update; None if the update does not provide it.
+        is_shown: Whether a trainer with this spec and level logs it.
+        per_head: Whether there is one per head, over the updates that train the head.
+        metric: How updates are aggregated: `keras.metrics.Mean` or `keras.metrics.Sum`.
     """
 
     name: str
@@ -111,7 +112,7 @@ def _shows_norms(spec: UpdateSpec, level: str) -> bool:
     return level == "norms"
 
 
-# A further figure is one entry here, and a line in the docstring above.
+# To add a figure, add one entry here, and a line to the docstring above.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, per_head=False),
     Figure("weight", lambda update: update.total.weights, _has_changing_weights),
@@ -120,11 +121,11 @@ FIGURES = (
     Figure("coefficient", lambda update: update.combined.coefficients, _shows_norms),
     Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
-"""What the logs show of updates, besides losses, the heads' metrics and the count of skipped updates."""
+"""The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
 
 
 class LogMetrics:
-    """The metrics behind the logs. They belong to the trainer, which resets them at every epoch.
+    """The metrics behind the logs. They belong to the trainer, which resets them in every epoch.
 
     Args:
         spec: How updates are computed.
@@ -150,7 +151,7 @@ class LogMetrics:
 
     @property
     def all(self) -> list[Any]:
-        """Every metric, the heads' own included."""
+        """All metrics, including those of the heads."""
         of_figures = [metric for _, metrics in self.figures for metric in metrics]
         own = [metric for head in self.heads for metric in head.metrics or []]
         return [self.total, *self.losses, *of_figures, *own, self.skipped, self.broken]
@@ -161,7 +162,7 @@ class LogMetrics:
         Args:
             update: The update, with this replica's sums.
             applied: Whether it was applied.
-            num_replicas: How many replicas add theirs.
+            num_replicas: The number of replicas that add their updates.
         """
         self.update_losses(update.loss_sums, update.counts)
         total = update.total.total + update.added_loss
@@ -182,25 +183,25 @@ class LogMetrics:
         self.broken.update_state(update.loss_sums, update.combined.norms, update.gradients.of_losses, num_replicas)
 
     def update_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
-        """Adds this replica's sums and counts, `[num_heads]` each; a loss that is not finite is left out."""
+        """Adds this replica's sums and counts, `[num_heads]` each; non-finite losses are left out."""
         for k, metric in enumerate(self.losses):
             is_usable = (counts[k] > 0) & tf.math.is_finite(loss_sums[k])
             value = tf.math.divide_no_nan(tf.where(is_usable, loss_sums[k], 0.0), counts[k])
             metric.update_state(value, tf.where(is_usable, counts[k], 0.0))
 
     def report(self) -> str | None:
-        """A sentence about the epoch's skipped updates, naming heads and variables; None if none was skipped."""
+        """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
         skipped = round(float(self.skipped.result()))
         if not skipped:
             return None
         heads, variables = self.broken.found()
         names = quoted(variable_name(self.variables[i]) for i in variables)
         if not heads and not variables:
-            return f"{skipped} of the epoch's updates were skipped, since none of the scheduled heads had labels."
+            return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         return (
-            f"{skipped} of the epoch's updates were skipped, since a gradient was not finite: from {whose}, in {names}. "
-            "Lower the learning rate, clip (`clip=`), or look for labels and inputs that the loss cannot take."
+            f"{skipped} of the epoch's updates were skipped because a gradient was not finite: from {whose}, in {names}. "
+            "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
         )
 
     def training_logs(self) -> dict[str, Any]:
@@ -248,7 +249,7 @@ class LogMetrics:
 
 
 class _Report(keras.callbacks.Callback):
-    """Ends an epoch: warns if updates were skipped, says whose gradients were to blame, and tells the weighting."""
+    """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
 
     def __init__(self, metrics: Callable[[], LogMetrics | None]) -> None:
         super().__init__()
@@ -269,12 +270,12 @@ def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any
     """Adds the report on skipped updates to the callbacks of `fit`.
 
     Args:
-        metrics: Gives the trainer's metrics, or None before they exist.
-        callbacks: What `fit` was given.
+        metrics: Returns the trainer's metrics, or None before they exist.
+        callbacks: The callbacks passed to `fit`.
     """
     report = _Report(metrics)
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.insert(0, report)
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [report, *given]  # first, so that a checkpoint at the end of an epoch holds what that end changes
+    return [report, *given]  # first, so that a checkpoint at the end of an epoch includes the changes made there

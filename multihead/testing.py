@@ -1,4 +1,4 @@
-"""Checks that a balancer or weighting of your own keeps to what the trainer, and your data, will ask of it."""
+"""Checks that your own balancer or weighting satisfies the contract that the trainer relies on."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def check_balancer(
     order_matters: bool = False,
     xla: bool = True,
 ) -> None:
-    """Runs the contract of `multihead.balancing.Balancer` on a balancer.
+    """Checks a balancer against the contract of `multihead.balancing.Balancer`.
 
-    Over harmless and hard gradients (conflicting, equal, opposed, dependent, zero; lengths from 1e-6 to 1e6 within one
-    update, and 1e-15 to 1e15 over all), it checks that the update
+    For easy and hard gradients (conflicting, equal, opposed, linearly dependent, zero; norms from 1e-6 to 1e6 within one
+    update, and from 1e-15 to 1e15 overall), it checks that the update
 
-    - is finite, of the right shape, and of the gradients' dtype;
-    - does not change for the others when a head without gradient joins;
+    - is finite, and has the right shape and the gradients' dtype;
+    - does not change for the others when a head without a gradient is added;
     - does not depend on the order of the heads;
-    - is the same in float32 and float64, outside of a graph, in one, and compiled by XLA;
-    - is the same from inner products as from gradients, for a balancer that needs only the former;
-    - comes out again from a copy made from `get_config`, and from a second call of `build`.
+    - is the same in float32 and float64, in eager mode, in a graph and compiled by XLA;
+    - is the same from inner products as from gradients, for a balancer that needs only inner products;
+    - is the same for a copy created from `get_config`, and after a second call of `build`.
 
-    The balancer itself is not called: the checks run on copies made from its configuration.
+    The balancer itself is not called: the checks run on copies created from its configuration.
 
     Args:
-        balancer: The balancer, with options that suit all of `num_heads`.
-        num_heads: How many heads to try.
-        order_matters: Pass True for a method that treats heads by their position, and say so in its documentation.
-        xla: Pass False to leave out compiling, which takes the most time.
+        balancer: The balancer, with options that are valid for all of `num_heads`.
+        num_heads: The numbers of heads to check.
+        order_matters: Pass True for a method that depends on the positions of the heads, and document this.
+        xla: Pass False to skip compilation, which takes most of the time.
 
     Raises:
-        AssertionError: A check failed; the message says which, and on what gradients.
+        AssertionError: A check failed; the message names the check and the gradients.
 
     Example:
         >>> from multihead import balancing
@@ -64,28 +64,28 @@ def check_weighting(
     order_matters: bool = False,
     xla: bool = True,
 ) -> None:
-    """Runs the contract of `multihead.weighting.Weighting` on a weighting.
+    """Checks a weighting against the contract of `multihead.weighting.Weighting`.
 
-    Over harmless and hard losses (alike, from 1e-6 to 1e6 within one update, zero), it checks that
+    For easy and hard losses (equal, from 1e-6 to 1e6 within one update, zero), it checks that
 
     - the total is a finite scalar, and the weights, its derivatives, are finite and not negative;
-    - the weights do not depend on the losses where `uses` does not name `"losses"`;
-    - the weights do not change for the others when a head without labels joins, and do not depend on the heads' order;
-    - the weights are the same outside of a graph, in one, and compiled by XLA;
-    - the gradients of what it learns are finite, and none reaches the variables of a head that is not active;
-    - a copy made from `get_config` gives the same, a second call of `build` does nothing, an update that was not applied
-      leaves the state as it was, and `reset` sets it back.
+    - the weights do not depend on the losses unless `uses` contains `"losses"`;
+    - the weights do not change for the others when a head without labels is added, and do not depend on the order;
+    - the weights are the same in eager mode, in a graph and compiled by XLA;
+    - the gradients of its variables are finite, and those of idle heads' variables are zero;
+    - a copy created from `get_config` is equivalent, a second call of `build` does nothing, an update that was not applied
+      does not change the state, and `reset` resets it.
 
-    The weighting itself is not called: the checks run on copies made from its configuration.
+    The weighting itself is not called: the checks run on copies created from its configuration.
 
     Args:
-        weighting: The weighting, with options that suit all of `num_heads`.
-        num_heads: How many heads to try; not looked at for a weighting that `bind` told the heads' names.
-        order_matters: Pass True for a method that treats heads by their position or name, and say so in its documentation.
-        xla: Pass False to leave out compiling.
+        weighting: The weighting, with options that are valid for all of `num_heads`.
+        num_heads: The numbers of heads to check; ignored for a weighting that is bound to head names.
+        order_matters: Pass True for a method that depends on the positions or names of the heads, and document this.
+        xla: Pass False to skip compilation.
 
     Raises:
-        AssertionError: A check failed; the message says which, and on what losses.
+        AssertionError: A check failed; the message names the check and the losses.
 
     Example:
         >>> from multihead import weighting
@@ -99,12 +99,12 @@ def check_weighting(
 
 
 def _losses(num_heads: int) -> dict[str, np.ndarray]:
-    """Vectors `[num_heads]` of losses, float32, by a label."""
+    """Vectors `[num_heads]` of losses, float32, by label."""
     rng = np.random.default_rng(0)
     random = rng.uniform(0.2, 3.0, num_heads)
     spread = 10.0 ** (np.linspace(-6, 6, num_heads) if num_heads > 1 else np.zeros(1))
     one_zero = random * (np.arange(num_heads) > 0)
-    losses = {"random": random, "alike": np.full(num_heads, 0.7), "from 1e-6 to 1e6": spread, "one zero": one_zero}
+    losses = {"random": random, "equal": np.full(num_heads, 0.7), "from 1e-6 to 1e6": spread, "one zero": one_zero}
     return {label: values.astype(np.float32) for label, values in losses.items()}
 
 
@@ -118,15 +118,15 @@ class _Losses:
 
     def check(self, order_matters: bool) -> None:
         weights, total = self._weigh(self._built(), self._losses)
-        self._require(total.shape == () and np.isfinite(total), "give a finite scalar as `total`")
+        self._require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
         self._require(bool(np.isfinite(weights).all() and (weights >= 0).all()), "have finite weights of at least 0")
         if self._losses.any():
-            self._require(bool((weights > 0).any()), "have a weight above 0: is `total` differentiable by the losses?")
+            self._require(bool((weights > 0).any()), "have a weight above 0: does `total` have gradients for the losses?")
         if "losses" not in self._weighting.uses:
             others = self._weigh(self._built(), self._losses[::-1] + 1)[0]
-            self._same(others, weights, "not let its weights depend on the losses, or name 'losses' in `uses`")
+            self._same(others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`")
         idle, _ = self._weigh(self._built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
-        self._same(idle[:-1], weights, "stay the same when a head without labels joins")
+        self._same(idle[:-1], weights, "give the same weights when a head without labels is added")
         if not order_matters:
             self._same(self._weigh(self._built(), self._losses[::-1])[0][::-1], weights, "not depend on the heads' order")
         fresh = self._built(1)
@@ -135,9 +135,9 @@ class _Losses:
         norms = tf.concat([ones, [0.0]], 0) if "norms" in self._weighting.uses else None
         gradients = fresh.gradients(tf.constant(np.append(self._losses, 0), tf.float32), norms, active, **self._used())
         for owners, gradient in zip(fresh.owners(len(self._losses) + 1), gradients):
-            self._require(bool(np.isfinite(gradient).all()), "learn by finite gradients")
+            self._require(bool(np.isfinite(gradient).all()), "have finite gradients for its variables")
             if owners == [len(self._losses)]:
-                self._require(not np.any(gradient), "not train a variable of a head that is not active")
+                self._require(not np.any(gradient), "not train a variable of an idle head")
 
     def check_modes(self, xla: bool) -> None:
         weights, _ = self._weigh(self._built(), self._losses)
@@ -149,13 +149,13 @@ class _Losses:
             )
             mode = "compiled by XLA" if is_compiled else "in a graph"
             self._same(
-                run(tf.constant(self._losses), self._used()).numpy(), weights, f"be the same {mode} as outside of one"
+                run(tf.constant(self._losses), self._used()).numpy(), weights, f"be the same {mode} as in eager mode"
             )
 
     def check_copies(self) -> None:
         name = type(self._weighting).__name__
         fresh = self._built()
-        self._require(fresh.get_config() == self._weighting.get_config(), "give all its arguments in `get_config`")
+        self._require(fresh.get_config() == self._weighting.get_config(), "return all its arguments from `get_config`")
         before = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
         fresh.build((len(self._losses),))
         self._require(len(fresh.variables) == len(before), "do nothing in a second call of `build`")
@@ -167,12 +167,12 @@ class _Losses:
             start = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
             fresh.observe(observation, tf.constant(False))
             same = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
-            self._require(all(map(np.array_equal, start, same)), "learn nothing from an update that was not applied")
+            self._require(all(map(np.array_equal, start, same)), "not change its state if an update was not applied")
             fresh.observe(observation, tf.constant(True))
             fresh.end_epoch()
         fresh.reset()
         after = [np.array(tf.convert_to_tensor(variable)) for variable in fresh.variables]
-        self._require(all(map(np.array_equal, before, after)), f"have its state of the start after `{name}.reset()`")
+        self._require(all(map(np.array_equal, before, after)), f"have its initial state after `{name}.reset()`")
 
     def _used(self) -> dict[str, tf.Tensor]:
         return self._weighting.used(step=tf.constant(3, tf.int64))
@@ -224,8 +224,8 @@ class _Case:
             idle = np.concatenate([self._rows, np.zeros([1, _SIZE])])
             if self._takes(len(idle)):
                 with_idle = self._update(idle)
-                self._require(bool(np.isfinite(with_idle).all()), "be finite when a head has no gradient")
-                self._same(with_idle, update, "stay the same when a head without gradient joins")
+                self._require(bool(np.isfinite(with_idle).all()), "be finite if a head has no gradient")
+                self._same(with_idle, update, "give the same update when a head without a gradient is added")
             if not order_matters:
                 self._same(self._update(self._rows[::-1]), update, "not depend on the order of the heads")
 
@@ -236,10 +236,10 @@ class _Case:
             fresh = self._built()
             run = tf.function(lambda rows, made=fresh: made.combine([rows])[0], jit_compile=is_compiled)
             mode = "compiled by XLA" if is_compiled else "in a graph"
-            self._same(run(tf.constant(self._rows)).numpy(), update, f"be the same {mode} as outside of one", 1e-5)
+            self._same(run(tf.constant(self._rows)).numpy(), update, f"be the same {mode} as in eager mode", 1e-5)
         if "gradients" not in self._balancer.uses:
             coefficients = self._built().coefficients(tf.constant(self._rows @ self._rows.T))
-            self._require(coefficients.shape == (len(self._rows),), "have one coefficient per head")
+            self._require(coefficients.shape == (len(self._rows),), "return one coefficient per head")
             self._same(coefficients.numpy() @ self._rows, update, "be the same from inner products as from gradients")
 
     def _takes(self, num_heads: int) -> bool:
@@ -270,23 +270,23 @@ def _check_copies(balancer: Balancer, count: int) -> None:
     name = type(balancer).__name__
     one, other = balancer.copy(), balancer.copy()
     if one.get_config() != balancer.get_config():
-        raise AssertionError(f"`{name}.get_config` must give all arguments of the constructor, and only these.")
+        raise AssertionError(f"`{name}.get_config` must return all arguments of the constructor, and only these.")
     other.build((count, _SIZE))
     before = len(other.variables)
     other.build((count, _SIZE))
     if len(other.variables) != before:
         raise AssertionError(
             f"`{name}.build` must do nothing the second time. Received: {len(other.variables)} variables after {before}. "
-            "Create them in `_create_state`, or return where `self.built` holds."
+            "Create them in `_create_state`, or return if `self.built` is True."
         )
     if any(variable.trainable for variable in other.variables):
-        raise AssertionError(f"`{name}` must not have trainable variables. Make them with `trainable=False`.")
+        raise AssertionError(f"`{name}` must not have trainable variables. Create them with `trainable=False`.")
     if not np.array_equal(one(rows).numpy(), other(rows).numpy()):
         raise AssertionError(f"`{name}` must give the same update from equal configurations.")
 
 
 def _zoo(num_heads: int) -> dict[str, np.ndarray]:
-    """Matrices `[num_heads, 12]`, float64 with values that float32 holds, by a label."""
+    """Matrices `[num_heads, 12]` by label, float64 with values that float32 can represent."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(num_heads, _SIZE))
     common = rng.normal(size=_SIZE)
@@ -297,9 +297,9 @@ def _zoo(num_heads: int) -> dict[str, np.ndarray]:
     matrices = {
         "random": rows,
         "conflicting": rng.normal(size=(num_heads, 1)) * common + 0.5 * rows,
-        "lengths from 1e-6 to 1e6": rows * lengths,
-        "very short": rows * 1e-15,
-        "very long": rows * 1e15,
+        "norms from 1e-6 to 1e6": rows * lengths,
+        "very small": rows * 1e-15,
+        "very large": rows * 1e15,
         "equal": np.ones([num_heads, 1]) * common,
         "dependent": rng.normal(size=(num_heads, 1)) * common,
         "one zero": zero_row,

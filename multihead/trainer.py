@@ -1,4 +1,4 @@
-"""`MultiHeadTrainer`: several heads on one encoder, one weighted total loss, one optimizer, Keras's own loop."""
+"""`MultiHeadTrainer`: several heads on one encoder, with one total loss, one optimizer and Keras's own training loop."""
 
 from __future__ import annotations
 
@@ -47,22 +47,24 @@ __all__ = ["MultiHeadTrainer"]
 
 @keras.saving.register_keras_serializable(package="multihead")
 class MultiHeadTrainer(KerasHooks, keras.Model):
-    """Trains several heads on one shared encoder with one weighted total loss and one optimizer.
+    """Trains several heads on one shared encoder with one total loss and one optimizer.
 
-    The update is the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, `k` over heads, `i` over
-    elements (examples, tokens), `s` being sample weights and masks, 0 where there is no label. A balancer rescales what
-    the heads send back into the encoder; the heads' own variables are trained by the plain gradient.
+    A head is a Keras layer or model that reads the encoder's representation and is trained on a loss of its own. The update
+    is the gradient of `sum_k weight_k * (sum_i s_ki * loss_ki) / (sum_i s_ki)`, over heads `k` and elements `i` (examples,
+    tokens), where `s` are sample weights and masks, 0 for missing labels. A weighting changes how much each loss counts, and
+    a balancer how the heads' encoder gradients are combined; the heads' own variables are trained by the plain gradient.
 
     `fit`, `evaluate`, `predict`, callbacks and saving are Keras's own.
 
     Args:
-        encoder: A Keras layer or model, `inputs -> representation`: a tensor or any nest of tensors. Heads receive it
-            with its floating leaves detached; integer and boolean leaves (masks, lengths) pass through.
+        encoder: A Keras layer or model, `inputs -> representation`. The representation is a tensor or any nest of tensors.
+            Heads receive it with its floating-point leaves detached; integer and boolean leaves (masks, lengths) pass
+            through.
         name: Name of the model.
 
     A batch is `(inputs, targets)` or `(inputs, targets, sample_weights)`; `targets` and `sample_weights` are dicts by
-    head name. A head whose key is absent has no labels in that batch; an example labelled `ignore_label`, or NaN, or
-    with a sample weight of 0, has none. A head without any label in an update stays bit for bit as it is.
+    head name. A head without a key has no labels in the batch; a label is also missing if it is `ignore_label` or NaN, or
+    if its sample weight is 0. A head without labels in an update is idle and does not change.
 
     Raises:
         TypeError: `encoder` is not callable.
@@ -79,7 +81,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if not callable(encoder):
             raise TypeError(
                 f"`encoder` must be a Keras layer or model. Received: encoder={encoder!r}. "
-                "Pass what turns the inputs into the representation that the heads read."
+                "Pass a layer or model that converts the inputs to the representation."
             )
         self.encoder = encoder
         self.update_count = add_state(self, "update_count", (), dtype="int64")
@@ -89,7 +91,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._head_modules: dict[str, Any] = {}
         self._heads = Untracked([])
         self._options: CompileOptions | None = None
-        # What data have shown: specs of a batch, what each built head predicts, the leaves of the representation.
+        # Known from data: the specs of a batch, the predictions of each built head, the leaves of the representation.
         self._specs = Untracked(None)
         self._predictions = Untracked({})
         self._num_leaves = 0
@@ -117,25 +119,25 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         ignore_label: int | None = None,
         reads: Any = None,
     ) -> None:
-        """Registers a head. After it, `compile` must be called (again).
+        """Adds a head. Afterwards, `compile` must be called (again).
 
         Args:
             name: The key of the head's targets, sample weights and logs.
-            module: Called `module(representation)`, or, with `teacher_forcing`, `module(representation, targets)` in
+            module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
                 training and evaluation and `module.generate(representation)` in prediction.
-            loss: A Keras loss (name, `Loss` or function of one value per element); see `multihead.losses`.
-            weight: How much the head's loss counts: a number of at least 0, or a function of the count of updates (an
-                int64 scalar) that gives one. At 0 the head is idle.
-            metrics: Keras metrics or their names; logged as `{name}_{metric}`, over labelled elements.
+            loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
+            weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
+                that returns one. With a weight of 0 the head is idle.
+            metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
             teacher_forcing: Whether the module reads its targets.
-            ignore_label: The label of an element that has none; NaN always is one.
-            reads: Which part of the representation the module is given: None for all of it; a key or an index of a dict,
-                tuple or list; a tuple of keys, a path into a nest: `reads=("states", 0)` is
-                `representation["states"][0]`; a list of such, for a list of their parts.
+            ignore_label: The label of elements whose label is missing; NaN always means missing.
+            reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
+                tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
+                `representation["states"][0]`; a list of these: a list of the parts.
 
         Raises:
-            ValueError: There is a head of that name, or an argument is out of its range.
-            TypeError: An argument is of the wrong kind.
+            ValueError: There is already a head with this name, or an argument is out of range.
+            TypeError: An argument has the wrong type.
         """
         head = Head(
             name,
@@ -158,15 +160,15 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._forget()
 
     def drop_head(self, name: str) -> None:
-        """Takes a head away. After it, `compile` must be called again, unless no head is left.
+        """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
 
-        The encoder and the other heads keep every weight; the dropped module keeps its own.
+        The encoder, the other heads and the removed module keep their weights.
 
         Args:
-            name: A head's name; it is free again afterwards.
+            name: The head's name; it can be used again afterwards.
 
         Raises:
-            ValueError: There is no head of that name.
+            ValueError: There is no head with this name.
         """
         check_choice("name", name, list(self.heads))
         unlock(self)
@@ -177,8 +179,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             self._specs.value = (inputs, *({key: each[key] for key in each if key != name} for each in by_head))
         self._forget()
         self._head_modules.pop(name, None)
-        self._head_modules = dict(self._head_modules)  # Keras follows what an attribute is set to, not what it loses
-        self.predict_function = None  # it answers for the dropped head, too
+        self._head_modules = dict(self._head_modules)  # Keras notices a new attribute, but not a removed key
+        self.predict_function = None  # the compiled function still includes the removed head
 
     def compile(
         self,
@@ -197,34 +199,36 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         steps_per_execution: int = 1,
         jit_compile: bool | str | None = None,
     ) -> None:
-        """Says how updates are made.
+        """Configures training.
 
         Args:
-            optimizer: A Keras optimizer or its name. It must not clip or accumulate itself.
-            weighting: Makes one total of the heads' losses: a `multihead.weighting.Weighting` or its name; None is their
-                sum, each times its head's own `weight`. What it learns is trained by the same optimizer, not clipped. One
-                that reads the losses of the update itself costs one encoder backward pass per head with several slices.
-            balancer: Rescales the heads' gradients where they meet: a `multihead.balancing.Balancer` or its name; None
-                is the plain sum.
-            balance_at: `"representation"`: by the gradients at the cut, with one backward pass through the encoder;
-                `"parameters"`: by the gradients of the encoder's parameters, with one pass per head.
-            balance_every: The balancer is asked at every `balance_every`-th update; between, its coefficients are used
-                again.
-            schedule: Which heads train at which update (`multihead.schedules`); None is all of them.
-            clip: Limits the final gradient, once per update (`multihead.clipping`); None leaves it.
-            micro_batches: Cuts each batch into that many slices, processed one after the other, to bound memory; the
-                update is the whole batch's. With a balancer, each slice costs one encoder backward pass per head.
-            accumulate_steps: Makes one update, and one step of Keras, of that many successive batches of whatever shapes;
-                a shorter last window is an update, too. The update is that of all their examples in one batch.
-            telemetry: `"norms"` logs per-head gradient norm, share and coefficient; `"losses"` leaves them out.
+            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself.
+            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None
+                is the sum of the losses times the `weight` of each head. The weighting's variables are trained by the same
+                optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
+                update costs one encoder backward pass per head.
+            balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
+                name; None is the plain sum.
+            balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
+                `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
+            balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
+                between.
+            schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
+            clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
+            micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
+                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
+                head.
+            accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
+                a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
+            telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"losses"` omits them.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
-            jit_compile: As in Keras; None is Keras's own default.
+            jit_compile: As in Keras; None is Keras's default.
 
         Raises:
-            ValueError: There is no head yet, an option is out of its range or names an unknown method or head, or the
-                optimizer is set to clip or to accumulate.
-            TypeError: An option is of the wrong kind.
+            ValueError: There is no head yet, an option is out of range or names an unknown method or head, or the optimizer
+                clips or accumulates gradients.
+            TypeError: An option has the wrong type.
         """
         if not self._heads.value:
             raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
@@ -254,20 +258,20 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     # ------------------------------------------------------------------------------------------- the Keras interface
 
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
-        """Every head's predictions by name; a head with teacher forcing generates.
+        """Every head's predictions by head name; a head with teacher forcing generates.
 
         Args:
-            inputs: What the encoder takes.
-            training: Whether the encoder runs in training mode; heads that generate never do.
+            inputs: The encoder's inputs.
+            training: Whether the encoder runs in training mode; heads always run in inference mode.
         """
         representation = call_module(self.encoder, inputs, training=bool(training))
         return {head.name: head.generate(representation) for head in self._heads.value}
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains; takes what `keras.Model.fit` takes.
+        """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`.
 
         Raises:
-            ValueError: A head has no targets in the data, or the data have targets for something that is no head.
+            ValueError: A head has no targets in the data, or the data have targets for an unknown head.
         """
         options = self._assert_ready("fit")
         arguments = named_arguments(args, kwargs)
@@ -280,13 +284,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             return super().fit(**arguments)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the heads that have targets in the data; takes what `keras.Model.evaluate` takes."""
+        """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
         self._build_for(x, y, kwargs.get("sample_weight"), every_head=False)
         return super().evaluate(x, y, *args, **kwargs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One update, from one batch or from a window of them; Keras calls it."""
+        """One update, from one batch or from a window of batches; called by Keras."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
         spec, logs = self._built()
         saved = snapshot(spec.state)
@@ -297,7 +301,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """Adds one batch to the evaluation; Keras calls it."""
+        """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         spec, logs = self._built()
         labels = read_labels(spec.network, spec.predictions, batch)
@@ -317,24 +321,24 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """All metrics of losses, norms and the heads' own; Keras resets them at every epoch."""
+        """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._logs is None else self._logs.all
 
-    # ------------------------------------------------------------------------------------------- a step, by hand
+    # ------------------------------------------------------------------------------------------- custom training loops
 
     def compute_gradients(self, batch: Any) -> list[tuple[Any, Any]]:
-        """The first half of a step: the balanced, unclipped gradient of the total loss on a batch.
+        """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
             batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
 
         Returns:
-            Pairs of gradient and variable, for every trainable variable: dense tensors or `tf.IndexedSlices`, without
-            loss scaling; None where nothing reaches the variable, in particular for the variables of an idle head (in
-            a graph, where it is not known yet which heads are idle, zeros).
+            Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
+            without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
+            in a graph, where it is not known yet which heads are idle).
 
         Raises:
-            ValueError: The batch has targets for something that is no head.
+            ValueError: The batch has targets for an unknown head.
         """
         self._assert_ready("compute_gradients")
         prepared = self._prepared(batch)
@@ -348,63 +352,63 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return list(zip(gradients, spec.network.variables.all))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
-        """The second half of a step: clips and applies gradients, as one update.
+        """Clips and applies gradients as one update, for a custom training loop.
 
         Args:
-            grads_and_vars: Pairs of gradient and variable, as `compute_gradients` gives them; a variable with None, or
-                left out, stays as it is, and so do its optimizer slots.
+            grads_and_vars: Pairs of gradient and variable, as returned by `compute_gradients`. A variable with None, or
+                without a pair, does not change, and neither do its optimizer slots.
 
         Returns:
-            Whether the update was made: False if a gradient is not finite, or there is none.
+            Whether the update was applied: False if a gradient is not finite, or if there is none.
 
         Raises:
-            ValueError: Nothing was built yet, or a variable is not one of the trainer's.
+            ValueError: The trainer is not built yet, or a variable does not belong to it.
         """
         self._assert_ready("apply_gradients")
         if self._spec is None:
             raise ValueError(
-                "`apply_gradients` needs a trainer whose variables exist. Received: a trainer that has seen no data. "
+                "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
                 "Call `compute_gradients(batch)` or `fit` first."
             )
         given = {id(tensor_variable(variable)): gradient for gradient, variable in grads_and_vars}
         known = [id(tensor_variable(variable)) for variable in self._spec.network.variables.all]
         if not set(given) <= set(known):
             raise ValueError(
-                "`grads_and_vars` must hold the trainer's own trainable variables. Received: "
-                f"{len(set(given) - set(known))} others. Pass the variables that `compute_gradients` gave."
+                "`grads_and_vars` must contain only trainable variables of the trainer. Received: "
+                f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
             )
         gradients = Gradients.of([given.get(key) for key in known], self._spec.network.variables)
         everyone = tf.ones([len(self.heads)], tf.bool)
         return apply_update(self._spec, self.optimizer, gradients, everyone, self.update_count, [])
 
     def diagnose(self, dataset: Any, batches: int = 32) -> Diagnosis:
-        """Measures, without training, what each head does to the encoder, and says what to do.
+        """Measures the heads' gradients without training, and suggests what to change.
 
-        Norms, shares and cosines of the heads' gradients are taken at the representation and at the parameters, in training
-        mode, batch by batch, of all heads whatever the schedule, before balancing; variables and metrics are left as they
-        were.
+        Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
+        batch, in training mode, for all heads regardless of the schedule, and before balancing. Variables and metrics do
+        not change.
 
         Args:
             dataset: A `tf.data.Dataset`, or any iterable, of batches as for `fit`.
-            batches: How many of them to measure, from the first on.
+            batches: The maximum number of batches to measure.
 
         Returns:
-            The figures and findings; `print` it.
+            The measurements and findings; `print` it.
 
         Raises:
             ValueError: There is no batch, or `batches` is below 1.
-            TypeError: `dataset` holds no batches.
+            TypeError: `dataset` is not an iterable of batches.
         """
         self._assert_ready("diagnose")
         limit = check_positive_whole("batches", batches)
         if not isinstance(dataset, Iterable) or isinstance(dataset, tuple):
             raise TypeError(
-                f"`dataset` must be a data set, or a list, of batches. Received: {type(dataset).__name__}. "
-                "Pass what `fit` takes as a data set, or a list with one (inputs, targets) in it."
+                f"`dataset` must be a dataset or a list of batches. Received: {type(dataset).__name__}. "
+                "Pass a dataset as for `fit`, or a list of batches (inputs, targets)."
             )
         prepared = [self._prepared(batch) for batch in itertools.islice(iter(dataset), limit)]
         if not prepared:
-            raise ValueError("`dataset` must hold at least one batch. Received: none. Pass the batches that `fit` takes.")
+            raise ValueError("`dataset` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec, _ = self._built()
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = snapshot([*spec.network.state, *of_metrics])
@@ -426,34 +430,34 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         generate: Callable[[Any], Any] | None = None,
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Writes the encoder and one head as a TensorFlow SavedModel that needs neither this library nor Keras to run.
+        """Exports the encoder and one head as a TensorFlow SavedModel that runs without this library and without Keras.
 
-        It answers in inference mode, by the signature `serving_default`: `tf.saved_model.load(path)
-        .signatures["serving_default"](inputs=...)` gives a dict of tensors. Variables and lookup tables go with it; it
-        runs on a CPU wherever it was written. The trainer stays as it is.
+        The model runs in inference mode, with the signature `serving_default`: `tf.saved_model.load(path)
+        .signatures["serving_default"](inputs=...)` returns a dict of tensors. It includes variables and lookup tables, and
+        runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
             head: The head's name.
-            path: A folder; an older export in it is replaced.
-            preprocess: From what the exported model takes to the encoder's inputs, in TensorFlow operations: a function or
-                a layer, say, one that turns texts into ids. None: the encoder's inputs are taken themselves.
-            inputs: The `tf.TensorSpec` of what the exported model takes, or a nest of them; a spec's name becomes the
-                argument's. None: the encoder's inputs, or with `preprocess` strings, `tf.TensorSpec([None], tf.string)`.
-                The argument is then named `inputs`, or by its key if they are a dict.
-            generate: From what the head reads of the representation to its output, to set how it is generated. None: as in
-                `predict`, `module.generate(representation)` with teacher forcing, else `module(representation)`.
-            postprocess: From the head's output to the exported model's: a tensor, which is named as the head, or a dict of
-                tensors by name. None: the head's output itself.
+            path: A folder; an existing export in it is replaced.
+            preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
+                encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
+            inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
+                name of the argument. None: the encoder's inputs or, with `preprocess`, strings,
+                `tf.TensorSpec([None], tf.string)`; the argument is then named `inputs`, or by its key in a dict.
+            generate: A function from what the head reads of the representation to its output, to control generation. None:
+                as in `predict`, `module.generate(representation)` with teacher forcing, otherwise `module(representation)`.
+            postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
+                name, or a dict of tensors. None: the head's output.
 
         Raises:
-            ValueError: There is no such head, it was not built yet, the path is a file, or what `preprocess` or
-                `postprocess` gives cannot be used.
-            TypeError: An argument is of the wrong kind.
+            ValueError: There is no such head, it is not built yet, the path is a file, or the result of `preprocess` or
+                `postprocess` is invalid.
+            TypeError: An argument has the wrong type.
         """
         check_choice("head", head, list(self.heads))
         if head not in self._predictions.value:
             raise ValueError(
-                f"`head` must have variables to export. Received: head={head!r}, and no data since it was added. "
+                f"`head` must be built before it is exported. Received: head={head!r}, without data since it was added. "
                 "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
         steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
@@ -469,7 +473,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MultiHeadTrainer:
-        """Makes a trainer with its heads out of what `get_config` gave."""
+        """Creates a trainer with its heads from the result of `get_config`."""
         restore = keras.saving.deserialize_keras_object
         trainer = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
         for head in config["heads"]:
@@ -478,11 +482,11 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return trainer
 
     def get_build_config(self) -> dict[str, Any]:
-        """The specs of the batches that the trainer was built on."""
+        """The specs of the batches that the trainer was built for."""
         return {"specs": encode_specs(self._specs.value)}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Creates all variables for batches of the specs that `get_build_config` gave."""
+        """Creates all variables, from the result of `get_build_config`."""
         if config and config.get("specs") is not None:
             self._build(decode_specs(config["specs"]))
 
@@ -493,37 +497,37 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return {"optimizer": serialize(self.optimizer), **{key: serialize(value) for key, value in config.items()}}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles with what `get_compile_config` gave, and creates the optimizer's variables if the trainer is built."""
+        """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
         self.compile(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
         if self._specs.value is not None:
             self._build(self._specs.value)
 
-    # ------------------------------------------------------------------------------------------- inner workings
+    # ------------------------------------------------------------------------------------------- internals
 
     def _assert_ready(self, method: str) -> CompileOptions:
         if self._options is None:
             raise ValueError(
-                f"`{method}` needs a compiled trainer. Received: a trainer that was not compiled since its last "
+                f"`{method}` requires a compiled trainer. Received: a trainer that was not compiled since the last "
                 "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
             )
         return self._options
 
     def _built(self) -> tuple[UpdateSpec, LogMetrics]:
         if self._spec is None or self._logs is None:
-            raise ValueError("The trainer has no variables. Received: no data yet. Show it a batch first.")
+            raise ValueError("The trainer is not built. Received: no data yet. Call `compute_gradients(batch)` first.")
         return self._spec, self._logs
 
     def _forget(self) -> None:
-        """Drops what depends on the heads and on `compile`; the heads' variables stay."""
+        """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
         self._options, self._spec, self._logs = None, None, None
 
     def _step(self) -> tf.Tensor:
-        """The number of updates applied so far, as it is now."""
+        """The number of updates applied so far."""
         return tf.identity(tensor_variable(self.update_count).read_value())
 
     @contextmanager
     def _requiring_every_head(self) -> Iterator[None]:
-        """Within, a batch must have targets for every head."""
+        """A context in which every batch must have targets for all heads."""
         self._wants_every_head = True
         try:
             yield
@@ -534,9 +538,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         absent = [name for name in self.heads if name not in targets]
         if self._wants_every_head and absent:
             raise ValueError(
-                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data, so it "
-                f"would never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(self.heads)}. "
-                "Correct the key, or add targets that are `ignore_label` or NaN where there is no label."
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(self.heads)}. "
+                "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing."
             )
 
     def _prepared(self, batch: Any) -> Batch:
@@ -544,7 +548,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return self._unpack(as_tensors(tuple(part for part in batch if part is not None)))
 
     def _unpack(self, data: Any) -> Batch:
-        """A batch with its keys checked; whatever is not built yet is built for it."""
+        """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         batch = unpack(data, list(self.heads))
         self._check_every_head(batch.targets)
         if self._lacks(batch.targets):
@@ -554,13 +558,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return batch
 
     def _lacks(self, targets: Mapping[str, Any]) -> bool:
-        """Whether something that a batch with these targets needs is not built yet."""
+        """Whether a batch with these targets requires something that is not built yet."""
         return self._spec is None or any(name not in self._predictions.value for name in targets)
 
     def _build_for(self, x: Any, y: Any, sample_weight: Any, *, every_head: bool) -> None:
         specs = specs_of(x, y, sample_weight)
         if specs is None:
-            return  # only the first batch can tell
+            return  # known only from the first batch
         with self._requiring_every_head() if every_head else nullcontext():
             batch = unpack(specs, list(self.heads))
             self._check_every_head(batch.targets)
@@ -568,7 +572,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             self._build(open_batch_size(tuple(batch)))
 
     def _build(self, specs: Any) -> None:
-        """Creates all variables of modules, metrics and, once compiled, methods and the optimizer, for a batch's specs."""
+        """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer."""
         unlock(self)
         batch, heads = Batch(*specs), self._heads.value
         with self.distribute_strategy.scope():
@@ -595,7 +599,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self.built = True
 
     def _latest_logs(self, logs: Any) -> Any:
-        """The figures that a step logged, read again from the metrics: several workers would otherwise be added up."""
+        """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
         if self._logs is None or not isinstance(logs, dict):
             return logs
         results = self._logs.training_logs()

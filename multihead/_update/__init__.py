@@ -1,1 +1,1 @@
-"""One update, a file per stage; `pipeline` gives their order."""
+"""One update, with a file per stage; `pipeline` defines their order."""

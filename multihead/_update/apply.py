@@ -1,4 +1,4 @@
-"""The update boundary: what is applied once, after everything is gathered, reduced and combined."""
+"""Applies an update once, after all gradients are accumulated, reduced and combined."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from multihead._update.network import Gradients, Ownership
 from multihead._update.spec import UpdateSpec
 
 Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
-"""Variables with the values to put back if an update is skipped."""
+"""Variables with the values to restore if an update is skipped."""
 
 
 def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Tensor]]:
-    """Variables with their values as they are now."""
+    """Variables with their current values."""
     return [(variable, tf.identity(variable.read_value())) for variable in variables]
 
 
 def apply_once(
     spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
 ) -> tf.Tensor:
-    """Applies one update, or skips it whole if a gradient is not finite or no head is active.
+    """Applies one update, or skips it completely if a gradient is not finite or no head is active.
 
-    An idle head's variables and slots are put back as they were: a zero gradient would move them under momentum, Adam
-    or weight decay.
+    The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
+    gradient is zero.
 
     Args:
-        spec: The network, and who owns its variables.
+        spec: The network and the ownership of its variables.
         optimizer: The built optimizer.
         gradients: The gradients of the network's variables, reduced and clipped, without loss scaling.
         active: `[num_heads]` booleans.
         counter: The number of updates applied so far, incremented if the update is applied.
-        saved: What to put back if the update is skipped.
+        saved: The values to restore if the update is skipped.
 
     Returns:
         Whether the update was applied, a boolean scalar.
@@ -43,12 +43,12 @@ def apply_once(
     pairs = [(gradient, v) for gradient, v in zip(gradients.all, spec.network.variables.all) if gradient is not None]
     if not pairs:
         return tf.constant(False)
-    # Keras 3's optimizers square the summands of a row that occurs twice, not their sum: it must occur once.
+    # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [deduplicate(gradient) for gradient, _ in pairs]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
     targets, state = [variable for _, variable in pairs], [variable for variable, _ in saved]
     once = _Once(optimizer, targets, spec.ownership, counter, state)
-    # A condition around an optimizer must be outside of the replicas: inside, its branches could not synchronize.
+    # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     tf.distribute.get_replica_context().merge_call(
         once.apply_or_skip, args=(present, finite, active, [value for _, value in saved])
     )
@@ -70,7 +70,7 @@ class _Once:
     def apply_or_skip(
         self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, saved: Any
     ) -> None:
-        """Applies the gradients where they are finite and a head is active; otherwise puts the saved values back."""
+        """Applies the gradients if they are finite and a head is active; otherwise restores the saved values."""
 
         def apply() -> tf.Tensor:
             tf.cond(

@@ -1,6 +1,6 @@
-"""One micro-batch, forwards and backwards: every head's loss, its own gradients, and its gradients for the encoder.
+"""Forward and backward pass of one micro-batch: each head's loss, its own gradients, and its encoder gradients.
 
-The result is a plain sum over the micro-batch's elements, already divided by the counts of the whole update, so
+The results are sums over the micro-batch's elements, already divided by the counts of the whole update, so that
 micro-batches add up.
 """
 
@@ -20,10 +20,10 @@ from multihead._update.representation import DetachedRepresentation, Representat
 
 
 class LossFactors(NamedTuple):
-    """What the losses of a micro-batch are multiplied by.
+    """The factors of the losses of a micro-batch.
 
     Attributes:
-        heads: `[num_heads]`: weight over count of the whole update for an active head, 0 for an idle one.
+        heads: `[num_heads]`: weight divided by the count of the whole update for an active head, 0 for an idle one.
         added: For losses that count once per update: the micro-batch's fraction of the update's examples.
         scale: The factor of loss scaling, or None.
     """
@@ -34,12 +34,12 @@ class LossFactors(NamedTuple):
 
 
 class LossGradients(NamedTuple):
-    """The gradients of one loss of one head, in float32, without loss scaling; None where the loss does not depend on it.
+    """The gradients of one loss of one head, in float32, without loss scaling; None where there is no gradient.
 
     Attributes:
-        representation: One dense tensor per floating leaf of the representation.
-        own: One per variable of the head alone.
-        shared: One per variable of the encoder that the head's module holds, too.
+        representation: One dense tensor per floating-point leaf of the representation.
+        own: One per variable that belongs only to the head.
+        shared: One per variable of the encoder that the head's module also contains.
     """
 
     representation: list[tf.Tensor | None]
@@ -48,11 +48,11 @@ class LossGradients(NamedTuple):
 
 
 class HeadGradients(NamedTuple):
-    """One head on one micro-batch.
+    """Losses and gradients of one head on one micro-batch.
 
     Attributes:
         loss_sum: `sum_i s_i * loss_i`, float32.
-        added_loss: The sum of its regularisation and `add_loss` losses times the micro-batch's factor, float32.
+        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32.
         of_loss: The gradients of the loss sum times the head's factor.
         of_added: The gradients of `added_loss`.
     """
@@ -64,7 +64,7 @@ class HeadGradients(NamedTuple):
 
 
 class Balanced(NamedTuple):
-    """What a balancer answered at the representation.
+    """The result of a balancer at the representation.
 
     Attributes:
         coefficients: `[num_heads]`; 0 for idle heads.
@@ -76,13 +76,13 @@ class Balanced(NamedTuple):
 
 
 class CombinedAtRepresentation(NamedTuple):
-    """The heads combined at the representation, before the encoder's backward pass.
+    """The heads' representation gradients, combined before the encoder's backward pass.
 
     Attributes:
         gradients: The combined gradient, one tensor per leaf or None.
-        factors: `[num_heads]`: what each head's gradient was multiplied by.
-        gramian: What was measured on this replica, `[num_heads, num_heads]`, or None.
-        balanced: What a balancer answered, or None for the plain sum.
+        factors: `[num_heads]`: the factor of each head's gradient.
+        gramian: The inner products measured on this replica, `[num_heads, num_heads]`, or None.
+        balanced: The result of the balancer, or None for the plain sum.
     """
 
     gradients: list[tf.Tensor | None]
@@ -92,26 +92,26 @@ class CombinedAtRepresentation(NamedTuple):
 
 
 Combine = Callable[[RepresentationGradients, tf.Tensor], CombinedAtRepresentation]
-"""Combines the heads at the representation, from their gradients there and their `[num_heads]` loss sums."""
+"""Combines the representation gradients, given these and the `[num_heads]` loss sums."""
 
 Measure = Callable[[RepresentationGradients], tf.Tensor]
-"""Inner products of the heads' gradients at the representation, `[num_heads, num_heads]`, or only their diagonal."""
+"""Computes the inner products of the representation gradients, `[num_heads, num_heads]`, or only their diagonal."""
 
 
 class MicroBatchGradients(NamedTuple):
     """The sums that a micro-batch contributes to an update.
 
     Attributes:
-        loss_sums: `[num_heads]`, not divided.
+        loss_sums: `[num_heads]` loss sums, not divided by counts.
         counts: `[num_heads]` counts of labelled elements.
-        added_loss: Regularisation and `add_loss` losses, times the micro-batch's factor.
-        own: For each head the gradients of its loss, one per variable of its own.
-        added_own: The same of the losses that its module added.
-        encoder: One gradient per encoder variable: the combined gradient and that of all added losses; of added losses
-            alone where the heads are not combined yet.
-        per_head: For each head one gradient of its loss per encoder variable; empty where the heads are combined.
-        gramian: What was measured at the representation, `[num_heads, num_heads]`, or None.
-        balanced: What a balancer answered at the representation, or None.
+        added_loss: Regularization and `add_loss` losses, times the micro-batch's factor.
+        own: For each head, the gradients of its loss with respect to its own variables.
+        added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
+        encoder: One gradient per encoder variable: of the combined losses and all added losses, or, while the heads are
+            not combined yet, of the added losses only.
+        per_head: For each head, one gradient of its loss per encoder variable; empty if the heads are combined.
+        gramian: Inner products measured at the representation, `[num_heads, num_heads]`, or None.
+        balanced: The result of a balancer at the representation, or None.
     """
 
     loss_sums: tf.Tensor
@@ -126,12 +126,12 @@ class MicroBatchGradients(NamedTuple):
 
     @classmethod
     def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool) -> MicroBatchGradients:
-        """The dense shape of every sum, for a micro-batch without examples.
+        """The dense shapes of all sums, for a micro-batch without examples.
 
         Args:
             network: The network.
             is_combined: Whether the heads are combined in every micro-batch.
-            is_measured: Whether something is measured at the representation.
+            is_measured: Whether inner products are measured at the representation.
         """
 
         def of(variables: Sequence[Any]) -> list[Any]:
@@ -146,11 +146,11 @@ class MicroBatchGradients(NamedTuple):
         return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
-        """The gradients of `network.variables.heads`, those of several heads for one variable added up.
+        """The gradients of `network.variables.heads`; where heads share a variable, their gradients are added.
 
         Args:
             network: The network.
-            factors: `[num_heads]` factors that the heads' gradients still lack, or None.
+            factors: `[num_heads]` loss-dependent factors of the heads' gradients, or None.
         """
         totals: list[Gradient] = [None] * len(network.variables.heads)
         for k, positions in enumerate(network.own):
@@ -165,12 +165,12 @@ def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 class Encoded(NamedTuple):
-    """The encoder run on a micro-batch.
+    """The encoder's forward pass on a micro-batch.
 
     Attributes:
-        tape: Recorded the run.
-        representation: What it returned, detached.
-        losses: Its regularisation and `add_loss` losses.
+        tape: The tape that recorded it.
+        representation: The detached representation.
+        losses: The encoder's regularization and `add_loss` losses.
         added_loss: Their sum, float32.
     """
 
@@ -181,7 +181,7 @@ class Encoded(NamedTuple):
 
 
 def encode(network: Network, inputs: Any, *, persistent: bool) -> Encoded:
-    """Runs the encoder; with `persistent`, `encoder_gradients` can be called several times."""
+    """Runs the encoder; with `persistent`, `encoder_gradients` can be called more than once."""
     with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
         tape.watch(network.encoder_tensors)
         representation = call_module(network.encoder, inputs, training=True)
@@ -193,7 +193,7 @@ def encode(network: Network, inputs: Any, *, persistent: bool) -> Encoded:
 def encoder_gradients(
     network: Network, encoded: Encoded, gradients: Sequence[tf.Tensor | None], factors: LossFactors, *, with_added: bool
 ) -> list[Gradient]:
-    """The encoder's backward pass: from one gradient per leaf and, if asked for, the encoder's added losses."""
+    """The encoder's backward pass, from one gradient per leaf and, if `with_added`, the encoder's added losses."""
     variables = network.encoder_tensors
     scale = tf.ones([]) if factors.scale is None else factors.scale
     pairs = [
@@ -213,7 +213,7 @@ def encoder_gradients(
 def head_gradients(
     network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
 ) -> HeadGradients:
-    """Runs one head forwards and backwards, down to the representation, and updates its metrics.
+    """Forward and backward pass of one head, down to the representation; also updates the head's metrics.
 
     Raises:
         ValueError: The head's loss has no gradient with respect to the representation.
@@ -226,7 +226,7 @@ def head_gradients(
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
         added_losses = head.added_losses
         added_loss = _sum(added_losses)
-    # The added losses count once per update, unweighted, but not for an idle head.
+    # Added losses count once per update, without a weight, but not for an idle head.
     added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
@@ -245,8 +245,8 @@ def head_gradients(
     if all(gradient is None for gradient in of_loss.representation) and not shared:
         raise ValueError(
             f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
-            "respect to any of the encoder's floating outputs. Let the module read them, without `stop_gradient` and "
-            "without operations that have no gradient."
+            "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
+            "and operations that have no gradient."
         )
     return HeadGradients(loss_sum, added_loss * added_factor, of_loss, of_added)
 
@@ -259,7 +259,7 @@ def head_gradients_if(
     labels: Labels,
     factors: LossFactors,
 ) -> HeadGradients:
-    """`head_gradients` if the head is active; otherwise nothing of it is computed and all its sums are zero."""
+    """`head_gradients` if the head is active; otherwise nothing is computed, and all sums are zero."""
     sources = (representation.leaves, network.own_tensors(k), network.shared_tensors(k))
     of_loss = LossGradients(*([tf.shape(source) for source in group] for group in sources))
     scalar = tf.zeros([0], tf.int32)
@@ -301,17 +301,17 @@ def micro_batch_gradients(
     combine: Combine | None,
     measure: Measure | None,
 ) -> MicroBatchGradients:
-    """Runs a micro-batch through the encoder, every head that has labels, and back.
+    """Forward and backward pass of a micro-batch through the encoder and every head with labels.
 
     Args:
         network: The encoder and the heads.
         micro_batch: Inputs and labels.
-        factors: What to multiply the losses by.
+        factors: The factors of the losses.
         active: `[num_heads]` booleans.
-        conditional: For each head whether it is computed only if it is active.
+        conditional: For each head, whether it is computed only if it is active.
         combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
-            asks for the encoder's gradients of each head.
-        measure: What to measure at the representation where `combine` is None; None is nothing.
+            computes the encoder gradients of each head.
+        measure: Computes inner products at the representation if `combine` is None; or None.
     """
     encoded = encode(network, micro_batch.inputs, persistent=combine is None)
     representation = encoded.representation
@@ -335,7 +335,7 @@ def micro_batch_gradients(
     for k, head in enumerate(heads):
         if head is None:
             continue
-        # Variables of the encoder that the head's module holds, too.
+        # Variables of the encoder that the head's module also contains.
         for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
             if combined is None:
                 per_head[k][i] = added(per_head[k][i], of_loss)

@@ -20,21 +20,21 @@ class Batch(NamedTuple):
 
 
 def unpack(data: Any, head_names: Sequence[str]) -> Batch:
-    """Takes a batch apart and checks its keys against the heads.
+    """Splits a batch into its parts and checks their keys against the heads.
 
     Args:
         data: `(inputs, targets)` or `(inputs, targets, sample_weights)`. With a single head, its targets and weights
-            may stand there without a dict.
+            need not be in a dict.
         head_names: The registered heads.
 
     Raises:
-        ValueError: There are no targets, or targets or weights are keyed by something that is no head.
+        ValueError: There are no targets, or a key of the targets or weights is not the name of a head.
     """
     inputs, targets, sample_weights = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
     if targets is None:
         raise ValueError(
             "A batch must be (inputs, targets) or (inputs, targets, sample_weights) for training and evaluation. "
-            f"Received: a batch without targets. Give targets as a dict by head name; the heads are {quoted(head_names)}."
+            f"Received: a batch without targets. Pass targets as a dict by head name; the heads are {quoted(head_names)}."
         )
     named_targets = _by_head("targets", targets, head_names)
     named_weights = {} if sample_weights is None else _by_head("sample_weights", sample_weights, head_names)
@@ -45,7 +45,7 @@ def _by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str,
     if not isinstance(values, Mapping):
         if len(head_names) != 1:
             raise ValueError(
-                f"`{argument}` must be a dict by head name, since there are several heads. "
+                f"`{argument}` must be a dict by head name if there are several heads. "
                 f"Received: {type(values).__name__}; the heads are {quoted(head_names)}. "
                 f"Pass {{{head_names[0]!r}: ...}}."
             )
@@ -55,19 +55,19 @@ def _by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str,
 
 
 def batch_size(nest: Any) -> tf.Tensor:
-    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
+    """The number of examples in a nest of tensors with the same first axis, an int32 scalar."""
     return tf.shape(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))[0]
 
 
 def as_tensors(nest: Any) -> Any:
-    """Converts arrays and numbers in a nest to tensors."""
+    """Converts the arrays and numbers in a nest to tensors."""
     return tf.nest.map_structure(tf.convert_to_tensor, nest)
 
 
 def specs_of(x: Any, y: Any, sample_weight: Any) -> Any | None:
-    """The specs of the batches that `fit(x, y, sample_weight)` will see, or None if only the data itself can tell.
+    """The specs of the batches that `fit(x, y, sample_weight)` will see; None if they are known only from the data.
 
-    Batch sizes are left open; other sizes too where the data say so.
+    Batch sizes are None, and so are other sizes that vary.
     """
     if y is None and hasattr(x, "element_spec"):
         return tf.nest.map_structure(spec_of_one_replica, x.element_spec)
@@ -82,12 +82,12 @@ def _array_spec(array: Any) -> tf.TensorSpec:
 
 
 def open_batch_size(nest: Any) -> Any:
-    """The specs of a nest of tensors or specs, with the first axis left open."""
+    """The specs of a nest of tensors or specs, with None as the size of the first axis."""
     return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), nest)
 
 
 def encode_specs(specs: Any) -> Any:
-    """Specs as what JSON can hold: tuples and lists are marked, a spec is its shape and dtype."""
+    """Converts specs to JSON data: tuples and lists are marked, a spec becomes its shape and dtype."""
     if isinstance(specs, tf.TensorSpec):
         return {"spec": [specs.shape.as_list(), specs.dtype.name]}
     if isinstance(specs, Mapping):

@@ -1,8 +1,9 @@
-"""From the heads' gradients to the encoder's: the plain sum, or balanced at the representation or at the parameters.
+"""Combines the heads' encoder gradients into one: plain sum, or balanced at the representation or at the parameters.
 
 Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. With one
-micro-batch the coefficients are known before the encoder's backward pass, and one pass is enough. With several, the inner
-products at the representation are complete only after the last, so each brings the encoder's gradient of every head.
+micro-batch, the coefficients are known before the encoder's backward pass, and one such pass is enough. With several, the
+inner products at the representation are complete only after the last one, so each micro-batch computes the encoder
+gradient of every head.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from multihead._update.weights import LossWeights
 
 
 class HeadsAtStep(NamedTuple):
-    """What is known of the heads before an update's gradients.
+    """The heads in one update, before its gradients are known.
 
     Attributes:
         step: The number of updates applied so far, an int64 scalar.
@@ -39,14 +40,14 @@ class HeadsAtStep(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """The heads' encoder gradients as one, over all micro-batches and replicas.
+    """The combined encoder gradient, over all micro-batches and replicas.
 
     Attributes:
         gradients: One per encoder variable, or None.
         coefficients: `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads.
-        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients where they are combined; perhaps
-            only the diagonal, or None.
-        at_representation: The same at the representation.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are
+            combined; possibly only the diagonal, or None.
+        at_representation: The inner products at the representation; possibly only the diagonal, or None.
     """
 
     gradients: list[Gradient]
@@ -56,7 +57,7 @@ class Combined(NamedTuple):
 
     @property
     def norms(self) -> tf.Tensor | None:
-        """`[num_heads]` norms of the heads' weighted gradients where they are combined, or None."""
+        """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
 
 
@@ -64,17 +65,20 @@ class Combiner(ABC):
     """Combines the heads in one update.
 
     Attributes:
-        measure: What to measure at the representation in each micro-batch whose heads are not combined early, or None.
-        num_folds: How many folds of the data `combine` needs apart.
+        measure: Computes inner products at the representation in each micro-batch that is not combined early; or None.
+        num_folds: The number of folds of the data for which `combine` needs separate sums.
     """
 
     measure: Measure | None = None
     num_folds: int = 1
 
     def combine_early(self, num_micro_batches: int) -> Combine | None:
-        """What combines the heads inside each of so many micro-batches, before the encoder's backward pass.
+        """The function that combines the heads inside a micro-batch, before the encoder's backward pass.
 
-        None where they can be combined only after the last micro-batch; then the encoder's gradient of each head is needed.
+        None if they can be combined only after the last micro-batch, which requires each head's encoder gradient.
+
+        Args:
+            num_micro_batches: The number of micro-batches in the update.
         """
         return None
 
@@ -83,18 +87,18 @@ class Combiner(ABC):
         """Combines the heads over all micro-batches and replicas.
 
         Args:
-            gathered: The sums of this replica's micro-batches.
-            folds: The same, for each fold of the data apart.
+            gathered: The sums over this replica's micro-batches.
+            folds: The sums over each fold of them.
         """
 
 
 class SumHeads(Combiner):
-    """The plain sum: every active head's coefficient is 1.
+    """The plain sum: the coefficient of every active head is 1.
 
     Args:
         network: The encoder and the heads.
-        measure: What to measure at the representation, or None.
-        heads: What is known of the heads.
+        measure: Computes inner products at the representation, or None.
+        heads: The heads in this update.
     """
 
     def __init__(self, network: Network, measure: Measure | None, heads: HeadsAtStep) -> None:
@@ -120,12 +124,12 @@ class SumHeads(Combiner):
 
 
 class BalanceAtRepresentation(Combiner):
-    """Coefficients from the inner products of the heads' gradients at the representation.
+    """A balancer on the representation gradients.
 
     Args:
         network: The encoder and the heads.
         balancer: The balancer.
-        heads: What is known of the heads.
+        heads: The heads in this update.
     """
 
     measure = staticmethod(RepresentationGradients.gramian)
@@ -162,13 +166,13 @@ class BalanceAtRepresentation(Combiner):
 
 
 class BalanceAtParameters(Combiner):
-    """A balancer on the heads' gradients of the encoder's parameters.
+    """A balancer on the gradients of the encoder's parameters.
 
     Args:
         network: The encoder and the heads.
         balancer: The balancer.
-        measure: What to measure at the representation, or None.
-        heads: What is known of the heads.
+        measure: Computes inner products at the representation, or None.
+        heads: The heads in this update.
     """
 
     def __init__(self, network: Network, balancer: Any, measure: Measure | None, heads: HeadsAtStep) -> None:
@@ -200,15 +204,15 @@ class BalanceAtParameters(Combiner):
         return Combined(encoder, coefficients, products, at_representation)
 
     def _between_folds(self, folds: Sequence[MicroBatchGradients], rows: Sequence[list[Gradient]]) -> tf.Tensor:
-        """The mean inner products of the heads' gradients on one fold of the data with those on another.
+        """The mean inner products of the heads' gradients on different folds of the data.
 
         Args:
             folds: The sums of each fold on this replica.
             rows: Each head's gradients over all folds and replicas.
 
         Returns:
-            `[num_heads, num_heads]` float64, symmetric: the mean over ordered pairs of different folds of the inner
-            products of the gradients of the folds' mean losses; for heads that no such pair has labels for, that of `rows`.
+            `[num_heads, num_heads]` float64, symmetric: inner products of the gradients of the folds' mean losses, averaged
+            over ordered pairs of different folds. For heads without labels in any such pair, inner products of `rows`.
         """
         num_heads = len(rows)
         counts = _replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
@@ -236,11 +240,11 @@ def _coefficients(
 def _combine_rows(
     balancer: Any, heads: HeadsAtStep, matrices: Sequence[Rows | None], products: tf.Tensor, loss_sums: tf.Tensor
 ) -> tuple[list[Gradient], tf.Tensor]:
-    """Combines the heads by a method that needs the gradients themselves.
+    """Combines the heads with a method that needs the gradients themselves.
 
     Returns:
-        One gradient per matrix (None for None), and `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>` that describe the
-        combined `d`.
+        One gradient per matrix (None for None), and the `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>` of the combined
+        gradient `d`.
     """
     present = [matrix for matrix in matrices if matrix is not None]
     if not present:
@@ -256,7 +260,7 @@ def _combine_rows(
 
 
 def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
-    """The inner products of rows times a factor each, from those of the rows; unchanged for None."""
+    """The inner products of rows after each row is multiplied by its factor; unchanged for None."""
     if factors is None:
         return products
     wide = tf.cast(factors, tf.float64)
@@ -266,7 +270,7 @@ def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
 def _plus_heads(
     total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None
 ) -> list[Gradient]:
-    """A list of gradients plus each head's times its factor; None for factors of 1."""
+    """Adds each head's gradients, multiplied by its factor, to a list of gradients; None means factors of 1."""
     total = list(total)
     for k, row in enumerate(rows):
         total = [added(a, b if factors is None else scaled(b, factors[k])) for a, b in zip(total, row)]
@@ -274,13 +278,13 @@ def _plus_heads(
 
 
 def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:
-    """`[num_heads, num_heads]` inner products of the heads' gradients of some variables."""
+    """`[num_heads, num_heads]` inner products of the heads' gradients of the same variables."""
     matrices = [as_rows(column) for column in zip(*rows)]
     return gramian([matrix.values for matrix in matrices if matrix is not None], len(rows))
 
 
 def _cross_products(first: Sequence[list[Gradient]], second: Sequence[list[Gradient]]) -> tf.Tensor:
-    """`[num_heads, num_heads]` inner products of the heads' gradients of some variables with others of the same."""
+    """`[num_heads, num_heads]` inner products between two sets of the heads' gradients of the same variables."""
     num_heads = len(first)
     total = tf.zeros([num_heads, num_heads], tf.float64)
     for column in zip(*first, *second):
@@ -292,7 +296,7 @@ def _cross_products(first: Sequence[list[Gradient]], second: Sequence[list[Gradi
 
 
 def _dense_rows(rows: Sequence[list[Gradient]], variables: Sequence[tf.Variable]) -> list[Rows]:
-    """The heads' gradients as dense matrices, zeros for None: methods that keep state per parameter need them so."""
+    """The heads' gradients as dense matrices with zeros for None, as methods with state per parameter need them."""
     dense = [
         [tf.zeros(v.shape, tf.float32) if g is None else tf.convert_to_tensor(g) for g, v in zip(row, variables)]
         for row in rows

@@ -1,4 +1,4 @@
-"""Labels: which elements of a batch have one, how much each counts, and how many there are in the whole update."""
+"""Labels: which elements of a batch have one, how much each counts, and their number in the whole update."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from multihead._update.representation import DetachedRepresentation
 
 
 class Predictions(NamedTuple):
-    """What is known of a head's predictions before any data are seen.
+    """Properties of a head's predictions, known before any data.
 
     Attributes:
         rank: Their rank.
-        masked: Whether Keras masks them.
-        leaves: For each floating leaf of the representation whether they depend on it.
+        masked: Whether they carry a Keras mask.
+        leaves: For each floating-point leaf of the representation, whether they depend on it.
     """
 
     rank: int
@@ -36,14 +36,14 @@ def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
 
 
 class Labels(NamedTuple):
-    """A head's labels: targets without missing values, and the weight of each element (0: no label)."""
+    """A head's labels: targets without missing values, and the weight of each element (0 if its label is missing)."""
 
     targets: tf.Tensor
     weights: tf.Tensor
 
 
 def read_labels(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[Labels | None]:
-    """Each head's labels in a batch, or None for a head without targets in it.
+    """Each head's labels in a batch; None for a head without targets in the batch.
 
     Args:
         network: The encoder and the heads.
@@ -62,9 +62,9 @@ def read_labels(network: Network, predictions: Sequence[Predictions], batch: Bat
 
 
 def _prediction_masks(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[tf.Tensor | None]:
-    """The Keras masks of predictions that carry one, so that elements can be counted before the heads run.
+    """The Keras masks of the predictions, so that elements can be counted before the heads run.
 
-    Only the masks are read, so in a graph nothing else of these calls is ever computed.
+    Only the masks are used, so a graph computes nothing else of these calls.
     """
     masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
     if not any(masked):
@@ -84,11 +84,11 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
 def count_over_replicas(
     batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What the losses of an update are divided by.
+    """Counts labelled elements and examples: the denominators of an update's losses.
 
     Args:
         batches: The update's batches on this replica.
-        labels: Each head's labels in each of them.
+        labels: Each head's labels in each batch.
 
     Returns:
         `[num_heads]` counts of labelled elements, and the number of examples, float32, over all batches and replicas.

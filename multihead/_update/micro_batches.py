@@ -1,7 +1,7 @@
-"""Micro-batches: one batch in parts, processed one after the other in the memory of one.
+"""Micro-batches: a batch split into parts that are processed one after another, in the memory of one part.
 
-Each element's loss is divided by the count of the whole update, so the gradients of micro-batches add up to those of all
-examples in one batch, however unequal they are.
+Each element's loss is divided by the count of the whole update. The gradients of micro-batches therefore add up to those
+of all examples in one batch, even if the micro-batches differ in size.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def split(
 
     Args:
         batches: The batches of one update.
-        labels: Each head's labels in each of them.
-        num_micro_batches: How many per batch. With fewer examples than that, some are empty.
-        num_folds: How many micro-batches there must be at least.
+        labels: Each head's labels in each batch.
+        num_micro_batches: Micro-batches per batch. With fewer examples than that, some are empty.
+        num_folds: The minimum total number of micro-batches.
     """
     if len(batches) * num_micro_batches < num_folds:
         num_micro_batches = num_folds
@@ -64,14 +64,16 @@ def plus(first: Any, second: Any) -> Any:
 def accumulate(
     compute: Callable[[MicroBatch], Any], micro_batches: Sequence[MicroBatch], shapes: Any, num_folds: int = 1
 ) -> list[Any]:
-    """Adds up what `compute` gives for each micro-batch; one begins only when the one before is done and added.
+    """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
 
     Args:
         compute: From a micro-batch to a nest of sums. It is traced once, as one function, so that the intermediate
-            values of a micro-batch are gone before the next begins.
-        micro_batches: The micro-batches. An empty one is left out: layers such as batch normalization cannot take it.
-        shapes: A nest of the result's structure with each tensor's dense shape, or None for what is always None.
-        num_folds: How many sums to keep apart: micro-batch `i` goes to sum `i mod num_folds`.
+            values of a micro-batch are released before the next one starts.
+        micro_batches: The micro-batches. Empty ones are skipped, because layers such as batch normalization cannot
+            handle them.
+        shapes: A nest of the result's structure with the dense shape of each tensor; None where the result is always
+            None.
+        num_folds: Number of separate sums: micro-batch `i` is added to sum `i mod num_folds`.
 
     Returns:
         One nest of sums per fold.
@@ -90,7 +92,7 @@ def accumulate(
             compute_if_any,
             reduce_retracing=True,
             autograph=AUTOGRAPH,
-            # One body for all: a copy for each micro-batch in one graph would cost more memory than it saves.
+            # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
             experimental_attributes={"_noinline": True},
         )
     )
@@ -98,7 +100,7 @@ def accumulate(
     for i, micro_batch in enumerate(micro_batches):
         before = [t for t in tf.nest.flatten(folds, expand_composites=True) if t is not None]
         with tf.control_dependencies(before):
-            # The micro-batch's own tensors must wait, too: a function runs its parts as soon as their inputs are there.
+            # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
             micro_batch = tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), micro_batch)
             sums = tf.nest.pack_sequence_as(shapes, traced(micro_batch))
         fold = i % num_folds

@@ -1,4 +1,4 @@
-"""The network that an update trains: the encoder, the heads, their variables, and which heads train which of them."""
+"""The network that an update trains: the encoder, the heads, their variables, and which heads train which variables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from multihead.heads import Head
 
 
 class Variables(NamedTuple):
-    """Trainable variables, each once, by who they belong to.
+    """Trainable variables by owner, each of them once.
 
     Attributes:
-        encoder: The encoder's.
-        heads: The heads' own: what the encoder does not hold.
-        weighting: What the weighting learns.
+        encoder: Variables of the encoder.
+        heads: Variables of the heads that are not variables of the encoder.
+        weighting: Variables of the weighting.
     """
 
     encoder: list[Any]
@@ -27,12 +27,12 @@ class Variables(NamedTuple):
 
     @property
     def all(self) -> list[Any]:
-        """All of them, in this order."""
+        """All variables, in this order."""
         return [*self.encoder, *self.heads, *self.weighting]
 
 
 class Gradients(NamedTuple):
-    """One gradient per variable of a network, or None where nothing reaches it; as `Variables`."""
+    """One gradient per variable of a network, grouped as in `Variables`; None if no loss depends on the variable."""
 
     encoder: list[Gradient]
     heads: list[Gradient]
@@ -40,12 +40,12 @@ class Gradients(NamedTuple):
 
     @property
     def of_losses(self) -> list[Gradient]:
-        """Those of the encoder and the heads: what is clipped."""
+        """The gradients of the encoder and the heads, which are clipped."""
         return [*self.encoder, *self.heads]
 
     @property
     def all(self) -> list[Gradient]:
-        """All of them, in the order of `Variables.all`."""
+        """All gradients, in the order of `Variables.all`."""
         return [*self.encoder, *self.heads, *self.weighting]
 
     @classmethod
@@ -58,15 +58,15 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """The encoder, the heads and the variables that they train.
+    """The encoder, the heads and their trainable variables.
 
     Attributes:
         encoder: The shared encoder.
         heads: The heads, in the order in which they were added.
         variables: All trainable variables.
-        own: For each head the positions of its variables in `variables.heads`; several heads may share one.
-        shared: For each head the positions of variables in `variables.encoder` that its module holds, too.
-        learned_by: For each of `variables.weighting` the heads that train it.
+        own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable.
+        shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
+        learned_by: For each variable in `variables.weighting`, the heads that train it.
     """
 
     encoder: Any
@@ -78,7 +78,7 @@ class Network:
 
     @classmethod
     def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
-        """Collects the trainable variables of built modules and of a built weighting (None: there is none)."""
+        """Collects the trainable variables of built modules and of a built weighting, if any."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
         of_heads: list[Any] = []
@@ -103,33 +103,33 @@ class Network:
         return [tensor_variable(variable) for variable in self.variables.encoder]
 
     def own_tensors(self, k: int) -> list[tf.Variable]:
-        """The TensorFlow variables of head `k` alone."""
+        """The TensorFlow variables of head `k` that the encoder does not contain."""
         return [tensor_variable(self.variables.heads[i]) for i in self.own[k]]
 
     def shared_tensors(self, k: int) -> list[tf.Variable]:
-        """The TensorFlow variables of the encoder that the module of head `k` holds, too."""
+        """The TensorFlow variables of the encoder that the module of head `k` also contains."""
         return [tensor_variable(self.variables.encoder[i]) for i in self.shared[k]]
 
     def state_of(self, k: int) -> list[tf.Variable]:
-        """What running the module of head `k` in training mode may change: moving averages and the like."""
+        """The variables that a forward pass of head `k` in training mode may change, such as moving averages."""
         return _state(self.heads[k].module)
 
     @property
     def state(self) -> list[tf.Variable]:
-        """What running the encoder and the heads in training mode may change."""
+        """The variables that a forward pass of the encoder and the heads in training mode may change."""
         found = [*_state(self.encoder), *(v for k in range(len(self.heads)) for v in self.state_of(k))]
         return list({id(variable): variable for variable in found}.values())
 
     @property
     def owners(self) -> list[list[int]]:
-        """For each of `variables.all` the heads that train it: all of them for the encoder's."""
+        """For each variable in `variables.all`, the heads that train it; all heads for those of the encoder."""
         everyone = list(range(len(self.heads)))
         of_heads = [[k for k in everyone if i in self.own[k]] for i in range(len(self.variables.heads))]
         return [*(everyone for _ in self.variables.encoder), *of_heads, *self.learned_by]
 
 
 class Ownership(NamedTuple):
-    """Variables that idle heads must leave as they are: grouped by the heads that train them.
+    """The variables that must not change while their heads are idle, grouped by these heads.
 
     Attributes:
         groups: Pairs of head positions and the variables (with their optimizer slots) that only these heads train.
@@ -139,11 +139,11 @@ class Ownership(NamedTuple):
 
     @classmethod
     def of(cls, network: Network, slots: Sequence[Sequence[Any]]) -> Ownership:
-        """Groups all variables but the encoder's, which are trained whenever there is an update at all.
+        """Groups all variables except the encoder's, which every update trains.
 
         Args:
             network: The network.
-            slots: For each of its variables the optimizer's slots.
+            slots: The optimizer slots of each of its variables.
         """
         groups: dict[tuple[int, ...], list[tf.Variable]] = {}
         first = len(network.variables.encoder)

@@ -1,4 +1,4 @@
-"""One update, from batches to variables. The order of its stages is written here, once."""
+"""One update, from batches to variables. This is the only place that defines the order of its stages."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from multihead._update.weights import LossWeights, TotalLoss, head_weights_at
 
 
 class Update(NamedTuple):
-    """One update, not yet clipped or applied.
+    """One update, before it is clipped and applied.
 
     Attributes:
-        gradients: Reduced over the replicas, without loss scaling.
+        gradients: The gradients, reduced over replicas, without loss scaling.
         step: The number of updates applied before this one.
-        active: `[num_heads]`: which heads it trains.
-        loss_sums: `[num_heads]` sums over this replica's labelled elements, not weighted.
-        counts: `[num_heads]` counts of the same; 0 for heads that the schedule leaves out.
-        added_loss: This replica's regularisation and `add_loss` losses.
+        active: `[num_heads]`: which heads the update trains.
+        loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
+        counts: `[num_heads]` counts of these elements; 0 for heads that the schedule leaves out.
+        added_loss: This replica's regularization and `add_loss` losses.
         combined: The encoder's gradient, and how it was combined.
         total: The total loss.
         weights: The weights of the losses.
@@ -52,7 +52,7 @@ class Update(NamedTuple):
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Update:
-    """Computes the gradients of one update. What is not linear happens once, after everything is gathered.
+    """Computes the gradients of one update. Everything nonlinear happens once, after all micro-batches and replicas.
 
     Args:
         spec: How updates are computed.
@@ -72,7 +72,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     active = scheduled & (counts > 0) & (head_weights > 0)
     weights = LossWeights(spec.weighting, head_weights, counts, active, step)
 
-    # 3. Gradients: one micro-batch after the other, in the memory of one; their sums add up.
+    # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner = spec.combiner(HeadsAtStep(step, active, counts, weights))
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
     combine = combiner.combine_early(len(micro_batches))
@@ -90,7 +90,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     gathered = reduce(plus, folds)
 
-    # 4. Across replicas, once: the heads' encoder gradients become one; each head keeps its own.
+    # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     combined = combiner.combine(gathered, folds)
     own = _replicas.all_reduce_sum(gathered.of_heads(network, weights.factors(gathered.loss_sums)))
 
@@ -105,17 +105,17 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 def apply_update(
     spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
 ) -> tf.Tensor:
-    """Clips and applies an update once, or skips it whole; see `apply_once`.
+    """Clips and applies an update once, or skips it completely; see `apply_once`.
 
-    What a weighting learns is not clipped.
+    The gradients of a weighting's variables are not clipped.
 
     Args:
         spec: How updates are applied.
         optimizer: The built optimizer.
-        gradients: Reduced over the replicas, without loss scaling.
+        gradients: The gradients, reduced over replicas, without loss scaling.
         active: `[num_heads]` booleans.
         counter: The number of updates applied so far.
-        saved: What to put back if the update is skipped.
+        saved: The values to restore if the update is skipped.
 
     Returns:
         Whether the update was applied, a boolean scalar.
@@ -127,7 +127,7 @@ def apply_update(
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
-    """Tells the methods what an update has shown.
+    """Calls `observe` of the weighting, the balancer and the schedule.
 
     Args:
         spec: How updates are computed.
@@ -147,7 +147,7 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
 
 
 def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
-    """For each head whether it is computed under a condition, so that nothing of it changes where it is idle."""
+    """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
     by_schedule = not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     return [
@@ -156,9 +156,9 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
 
 
 def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` loss sums of an update's examples on this replica, after it was applied.
+    """`[num_heads]` loss sums of an update's examples on this replica, after the update was applied.
 
-    Runs in training mode, as the losses to compare with did, and leaves the modules' state as it was.
+    The modules run in training mode, as for the losses before the update, and their state is restored afterwards.
     """
     network, active = spec.network, update.active
     before = snapshot(network.state)

@@ -1,7 +1,7 @@
-"""The representation as the heads read it, and the heads' gradients there.
+"""The representation as the heads read it, and the representation gradients.
 
-Heads run on the representation detached from the encoder and watched by tapes of their own, so that each head's gradient
-there is known before the encoder's backward pass, and that pass is one however many heads there are.
+Heads run on a representation that is detached from the encoder and watched by their own tapes. The representation gradients
+are therefore known before the encoder's backward pass, and one such pass is enough for any number of heads.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from multihead._keras import keras_mask, with_keras_mask
 
 
 class DetachedRepresentation:
-    """The representation with its floating leaves detached from the encoder.
+    """The representation with its floating-point leaves detached from the encoder.
 
     Args:
-        representation: What the encoder returned: a tensor or any nest of tensors.
+        representation: The encoder's output: a tensor or any nest of tensors.
 
     Attributes:
-        attached: The floating leaves as the encoder returned them, each once.
-        leaves: The same, detached.
-        nest: The representation with detached leaves; others (masks, lengths) pass through, Keras masks are kept.
+        attached: The floating-point leaves as returned by the encoder, each once.
+        leaves: The same leaves, detached.
+        nest: The representation with detached leaves; other leaves (masks, lengths) pass through, Keras masks are kept.
 
     Raises:
-        ValueError: There is no floating leaf.
+        ValueError: There is no floating-point leaf.
     """
 
     def __init__(self, representation: Any) -> None:
         flat = tf.nest.flatten(representation)
         floating = [tf.is_tensor(leaf) and leaf.dtype.is_floating for leaf in flat]
-        # A tensor that appears under several names is one leaf: heads that read it by different names share it.
+        # A tensor with several names is one leaf, shared by heads that read it by different names.
         attached = {id(leaf): leaf for leaf, is_floating in zip(flat, floating) if is_floating}
         detached = {key: with_keras_mask(tf.stop_gradient(leaf), keras_mask(leaf)) for key, leaf in attached.items()}
         leaves = [detached[id(leaf)] if is_floating else leaf for leaf, is_floating in zip(flat, floating)]
@@ -41,8 +41,8 @@ class DetachedRepresentation:
         self.nest = tf.nest.pack_sequence_as(representation, leaves)
         if not self.leaves:
             raise ValueError(
-                "The encoder must return at least one floating tensor for the heads to read. "
-                f"Received: {representation!r}. Return, say, the encoder's outputs or its final state."
+                "The encoder must return at least one floating-point tensor for the heads to read. "
+                f"Received: {representation!r}. Return, for example, the encoder's outputs or its final state."
             )
 
 
@@ -50,13 +50,13 @@ class RepresentationGradients(NamedTuple):
     """The gradients of the heads' losses with respect to the representation.
 
     Attributes:
-        by_head: For each head one dense tensor per leaf, or None where the head does not read the leaf.
+        by_head: For each head, one dense tensor per leaf; None if the head does not read the leaf.
     """
 
     by_head: Sequence[list[tf.Tensor | None]]
 
     def times(self, factors: tf.Tensor | None) -> RepresentationGradients:
-        """Each head's gradients times its factor, `[num_heads]`; unchanged for None."""
+        """Multiplies each head's gradients by its factor, `[num_heads]`; unchanged for None."""
         if factors is None:
             return self
         return RepresentationGradients(
@@ -64,7 +64,7 @@ class RepresentationGradients(NamedTuple):
         )
 
     def total(self) -> list[tf.Tensor | None]:
-        """The sum over the heads, one per leaf."""
+        """The sum over the heads, one tensor per leaf."""
         totals: list[tf.Tensor | None] = list(self.by_head[0])
         for gradients in self.by_head[1:]:
             totals = [added(total, gradient) for total, gradient in zip(totals, gradients)]
@@ -75,14 +75,14 @@ class RepresentationGradients(NamedTuple):
         return [as_rows(column) for column in zip(*self.by_head)]
 
     def gramian(self) -> tf.Tensor:
-        """`[num_heads, num_heads]` float64 inner products over all elements of all leaves."""
+        """`[num_heads, num_heads]` float64 inner products of the heads' gradients, over all leaves."""
         return gramian([rows.values for rows in self.rows() if rows is not None], len(self.by_head))
 
     def squared_norms(self) -> tf.Tensor:
-        """The diagonal of the Gramian alone, `[num_heads, num_heads]`: cheaper where nothing reads the rest."""
+        """The Gramian with only its diagonal computed, `[num_heads, num_heads]`, which is cheaper."""
         zero = tf.zeros([], tf.float64)
         squares = [
-            # Squares are summed in float32, as fast as they are read; scaled, so that they neither overflow nor vanish.
+            # `norm` sums squares in float32, which is fast, and rescales to avoid overflow and underflow.
             tf.add_n([zero] + [tf.square(tf.cast(norm(g), tf.float64)) for g in gradients if g is not None])
             for gradients in self.by_head
         ]

@@ -1,4 +1,4 @@
-"""What `compile` and the first batch have settled about every update."""
+"""The specification of updates: everything that is fixed by `compile` and the first batch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class UpdateSpec:
 
     Attributes:
         network: The encoder and the heads.
-        predictions: What is known of each head's predictions.
+        predictions: The rank and mask of each head's predictions.
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
-        schedule: Which heads train when.
-        combiner: Gives the combiner of one update, from what is known of the heads.
+        schedule: The schedule, which decides which heads train at a step.
+        combiner: Creates the combiner of one update.
         num_micro_batches: Micro-batches per batch.
-        clip: Limits the gradient, or None.
-        ownership: The variables that idle heads must leave as they are.
+        clip: Limits the gradients, or None.
+        ownership: The variables that must not change while their heads are idle.
     """
 
     network: Network
@@ -42,7 +42,7 @@ class UpdateSpec:
 
     @property
     def methods(self) -> list[Any]:
-        """The weighting, the balancer and the schedule, where there are any."""
+        """The weighting, the balancer and the schedule, without None."""
         return [each for each in (self.weighting, self.balancer, self.schedule) if each is not None]
 
     @property
@@ -52,6 +52,6 @@ class UpdateSpec:
 
     @property
     def state(self) -> list[tf.Variable]:
-        """What computing an update may change, and a skipped one must leave as it was."""
+        """The variables that computing an update may change, and that are restored if the update is skipped."""
         of_methods = [tensor_variable(v) for method in self.methods for v in method.non_trainable_variables]
         return [*of_methods, *self.network.state]

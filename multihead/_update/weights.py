@@ -1,4 +1,4 @@
-"""How much each head's loss counts in one update: constants, functions of the step, and a weighting."""
+"""How much each head's loss counts in one update: weights of the heads (constant or functions of the step), weighting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from multihead.heads import Head
 
 
 class TotalLoss(NamedTuple):
-    """What became of an update's losses.
+    """The total loss of an update.
 
     Attributes:
-        total: This replica's share of the total loss, without added losses.
+        total: This replica's contribution to the total loss, without added losses.
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
-        losses: `[num_heads]`: the losses that the weighting saw, over all replicas; None without a weighting.
-        regularizer: The part of the total that depends on no loss, or None.
-        learned: The gradients of the variables that the weighting learns.
+        losses: `[num_heads]`: the losses passed to the weighting, over all replicas; None without a weighting.
+        regularizer: The part of the total that does not depend on the losses, or None.
+        learned: The gradients of the weighting's variables.
     """
 
     total: tf.Tensor
@@ -31,7 +31,7 @@ class TotalLoss(NamedTuple):
 
 
 def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]`: the heads' own weights at a step.
+    """`[num_heads]`: the weights of the heads at a step, before the weighting.
 
     Args:
         heads: The heads.
@@ -48,20 +48,20 @@ def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
 class LossWeights:
     """The weights of the heads' losses in one update.
 
-    Weights that depend on the losses of the update itself are known only after its last micro-batch. So each element's
-    loss is multiplied by the factor that is known before, and `factors` gives the rest.
+    Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
+    each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
 
     Args:
         weighting: A weighting, or None for a weighted sum.
-        head_weights: `[num_heads]`: the heads' own weights at this step.
+        head_weights: `[num_heads]`: the weights of the heads at this step.
         counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
         active: `[num_heads]` booleans.
         step: The number of updates applied so far.
 
     Attributes:
-        depend_on_losses: Whether there is a further factor that depends on this update's losses.
-        fixed: `[num_heads]`: the factor that does not; 0 for an idle head.
-        per_element: `[num_heads]`: the same over the count: what each element's loss is multiplied by.
+        depend_on_losses: Whether there is a loss-dependent factor.
+        fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
+        per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class LossWeights:
         self.per_element = tf.math.divide_no_nan(self.fixed, counts)
 
     def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses of the update; reduced over the replicas once.
+        """`[num_heads]`: the unweighted mean losses of the update, reduced over replicas once.
 
         Args:
-            loss_sums: `[num_heads]` sums of this replica's losses, over all micro-batches.
+            loss_sums: `[num_heads]` loss sums of this replica, over all micro-batches.
         """
         if self._means is None:
             self._means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
         return self._means
 
     def factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
-        """`[num_heads]` factors that gradients of `per_element` losses still lack; None if they lack none.
+        """`[num_heads]` loss-dependent factors, by which gradients must still be multiplied; None if there are none.
 
         Args:
             loss_sums: As for `mean_losses`.
@@ -99,7 +99,7 @@ class LossWeights:
         return self._weigh(loss_sums)[1] if self.depend_on_losses else None
 
     def total(self, loss_sums: tf.Tensor, norms: tf.Tensor | None) -> TotalLoss:
-        """The total loss, its weights, and the gradients of what the weighting learns.
+        """The total loss, its weights, and the gradients of the weighting's variables.
 
         Args:
             loss_sums: As for `mean_losses`.
@@ -115,16 +115,16 @@ class LossWeights:
         return TotalLoss(total / _replicas.num_replicas(), self._head_weights * weights, losses, regularizer, learned)
 
     def weighted_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: mean losses times the heads' own weights, over all replicas; 0 for idle heads.
+        """`[num_heads]`: mean losses times the weights of the heads, over all replicas; 0 for idle heads.
 
         Args:
-            loss_sums: As for `mean_losses`, of any forward pass over the update's examples.
+            loss_sums: As for `mean_losses`, from any forward pass on the update's examples.
         """
         means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
         return tf.where(self._active, self._head_weights * means, 0.0)
 
     def _weigh(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Losses, the weighting's weights and its total; computed once."""
+        """The losses, and the weighting's weights and total; computed once."""
         if self._weighed is None:
             losses = tf.where(self._active, self._head_weights * self.mean_losses(loss_sums), 0.0)
             self._weighed = (losses, *self._weighting.weigh(losses, self._active, **self._used))

@@ -31,20 +31,21 @@ def balance(
     Args:
         gradients: One list per head, each with one gradient per shared variable, in the same order: dense tensors,
             `tf.IndexedSlices` or None, as `tape.gradient` returns them.
-        balancer: A balancer or its name. Keep one that has a state, and pass the same one each time.
+        balancer: A balancer or its name. If the balancer has state, pass the same instance each time.
         step: The number of updates applied so far, for balancers that use it (0 if None).
         losses: `[num_heads]` losses, for balancers that use them.
-        folds: `[num_heads, num_heads]`, for balancers that use them: the mean inner products of the heads' gradients on
-            one fold of the examples with those on another.
-        update: The earlier name of `step`.
-        halves: The earlier name of `folds`.
+        folds: `[num_heads, num_heads]`, for balancers that use it: the mean inner products of the heads' gradients on
+            different folds of the examples.
+        update: Deprecated name of `step`.
+        halves: Deprecated name of `folds`.
 
     Returns:
-        One dense gradient per variable, of the variable's shape and the gradients' dtype; None where every head's is.
+        One dense gradient per variable, with the variable's shape and the gradients' dtype; None if every head's gradient
+        is None.
 
     Raises:
-        ValueError: The lists differ in length, a variable's gradients differ in shape, or, outside of a graph, a
-            gradient is not finite; the head is named.
+        ValueError: The lists differ in length, a variable's gradients differ in shape or, in eager mode, a gradient is not
+            finite; the message names the head.
 
     Example:
         >>> first = [tf.constant([-4.0, 1.0]), tf.constant([[1.0]])]
@@ -59,7 +60,7 @@ def balance(
     if not lengths or len(set(lengths)) > 1:
         raise ValueError(
             "`gradients` must be one list per head, each with one gradient (or None) per shared variable. "
-            f"Received: lists of lengths {lengths}. Take each head's gradients of the same list of variables."
+            f"Received: lists of lengths {lengths}. Compute each head's gradients for the same list of variables."
         )
     columns = [[_dense(gradient) for gradient in column] for column in zip(*gradients)]
     kept = [index for index, column in enumerate(columns) if any(gradient is not None for gradient in column)]
@@ -89,14 +90,14 @@ def _common_shape(index: int, column: Sequence[tf.Tensor | None]) -> tf.TensorSh
     shapes = {tuple(gradient.shape) for gradient in column if gradient is not None}
     if len(shapes) > 1 or None in next(iter(shapes)):
         raise ValueError(
-            f"`gradients` of variable {index} must all have the variable's shape, known before the call. "
-            f"Received: shapes {sorted(shapes, key=str)}. Take each head's gradients of the same list of variables."
+            f"`gradients` of variable {index} must all have the variable's static shape. "
+            f"Received: shapes {sorted(shapes, key=str)}. Compute each head's gradients for the same list of variables."
         )
     return tf.TensorShape(shapes.pop())
 
 
 def _rows(column: Sequence[tf.Tensor | None], shape: tf.TensorShape) -> tf.Tensor:
-    """`[num_heads, size]`, float64 where the gradients are, else float32; zeros for None."""
+    """`[num_heads, size]`, float64 if a gradient is float64, otherwise float32; zeros for None."""
     dtype = tf.float64 if any(each is not None and each.dtype == tf.float64 for each in column) else tf.float32
     size = shape.num_elements()
     return tf.stack(

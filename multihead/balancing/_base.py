@@ -1,4 +1,4 @@
-"""What every balancer is: head gradients in, one gradient for the encoder out."""
+"""The base class of all balancers: the heads' gradients in, one encoder gradient out."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from multihead._method import Method
 from multihead._validation import quoted
 
 MAX_HEADS = 16
-"""The largest number of heads of methods whose solvers grow fast with it."""
+"""The largest number of heads for methods whose solvers scale steeply with it."""
 
 
 class Balancer(Method):
-    """Combines the heads' gradients of the encoder, the rows `g_k` of a matrix, into one gradient `d`.
+    """Combines the heads' encoder gradients, the rows `g_k` of a matrix, into one gradient `d`.
 
-    A balancer of your own is a subclass with one method. If the inner products of the rows suffice, implement
-    `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method must see the gradients themselves, name
-    `"gradients"` in `uses` and implement `combine`.
+    To write your own balancer, subclass this class and implement one method. If the inner products of the rows are enough,
+    implement `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method needs the gradients themselves,
+    name `"gradients"` in `uses` and implement `combine`.
 
-    A row of zeros is a head that takes no part in the update (left out by a schedule, or without labels): the others
-    get what they would get without it.
+    A row of zeros is an idle head: it must not change what the other heads get.
 
     Attributes:
-        uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products), and, handed over as
-            keyword arguments, `"step"` (int64 scalar, the number of updates applied so far), `"losses"` (`[num_heads]`
+        uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products) and, passed as
+            keyword arguments, `"step"` (an int64 scalar, the number of updates applied so far), `"losses"` (`[num_heads]`
             float32, the heads' mean losses before weighting) and `"folds"` (see `num_folds`).
-        num_folds: How many folds the trainer divides the update's examples into. With two or more, and `"folds"` in `uses`,
-            the method gets `folds`: `[num_heads, num_heads]`, the mean inner products of the heads' gradients on one fold
-            with those on another. At the parameters only.
-        levels: Where the method may be applied: `"representation"`, `"parameters"`.
-        max_heads: The largest number of heads that the method takes, or None.
-        rescales: Whether the method scales each row by itself, so that `Chain` can hand the rows on to the next.
-        head_names: The heads' names, once `bind` has been called, else None.
+        num_folds: The number of folds into which the trainer divides the update's examples. With two or more folds, and
+            `"folds"` in `uses`, the method gets `folds`: `[num_heads, num_heads]`, the mean inner products of the heads'
+            gradients on different folds. Only at the parameters.
+        levels: Where the method can be applied: `"representation"`, `"parameters"`.
+        max_heads: The largest number of heads that the method supports, or None.
+        rescales: Whether the method multiplies each row by a factor, so that `Chain` can pass the rows to the next method.
+        head_names: The heads' names after `bind` has been called, otherwise None.
 
     Args:
         name: Name of the layer.
@@ -54,11 +53,11 @@ class Balancer(Method):
         """Creates the state, once. A second call does nothing.
 
         Args:
-            input_shape: `(num_heads, num_parameters)`, the latter None where it is not known. Methods with
-                `"gradients"` in `uses` also take a list with one such shape per gradient tensor.
+            input_shape: `(num_heads, num_parameters)`; `num_parameters` may be None. Methods with `"gradients"` in `uses`
+                also accept a list with one such shape per gradient tensor.
 
         Raises:
-            ValueError: There are more heads than the method takes.
+            ValueError: There are more heads than the method supports.
         """
         if self.built:
             return
@@ -71,25 +70,25 @@ class Balancer(Method):
         super().build((num_heads, None))
 
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        """Creates the variables. `sizes` are the numbers of parameters per gradient tensor, None if not known."""
+        """Creates the variables. `sizes` are the numbers of parameters per gradient tensor, None if unknown."""
 
     def _check_num_heads(self, num_heads: int) -> None:
         if num_heads < 1 or (self.max_heads is not None and num_heads > self.max_heads):
             limit = "at least 1 head" if self.max_heads is None else f"1 to {self.max_heads} heads"
             raise ValueError(
-                f"`{type(self).__name__}` takes {limit}. Received: num_heads={num_heads}. "
-                "Give some heads a common loss, or use a method without a limit, such as Sum or EqualNorms."
+                f"`{type(self).__name__}` supports {limit}. Received: num_heads={num_heads}. "
+                "Merge some heads, or use a method without a limit, such as Sum or EqualNorms."
             )
 
     def _check_state(self, num_heads: int) -> None:
         if self.variables and num_heads != self._built_heads:
             raise ValueError(
-                f"`{type(self).__name__}` keeps a state for {self._built_heads} heads. Received: num_heads={num_heads}. "
-                "Use one balancer per encoder, with always the same heads; an absent head has a row of zeros."
+                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
+                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
             )
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
-        """How much of each row goes into the update.
+        """The coefficient of each row in the update.
 
         Args:
             gramian: `[num_heads, num_heads]` inner products of the rows, float32 or float64.
@@ -103,12 +102,12 @@ class Balancer(Method):
         )
 
     def combine(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
-        """The update from the rows themselves, cut into tensors.
+        """The update from the rows themselves, split into tensors.
 
         Args:
             gradients: Tensors `[num_heads, n_i]`, float32 or float64, one per encoder variable or leaf of the
                 representation.
-            *_: Nothing: everything else goes by name.
+            *_: Not used: all other arguments are keyword-only.
             **used: The arguments named in `uses`.
 
         Returns:
@@ -120,17 +119,17 @@ class Balancer(Method):
         ]
 
     def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **used: Any) -> list[tf.Tensor]:
-        """The rows as the method scales them; their sum is the update. Only where `rescales` holds.
+        """The rows multiplied by their coefficients; their sum is the update. Only if `rescales` is True.
 
         Args:
             gradients: As for `combine`.
-            *_: Nothing: everything else goes by name.
+            *_: Not used: all other arguments are keyword-only.
             **used: The arguments named in `uses`.
 
         Returns:
             One tensor `[num_heads, n_i]` per given tensor, float64.
         """
-        # In float64 the squares of float32 numbers neither overflow nor vanish.
+        # In float64, the squares of float32 numbers neither overflow nor underflow.
         wide = [tf.cast(gradient, tf.float64) for gradient in gradients]
         gramian = tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in wide])
         weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
@@ -153,20 +152,19 @@ class Balancer(Method):
         """Combines the rows of a matrix.
 
         Args:
-            matrix: `[num_heads, num_parameters]`: anything that converts to a tensor. Float64 is kept, everything else
-                becomes float32.
-            step: The number of updates applied so far; used by methods that change with it or draw at random (0 if None).
+            matrix: `[num_heads, num_parameters]`, anything that converts to a tensor. Float64 is kept, everything else
+                is converted to float32.
+            step: The number of updates applied so far, for methods that depend on it (0 if None).
             losses: `[num_heads]` losses, for methods that use them.
-            folds: `[num_heads, num_heads]`, for methods that use them; see `num_folds`.
-            update: The earlier name of `step`.
-            halves: The earlier name of `folds`.
+            folds: `[num_heads, num_heads]`, for methods that use it; see `num_folds`.
+            update: Deprecated name of `step`.
+            halves: Deprecated name of `folds`.
 
         Returns:
-            `[num_parameters]`, float64 for a float64 matrix, else float32.
+            `[num_parameters]`, float64 for a float64 matrix, otherwise float32.
 
         Raises:
-            ValueError: The matrix has another rank than 2, too many rows, or, outside of a graph, rows that are not
-                finite.
+            ValueError: The matrix does not have rank 2, has too many rows or, in eager mode, has rows that are not finite.
         """
         matrix = as_matrix(matrix)
         num_heads = int(matrix.shape[0])
@@ -180,7 +178,7 @@ class Balancer(Method):
 
 
 def known_by_name(step: Any, losses: Any, folds: Any) -> dict[str, Any]:
-    """What a balancer may use, as tensors; None stays None."""
+    """The keyword arguments that a balancer may use, as tensors; None stays None."""
     return {
         "step": None if step is None else tf.cast(step, tf.int64),
         "losses": None if losses is None else tf.cast(losses, tf.float32),
@@ -189,7 +187,7 @@ def known_by_name(step: Any, losses: Any, folds: Any) -> dict[str, Any]:
 
 
 def as_matrix(matrix: Any) -> tf.Tensor:
-    """A `[num_heads, num_parameters]` tensor of float64 if it was given so, else of float32."""
+    """Converts to a `[num_heads, num_parameters]` tensor, float64 if the input is float64, otherwise float32."""
     if not tf.is_tensor(matrix):
         matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
     matrix = tf.convert_to_tensor(matrix)
@@ -204,7 +202,7 @@ def as_matrix(matrix: Any) -> tf.Tensor:
 
 
 def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] | None) -> None:
-    """Raises `ValueError` naming the heads whose gradients are not finite; does nothing inside a graph."""
+    """Raises a `ValueError` with the heads whose gradients are not finite; does nothing in a graph."""
     if not tf.executing_eagerly():
         return
     finite = np.all([np.isfinite(matrix.numpy()).all(axis=1) for matrix in matrices], axis=0)
@@ -212,6 +210,6 @@ def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] |
         names = head_names if head_names is not None and len(head_names) == len(finite) else range(len(finite))
         culprits = quoted(name for name, is_finite in zip(names, finite) if not is_finite)
         raise ValueError(
-            "`matrix` must be finite: one head's infinity or NaN would reach the whole encoder. "
+            "`matrix` must be finite: an infinity or NaN of one head would spread to the whole encoder. "
             f"Received: non-finite gradients of head {culprits}. Skip this update, or look for the cause in its loss."
         )

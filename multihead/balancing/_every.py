@@ -1,4 +1,4 @@
-"""A balancer that solves only now and then."""
+"""A wrapper that recomputes a balancer's coefficients only at every n-th step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from multihead.balancing._base import Balancer
 
 
 class Every(Balancer):
-    """Asks a balancer for its coefficients at every `steps`-th step and reuses them in between.
+    """Recomputes a balancer's coefficients at every `steps`-th step and reuses them in between.
 
-    A head that takes part in an update but did not in the last solve has no coefficient to reuse: the balancer is then
-    asked out of turn. In between, nothing of the balancer is computed.
+    A head that is active but was idle at the last recomputation has no coefficient to reuse: the coefficients are then
+    recomputed early. In between, the balancer is not computed at all.
 
-    State: `cached`, `[num_heads]` float32, the coefficients of the last solve; `solved`, `[num_heads]` float32, 1 for the
-    heads that took part in it. The balancer keeps its own.
+    State: `cached`, `[num_heads]` float32, the last computed coefficients; `solved`, `[num_heads]` float32, 1 for the heads
+    that were active then. The balancer also keeps its own state.
 
     Args:
         balancer: A balancer that needs only inner products.
@@ -69,19 +69,19 @@ class Every(Balancer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Every:
-        """Creates the balancer that `get_config` describes."""
+        """Creates the balancer from the result of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
 
 
 def every(balancer: Balancer, steps: int) -> Balancer:
-    """A balancer that solves at every `steps`-th step; itself for 1."""
+    """Wraps a balancer so that it is recomputed at every `steps`-th step; returns it unchanged for 1."""
     return balancer if steps == 1 else Every(balancer, steps)
 
 
 def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.Tensor]) -> tf.Tensor:
-    """`compute(*arguments)`, where all replicas have equal arguments.
+    """`compute(*arguments)`, for arguments that are equal on all replicas.
 
-    A variable cannot be assigned under a condition inside a replica: the replicas could not synchronize there.
+    Inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

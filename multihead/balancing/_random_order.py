@@ -1,4 +1,4 @@
-"""The other heads in a random order, a function of a seed and the step: a resumed run repeats it."""
+"""The other heads in random order, as a function of a seed and the step, so that a resumed run repeats it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multihead.balancing._base import MAX_HEADS
 
 
 def other_heads_in_random_order(num_heads: int, seed: int, step: Any) -> tf.Tensor:
-    """For each head, the other heads in an order of its own.
+    """For each head, the other heads in an independent random order.
 
-    The order of two heads does not depend on how many further heads follow.
+    The relative order of two heads does not depend on the number of heads after them.
 
     Returns:
         `[num_heads, num_heads - 1]` int32.

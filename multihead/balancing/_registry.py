@@ -10,11 +10,11 @@ def get(identifier: Balancer | str | None) -> Balancer | None:
     """Returns a balancer.
 
     Args:
-        identifier: A balancer, which is returned as it is; the name of one (`"UPGrad"`; case and underscores do not
-            matter), which is built with its defaults; or None, which stays None.
+        identifier: A balancer, which is returned unchanged; the name of a balancer (such as `"UPGrad"`, ignoring case and
+            underscores), which is created with its defaults; or None, which stays None.
 
     Raises:
-        ValueError: There is no balancer of that name.
-        TypeError: `identifier` is neither.
+        ValueError: There is no balancer with this name.
+        TypeError: `identifier` is none of these.
     """
     return find("balancer", identifier, Balancer)

@@ -1,4 +1,4 @@
-"""Running sums of whole gradients, one per head and encoder variable."""
+"""Running averages of gradients, one per head and encoder variable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from multihead.balancing._base import Balancer
 
 
 class RunningBalancer(Balancer):
-    """A balancer that keeps as much as `num_heads` gradients of the encoder, and counts each head's updates.
+    """A balancer that stores one encoder gradient per head, and counts each head's updates.
 
-    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. An idle
-    head's stay. The memory is `num_heads` times that of the encoder. At the representation, whose elements belong to
-    examples, there is nothing to sum over updates.
+    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
+    idle head does not change. It needs `num_heads` times the memory of the encoder. It works only at the parameters,
+    because the elements of a representation belong to examples and cannot be averaged over updates.
     """
 
     uses: tuple[str, ...] = ("gradients",)
@@ -25,9 +25,8 @@ class RunningBalancer(Balancer):
     def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
         if None in sizes:
             raise ValueError(
-                f"`input_shape` must tell {type(self).__name__} the numbers of parameters, for each of which it keeps "
-                f"a running value. Received: sizes {sizes}. Build it with a list of (num_heads, size), one per "
-                "gradient tensor."
+                f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
+                f"gradients. Received: sizes {sizes}. Build it with a list of (num_heads, size), one per gradient tensor."
             )
         self.counts = add_state(self, "counts", (num_heads,), dtype="int64")
         self.running = [
@@ -39,7 +38,7 @@ class RunningBalancer(Balancer):
         received = [tuple(rows.shape) for rows in gradients]
         if expected != received:
             raise ValueError(
-                f"`gradients` must have the shapes that {type(self).__name__} was built for, {expected}. "
+                f"`gradients` must have the shapes for which {type(self).__name__} was built, {expected}. "
                 f"Received: {received}. Use one balancer per encoder."
             )
 
@@ -58,14 +57,14 @@ class RunningBalancer(Balancer):
 
 
 def gramian_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`[num_heads, num_heads]` float64 inner products of rows that are cut into tensors."""
+    """`[num_heads, num_heads]` float64 inner products of rows that are split into tensors."""
     return tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in tensors])
 
 
 def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Gradients in float64, `[num_heads]` booleans of the heads that have one, and whether all are finite.
+    """Gradients in float64, `[num_heads]` booleans of the active heads, and whether all gradients are finite.
 
-    Rows of gradients that are not all finite count as idle, so that no running sum is spoilt.
+    If a gradient is not finite, all heads are treated as idle, so that running averages stay finite.
     """
     wide = [tf.cast(tf.stop_gradient(rows), tf.float64) for rows in gradients]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(rows)) for rows in wide])
@@ -73,8 +72,10 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
     return wide, has_any & finite, finite
 
 
-def combined(weights: tf.Tensor, tensors: Sequence[tf.Tensor], like: Sequence[Any], finite: tf.Tensor) -> list[tf.Tensor]:
-    """`sum_k weights_k row_k` of each tensor, in the dtypes of `like`; NaN if the gradients were not finite."""
+def combined(
+    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Any], finite: tf.Tensor
+) -> list[tf.Tensor]:
+    """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
     weights = tf.where(finite, weights, float("nan"))
     sums = [tf.linalg.matvec(rows, weights, transpose_a=True) for rows in tensors]
-    return [tf.cast(each, original.dtype) for each, original in zip(sums, like)]
+    return [tf.cast(each, original.dtype) for each, original in zip(sums, originals)]

@@ -1,4 +1,4 @@
-"""One balancer after the other."""
+"""Several balancers, one after another."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from multihead.balancing.sum import Sum
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Chain(Balancer):
-    """Lets each balancer see the heads' gradients as the one before has scaled them.
+    """Applies balancers one after another, each to the heads' gradients as scaled by the previous one.
 
-    Most methods fix either magnitude or direction: `Chain(EqualNorms(), UPGrad())` fixes both. Put the one that keeps a
-    promise last.
+    Most methods fix either magnitude or direction: `Chain(EqualNorms(), UPGrad())` fixes both. Put the method whose
+    guarantee you need last.
 
-    Formula: for two methods that give coefficients `a` and `b`: `d = sum_k a_k b_k g_k`, with `b` from the Gramian of
-    the rows `a_k g_k`.
+    Formula: for two methods with coefficients `a` and `b`, `d = sum_k a_k b_k g_k`, with `b` from the Gramian of the
+    gradients `a_k g_k`.
 
-    What it fixes: what its members fix. Size of the update: that of the last member, from the rows as scaled before.
+    What it fixes: what its members fix. Size of the update: that of the last member, for the gradients as scaled before.
 
     Args:
-        *steps: Balancers or their names, in order. All but the last must scale each head's gradient by itself, as all
-            methods do except those that choose coordinate by coordinate or keep running gradients.
+        *steps: Balancers or their names, in order. All except the last must multiply each head's gradient by a coefficient,
+            as all methods do except those that work per coordinate or with running gradients.
         name: Name of the layer.
 
     Raises:
-        ValueError: A member other than the last does not scale row by row, or the members have no level in common.
+        ValueError: A member before the last does not multiply gradients by coefficients, or the members have no level in
+            common.
 
     Example:
         >>> Chain("EqualNorms", "UPGrad")([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -46,8 +47,8 @@ class Chain(Balancer):
         misplaced = [type(step).__name__ for step in self.steps[:-1] if not step.rescales]
         if misplaced:
             raise ValueError(
-                f"`steps` before the last must scale each head's gradient by itself. Received: {quoted(misplaced)} "
-                "before the end. Put it last."
+                f"`steps` before the last must multiply each head's gradient by a coefficient. Received: "
+                f"{quoted(misplaced)} before the end. Put it last."
             )
         if not any(all(level in step.levels for step in self.steps) for level in Balancer.levels):
             raise ValueError(
@@ -84,7 +85,7 @@ class Chain(Balancer):
             given = dict(known)
             if known.get("folds") is not None:
                 given["folds"] = tf.cast(known["folds"], tf.float64) * factors
-            # In the given precision, which tells the member what rounding to expect.
+            # In the original precision, from which the member infers the rounding errors.
             scaled = tf.cast(wide * factors, gramian.dtype)
             total *= tf.cast(step.coefficients(scaled, **step.used(**given)), tf.float64)
         return tf.cast(total, gramian.dtype)
@@ -107,5 +108,5 @@ class Chain(Balancer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Chain:
-        """Makes the balancer that `get_config` describes."""
+        """Creates the balancer from the result of `get_config`."""
         return cls(*map(keras.saving.deserialize_keras_object, config["steps"]), name=config["name"])

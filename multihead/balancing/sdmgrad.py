@@ -16,38 +16,38 @@ from multihead.balancing._simplex import among_active, back_among_all, project_o
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SDMGrad(PreferenceBalancer):
-    """Approaches the shortest convex combination step by step, without the bias of one noisy batch, near a preference.
+    """Approximates `MGDA` near a preference, iteratively and with an unbiased estimate of the inner products.
 
-    Formula: `steps` times `w <- P(w - learning_rate v)`, `v <- momentum v + A (w + pull p)`, with `P` the projection
-    onto the simplex, `p` the `preference` scaled to sum to 1, and `A` the `folds`: the inner products of the gradients
-    on one fold of the examples with those on the other, `J_1 J_2^T`, whose mean over batches is that of the exact
-    gradients (`J J^T` of one batch is not: its diagonal contains the noise). Then `d = sum_k (w_k + pull p_k) / (1 +
-    pull) g_k`. `A` is divided by the mean squared length of the gradients, so that the learning rate does not depend on
-    their scale.
+    Formula: repeat `steps` times `w <- P(w - learning_rate v)`, `v <- momentum v + A (w + pull p)`, with `P` the
+    projection onto the simplex and `p` the `preference` scaled to sum to 1. `A` is `folds`, the inner products of the
+    gradients on two folds of the examples, `J_1 J_2^T`: an unbiased estimate of those of the exact gradients (`J J^T` of
+    one batch is biased, since its diagonal contains the noise). Then `d = sum_k (w_k + pull p_k) / (1 + pull) g_k`. `A` is
+    divided by the mean squared norm of the gradients, so that the learning rate does not depend on their scale.
 
-    What it fixes: direction and magnitude, on average over updates. Size of the update: the coefficients sum to 1.
+    What it fixes: direction and magnitude, on average over updates. Size of the update: that of a weighted mean of the
+    gradients, since the coefficients sum to 1.
 
-    State: `weights`, `[num_heads]` float32, the `w`, at first alike. An idle head's stays.
+    State: `weights`, `[num_heads]` float32, the `w_k`, initially equal. That of an idle head does not change.
 
     Args:
-        pull: How strongly the update is drawn to the preference, at least 0.
-        steps: Steps per update, at least 1.
-        learning_rate: Above 0.
-        momentum: At least 0 and below 1; it starts anew at every update.
+        pull: How strongly the update is pulled towards the preference, at least 0.
+        steps: Number of iterations per update, at least 1.
+        learning_rate: Step size of the weights, above 0.
+        momentum: At least 0 and below 1; the velocity is reset at every update.
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range or of the wrong length.
+        ValueError: An argument is out of range or has the wrong length.
 
     Example:
         >>> SDMGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [4.8462, 1.0, 1.0]
 
-    Source: Xiao, Ban and Ji, Direction-oriented Multi-objective Learning, NeurIPS 2023, algorithm 1; numbers as in the
-    authors' experiments. By hand and without `halves`, the Gramian itself serves. The trainer takes every other slice of
-    the update for one half (a batch that is not cut is cut in two); at the representation, whose elements belong to
-    examples, halves have nothing in common, so that it works at the parameters only.
+    Source: Xiao, Ban and Ji, Direction-oriented Multi-objective Learning, NeurIPS 2023, algorithm 1, with the default
+    values of the authors' experiments. Without `folds`, the Gramian itself is used. In the trainer, micro-batches alternate
+    between the two folds (a batch without micro-batches is split in two). It works only at the parameters, because the
+    elements of a representation belong to examples, and two folds have none in common.
     """
 
     uses = ("folds",)

@@ -10,11 +10,11 @@ def get(identifier: Weighting | str | None) -> Weighting | None:
     """Returns a weighting.
 
     Args:
-        identifier: A weighting, which is returned as it is; the name of one (`"Uncertainty"`; case and underscores do not
-            matter), which is built with its defaults; or None, which stays None.
+        identifier: A weighting, which is returned unchanged; the name of a weighting (such as `"Uncertainty"`, ignoring case
+            and underscores), which is created with its defaults; or None, which stays None.
 
     Raises:
-        ValueError: There is no weighting of that name.
-        TypeError: `identifier` is neither.
+        ValueError: There is no weighting with this name.
+        TypeError: `identifier` is none of these.
     """
     return find("weighting", identifier, Weighting)

@@ -18,37 +18,37 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 @keras.saving.register_keras_serializable(package="multihead")
 class FAMO(Weighting):
-    """Lets all losses fall at a like rate, from one further look at the losses after each update.
+    """Decreases all losses at similar rates, using one extra forward pass after each update.
 
-    Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the heads that take part and `c = 1 / sum_k
-    (z_k / (L_k - b_k))` held still, so `w_k = c z_k / (L_k - b_k)`: the weights sum to 1. After the update, with `L'_k` the
-    losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is how much each fell, and `v` moves by Adam
-    along `-J delta`, `J` being the softmax's derivative: a head that fell more loses weight. (1e-8 is added in the
-    logarithms.)
+    Formula: `total = c sum_k z_k log(L_k - b_k)`, with `z = softmax(v)` over the active heads and `c = 1 / sum_k (z_k / (L_k
+    - b_k))` treated as constant, so `w_k = c z_k / (L_k - b_k)`: the weights sum to 1. After the update, with `L'_k` the
+    losses on the same examples, `delta_k = log(L_k - b_k) - log(L'_k - b_k)` is the decrease of each log-loss, and Adam
+    updates `v` along `-J delta`, with `J` the Jacobian of the softmax: a head whose loss decreased more loses weight. (1e-8
+    is added in the logarithms.)
 
-    What it fixes: the scales of losses and heads that are left behind. It costs a second forward pass.
+    What it fixes: the scales of losses and heads that are left behind. It costs one more forward pass.
 
-    State: `logits` (the `v`), `first_moments` and `second_moments`, `[num_heads]` float32, and `steps`, `[num_heads]`
-    float32: Adam's own. An idle head's stay. The gradient of `v` exists only after the update, so the trainer's optimizer
-    cannot move it in the same step; nor can `compute_gradients` and `apply_gradients` by hand, which leave it as it is.
-    With dropout the second pass draws another mask.
+    State: `logits` (the `v`), `first_moments`, `second_moments` and `steps`, each `[num_heads]` float32: the state of Adam.
+    That of an idle head does not change. The gradient of `v` is known only after the update, so it is not applied by the
+    trainer's optimizer, and custom training loops with `compute_gradients` and `apply_gradients` do not change `v`. With
+    dropout, the second forward pass uses a different mask.
 
     Args:
-        learning_rate: Adam's for `v`, above 0.
-        weight_decay: How strongly `v` is drawn to 0, at least 0.
-        least_losses: The `b_k`, below which a loss cannot fall, by head name, times the head's `weight=`, as `L_k` is; heads
-            may be left out: 0. An update with a loss below is skipped.
+        learning_rate: Adam's learning rate for `v`, above 0.
+        weight_decay: Weight decay of `v`, at least 0.
+        least_losses: The lower bounds `b_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
+            missing head has 0. An update with a loss below its bound is skipped.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of its range, or names something that is no head.
+        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> [round(float(w), 4) for w in FAMO()([4.0, 1.0])]
         [0.2, 0.8]
 
-    Source: Liu et al., FAMO: Fast Adaptive Multitask Optimization, NeurIPS 2023, algorithm 1; numbers as in the authors'
-    experiments.
+    Source: Liu et al., FAMO: Fast Adaptive Multitask Optimization, NeurIPS 2023, algorithm 1, with the default values of
+    the authors' experiments.
     """
 
     uses = ("losses", "losses_after")
@@ -96,7 +96,7 @@ class FAMO(Weighting):
         state = (self.logits, self.first_moments, self.second_moments, self.steps)
         logits, first, second, steps = (tensor_variable(each) for each in state)
         gradient = shares * (fell - tf.reduce_sum(shares * fell)) + self.weight_decay * logits
-        gradient = tf.where(moved, gradient, 0.0)  # one that is not finite must not reach the moments
+        gradient = tf.where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
         new_first = _BETA_1 * first + (1.0 - _BETA_1) * gradient
         new_second = _BETA_2 * second + (1.0 - _BETA_2) * tf.square(gradient)
         new_steps = steps + 1.0

@@ -163,8 +163,8 @@ def test_missing_prices_are_no_labels(tmp_path):
             "--dev must be one table, or two text files as in --train. Received: 1 file.",
         ),
         (["--train", "x", "y", "z", "--dev", "x"], "--train must be one table, or two text files"),
-        (["--train", "x", "y", "--dev", "x", "y", "--bands", "2"], "--bands needs a table with columns."),
-        (["--train", "x", "y", "--dev", "x", "y", "--swap-column", "n"], "--swap-column needs a table with columns."),
+        (["--train", "x", "y", "--dev", "x", "y", "--bands", "2"], "--bands requires a table with columns."),
+        (["--train", "x", "y", "--dev", "x", "y", "--swap-column", "n"], "--swap-column requires a table with columns."),
         (["--ep", "3"], "unrecognized arguments: --ep"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_loaded_model_must_be_asked_for_something(capsys):
     with pytest.raises(SystemExit) as left:
         command.main(["--load", "run"])
     assert left.value.code == 2
-    assert "the texts to answer, or the folder to --export it to.\n" in capsys.readouterr().err
+    assert "the texts to predict for, or the folder to --export it to.\n" in capsys.readouterr().err
 
 
 def test_the_engine_may_be_chosen_where_a_decoder_generates(monkeypatch):
