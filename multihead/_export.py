@@ -144,7 +144,7 @@ def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:
             waiting.extend(gc.get_referents(part))
     if needed:
         raise ValueError(
-            f"`preprocess` and `postprocess` may use only lookup tables that they refer to. Received: {len(needed)} tables "
+            f"`preprocess` and `postprocess` may use only lookup tables that they refer to. Received: {len(needed)} "
             "that cannot be found. Use functions that refer to their tables, or Keras layers with tables as attributes."
         )
     return tables

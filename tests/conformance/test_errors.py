@@ -46,12 +46,12 @@ ERRORS = {
     "optimizer": (lambda: add(empty_trainer()).compile("adamm"), r"`optimizer` must be a Keras optimizer or its name"),
     "schedule": (
         lambda: add(empty_trainer()).compile("sgd", schedule=schedules.Alternate({"b": 1})),
-        r"`turns` must name every head, and only heads: 'b' is no head; the head 'a' is not named",
+        r"`turns` must name every head, and nothing else: 'b' is not a head; the head 'a' is missing",
     ),
     "turns": (lambda: schedules.Alternate({"a": 0}), r"`turns\['a'\]` must be a whole number of at least 1"),
     "uncompiled": (
         lambda: add(empty_trainer()).fit(np.ones((2, 2)), np.ones((2, 1))),
-        r"`fit` needs a compiled trainer",
+        r"`fit` requires a compiled trainer",
     ),
     "budget": (
         lambda: add(empty_trainer()).compile("sgd", balancer=balancing.NormBudget({"b": 0.5})),
@@ -76,7 +76,7 @@ def ready():
 ONES = np.ones((4, 2), "float32")
 
 DATA_ERRORS = {
-    "unknown": ({"a": ONES, "c": ONES}, r"`targets` must name heads only: 'c' is no head.*the heads are 'a', 'b'"),
+    "unknown": ({"a": ONES, "c": ONES}, r"`targets` must name only heads: 'c' is not a head.*the heads are 'a', 'b'"),
     "absent": ({"a": ONES}, r"head 'b' has none in the data.*targets for 'a'; the heads are 'a', 'b'"),
     "no dict": (ONES, r"`targets` must be a dict by head name"),
 }
@@ -101,7 +101,7 @@ def test_a_head_that_does_not_use_the_representation_is_an_error():
 def test_a_representation_without_floats_and_a_loss_that_reduces_are_errors():
     trainer = MultiHeadTrainer(lambda x: tf.cast(x, tf.int32))
     add(trainer).compile("sgd")
-    with pytest.raises(ValueError, match="The encoder must return at least one floating tensor"):
+    with pytest.raises(ValueError, match="The encoder must return at least one floating-point tensor"):
         trainer.compute_gradients((ONES, {"a": ONES[:, :1]}))
     trainer = empty_trainer()
     trainer.add_head("a", keras.layers.Dense(1), lambda t, p: tf.reduce_mean((t - p) ** 2))

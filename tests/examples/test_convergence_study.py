@@ -276,7 +276,7 @@ def test_the_claim_is_judged_by_the_figures():
 def test_the_program(tmp_path, capsys):
     assert command.main([*SMALL, "--arms", "sum", "--output", str(tmp_path / "a")]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "Both heads as good as alone" in told and "The gradient of 'price' where the heads meet" in told
+    assert "Both heads as good as alone" in told and "The representation gradient of 'price' is" in told
     figures = json.loads((tmp_path / "a" / "figures.json").read_text(encoding="utf-8"))
     assert list(figures["arms"]) == ["decoder_alone", "price_alone", "sum"]
     curve = figures["arms"]["sum"]["curves"][0]
@@ -284,8 +284,8 @@ def test_the_program(tmp_path, capsys):
     assert 0 == curve[0]["seconds"] < curve[1]["seconds"] < curve[2]["seconds"]
     assert figures["arms"]["sum"]["summary"]["reply_loss"] == [curve[-1]["reply_loss"], 0]
     finding = figures["findings"][0]
-    assert finding.startswith("The gradient of 'price' where the heads meet is ") and figures["options"]["seeds"] == 1
-    assert "summed over the batch" in finding and "EqualNorms" in finding and "leaves 'reply' next to nothing" in finding
+    assert finding.startswith("The representation gradient of 'price' is ") and figures["options"]["seeds"] == 1
+    assert "summed over the batch" in finding and "EqualNorms" in finding and "leaves almost nothing of the gradient of 'reply'" in finding
     for axis in ("examples", "seconds"):
         assert (tmp_path / "a" / f"by_{axis}.png").read_bytes().startswith(b"\x89PNG")
 

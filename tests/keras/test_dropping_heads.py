@@ -18,7 +18,7 @@ def test_without_a_dropped_head_updates_are_those_of_the_others():
     before, dropped = tiny.values(trainer.encoder.variables), tiny.values(module.variables)
     trainer.drop_head("price")
     assert list(trainer.heads) == list(trainer.predict(batch[0], verbose=0)) == ["tag", "size"]
-    with pytest.raises(ValueError, match=r"`fit` needs a compiled trainer\..*`add_head` or `drop_head`\. Call `compile"):
+    with pytest.raises(ValueError, match=r"`fit` requires a compiled trainer\..*`add_head` or `drop_head`\. Call `compile"):
         trainer.fit(*tiny.only(batch, "tag", "size"))
     np.testing.assert_array_equal(before[0], tiny.values(trainer.encoder.variables)[0])
 
@@ -35,7 +35,7 @@ def test_without_a_dropped_head_updates_are_those_of_the_others():
     for mine, its in zip(tiny.weights_of(twin), tiny.weights_of(trainer), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-6)
     assert all(np.array_equal(a, b) for a, b in zip(dropped, tiny.values(module.variables), strict=True))
-    with pytest.raises(ValueError, match=r"'price' is no head.*the heads are 'tag', 'size'"):
+    with pytest.raises(ValueError, match=r"'price' is not a head.*the heads are 'tag', 'size'"):
         trainer.evaluate(*batch, verbose=0)
 
 

@@ -148,7 +148,7 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         "a": tf.TensorSpec([None, 2], name="x"),
         "b": (tf.TensorSpec([None, 2], name="x"), tf.TensorSpec([None, 2])),
     }
-    with pytest.raises(ValueError, match=r"`inputs` must have a name each\. Received: 'x', 'b_1'\."):
+    with pytest.raises(ValueError, match=r"`inputs` must have distinct names\. Received: 'x', 'b_1'\."):
         trainer.export("y", tmp_path / "z", inputs=same_name)
 
 
@@ -216,19 +216,19 @@ WRONG = {
     "rank": (
         {"preprocess": tf.strings.to_number},
         ValueError,
-        r"`preprocess` must give what the encoder takes: TensorSpec\(shape=\(None, 5\).*Received: Tensor",
+        r"`preprocess` must return the encoder's inputs: TensorSpec\(shape=\(None, 5\).*Received: Tensor",
     ),
     "ragged": (
         {"preprocess": tf.strings.split},
         ValueError,
-        r"`preprocess` must give.*Received: tf\.Ragged.*`to_tensor\(\)`",
+        r"`preprocess` must return.*Received: tf\.Ragged.*`to_tensor\(\)`",
     ),
     "nest": (
         {"postprocess": lambda probabilities: [probabilities]},
         ValueError,
-        r"`postprocess` must give a tensor or a dict of tensors by name\. Received: \[",
+        r"`postprocess` must return a tensor or a dict of tensors by name\. Received: \[",
     ),
-    "empty": ({"postprocess": lambda probabilities: {}}, ValueError, r"`postprocess` must give .*Received: \{\}"),
+    "empty": ({"postprocess": lambda probabilities: {}}, ValueError, r"`postprocess` must return .*Received: \{\}"),
 }
 
 
@@ -250,14 +250,14 @@ def test_a_table_that_cannot_be_found(shared, tmp_path):
         )
 
     assert postprocess(tf.eye(3)).numpy().tolist() == [name.encode() for name in NAMES]
-    with pytest.raises(ValueError, match=r"`preprocess` and `postprocess` must use only lookup tables .* Received: 1 that"):
+    with pytest.raises(ValueError, match=r"`preprocess` and `postprocess` may use only lookup tables .* Received: 1 that"):
         shared.export("price", tmp_path / "x", postprocess=postprocess)
     del table
 
 
 def test_a_path_that_is_a_file(shared, tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(ValueError, match=r"`path` must be a folder, or new\. Received: path='.*x', which is a file\."):
+    with pytest.raises(ValueError, match=r"`path` must be a folder or a new path\. Received: path='.*x', which is a file\."):
         shared.export("price", tmp_path / "x")
 
 

@@ -94,7 +94,7 @@ def test_errors():
     with pytest.raises(ValueError, match="`momentum` must be None or at least 0 and below 1"):
         GradientAccumulator([tf.Variable([0.0])], momentum=1.0)
     accumulator = GradientAccumulator([tf.Variable([0.0])])
-    with pytest.raises(ValueError, match="one gradient, or None, per variable, 1 in all. Received: 2"):
+    with pytest.raises(ValueError, match="one gradient, or None, per variable, 1 in total. Received: 2"):
         accumulator.add([None, None])
     with pytest.raises(ValueError, match="`reduction` must be one of 'mean', 'sum'"):
         accumulator.add([None], reduction="median")

@@ -77,12 +77,12 @@ def test_nothing_changes():
 @pytest.mark.parametrize(
     ("weight", "cause"),
     [
-        (1.0, "Cause: not the size of its loss, but how its module hangs on the representation."),
+        (1.0, "Cause: not the size of its loss, but the sensitivity of its module to the representation."),
         (
             6.0,
-            "Cause: its weighted loss is 6 times as large; either it is summed over the batch, or in other units; and how",
+            "Cause: its weighted loss is 6 times as large; it is summed over the batch, or in different units. A second cause",
         ),
-        (200.0, "Cause: its weighted loss is 200 times as large; either it is summed over the batch, or in other units."),
+        (200.0, "Cause: its weighted loss is 200 times as large; it is summed over the batch, or in different units."),
     ],
 )
 def test_a_steep_module_is_told_from_a_large_loss(weight, cause):
@@ -97,7 +97,7 @@ def test_a_steep_module_is_told_from_a_large_loss(weight, cause):
         name: values + 1 for name, values in predictions.items()
     }  # the loss of each is 1, its gradient's length apart
     (found,) = trainer.diagnose([(inputs, targets)]).findings
-    assert f"The gradient of 'steep' where the heads meet is {100 * weight:.3g} times as long" in found
+    assert f"The representation gradient of 'steep' is {100 * weight:.3g} times as large" in found
     assert cause in found
 
 
@@ -120,10 +120,10 @@ def test_an_unreduced_loss_is_named_with_its_remedy():
     report = trainer.diagnose(data)
     lengths = report.norms["parameters"]  # the heads read no common tensor
     (found, *others) = report.findings
-    assert f"The gradient of 'price' at the parameters is {lengths[1] / lengths[0]:.3g} times as long" in found
-    assert "summed over the batch" in found and "leaves 'tag' next to nothing" in found
+    assert f"The encoder gradient of 'price' is {lengths[1] / lengths[0]:.3g} times as large" in found
+    assert "summed over the batch" in found and "leaves almost nothing of the gradient of 'tag'" in found
     assert "`balancer=balancing.EqualNorms()` or `balancing.NormBudget({'price': 0.5})`, or `weight=" in found
-    assert any(other.startswith("Clipping leaves ") for other in others)
+    assert any(other.startswith("On average, clipping reduces ") for other in others)
     suggested = float(found.rpartition("`weight=")[2].partition("`")[0])
     # What it suggests brings both to one length.
     balanced = MultiHeadTrainer(encoder)
@@ -151,7 +151,7 @@ def test_opposed_heads_are_named():
     report = trainer.diagnose(data)
     assert report.conflicts["parameters"][0, 1] == 1 and report.cosines["parameters"][0, 1] < -0.5
     (found,) = report.findings
-    assert "'up' and 'down' oppose each other in 100% of the batches" in found and "balancing.UPGrad()" in found
+    assert "The gradients of 'up' and 'down' conflict in 100% of the batches" in found and "balancing.UPGrad()" in found
 
 
 def test_heads_that_agree_need_nothing():
@@ -162,14 +162,14 @@ def test_heads_that_agree_need_nothing():
 
 def test_a_balancer_that_is_set_is_mentioned():
     trainer, data = linear({"one": lambda x: 9 + x[:, :1], "two": lambda x: 9 + x[:, 1:]}, balancer="UPGrad")
-    assert "from before UPGrad, the balancer that is set" in trainer.diagnose(data).findings[-1]
+    assert "before balancing with UPGrad" in trainer.diagnose(data).findings[-1]
 
 
 def test_missing_labels_and_broken_gradients_are_named():
     nothing = lambda x: np.full([len(x), 1], np.nan, "float32")  # noqa: E731
     trainer, data = linear({"one": lambda x: 9 + x[:, :1], "two": nothing})
     report = trainer.diagnose(data)
-    assert "'two' has labels in 0% of the batches" in report.findings[0]
+    assert "'two' has labels in only 0% of the batches" in report.findings[0]
     assert np.isnan(report.losses[1]) and "nan" in str(report)
     trainer, data = linear({"one": lambda x: 9 + x[:, :1], "two": lambda x: np.full([len(x), 1], 3e38, "float32")})
     assert "'two' has losses or gradients that are not finite" in trainer.diagnose(data).findings[0]
@@ -205,15 +205,15 @@ def test_loss_scaling_does_not_matter():
 
 def test_errors():
     trainer = tiny.trainer("sgd")
-    with pytest.raises(TypeError, match="`dataset` must be a data set, or a list, of batches. Received: int"):
+    with pytest.raises(TypeError, match="`dataset` must be a dataset or a list of batches. Received: int"):
         trainer.diagnose(5)
-    with pytest.raises(TypeError, match="Received: tuple. Pass what `fit` takes"):
+    with pytest.raises(TypeError, match="Received: tuple. Pass a dataset as for `fit`"):
         trainer.diagnose(batches(1)[0])
     with pytest.raises(ValueError, match="`dataset` must hold at least one batch. Received: none"):
         trainer.diagnose([])
     with pytest.raises(ValueError, match="`batches` must be a whole number of at least 1"):
         trainer.diagnose(batches(1), batches=0)
-    with pytest.raises(ValueError, match="`diagnose` needs a compiled trainer"):
+    with pytest.raises(ValueError, match="`diagnose` requires a compiled trainer"):
         MultiHeadTrainer(keras.layers.Dense(1)).diagnose(batches(1))
 
 

@@ -55,7 +55,7 @@ def test_only_balance_every_wraps_the_balancer():
         ({"balancer": "SDMGrad"}, ValueError, "`balance_at` must be one of 'parameters' for SDMGrad"),
         ({"balancer": "GradDrop", "balance_every": 2}, ValueError, "`balance_every` must be 1 for GradDrop"),
         ({"balancer": "GradDrop", "micro_batches": 2}, ValueError, "`balance_at` must be 'parameters' for GradDrop with several"),
-        ({"balancer": balancing.UPGrad({"c": 1.0})}, ValueError, "`preference` must name heads only: 'c' is no head"),
+        ({"balancer": balancing.UPGrad({"c": 1.0})}, ValueError, "`preference` must name only heads: 'c' is not a head"),
     ],
 )
 def test_options_out_of_their_range_are_refused(options, error, message):
@@ -74,7 +74,7 @@ def test_a_balancer_for_folds_works_at_the_parameters_only_whatever_it_says():
 
 def test_the_optimizer_must_leave_clipping_to_the_trainer():
     assert isinstance(check_optimizer("adam"), keras.optimizers.Adam)
-    with pytest.raises(ValueError, match=r"with clipnorm=1.0. Leave it out and pass `clip=clipping.ByNorm\(1.0\)`"):
+    with pytest.raises(ValueError, match=r"with clipnorm=1.0. Omit this option and pass `clip=clipping.ByNorm\(1.0\)`"):
         check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
     with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name. Received: optimizer='adem'"):
         check_optimizer("adem")

@@ -84,7 +84,7 @@ ERRORS = {
     "threshold": (lambda: schedules.WhileConflicting(2), r"`threshold` must be a cosine"),
     "momentum": (lambda: schedules.WhileConflicting(momentum=1), r"`momentum` must be at least 0 and below 1"),
     "probe": (lambda: schedules.WhileConflicting(probe_every=1), r"`probe_every` must be at least 2"),
-    "never": (lambda: schedules.Sample({"a": 1}).bind(["a", "b"]), r"the head 'b' is not named"),
+    "never": (lambda: schedules.Sample({"a": 1}).bind(["a", "b"]), r"the head 'b' is missing"),
 }
 
 

@@ -24,7 +24,7 @@ def test_preference_of_the_wrong_length_or_heads():
         balancer(ROWS)
     with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads \('reply', 'price'\)\. Pass one number per head"):
         balancer.bind(NAMES)
-    with pytest.raises(ValueError, match=r"`preference` must name heads only: 'prise' is no head.*'reply', 'price'"):
+    with pytest.raises(ValueError, match=r"`preference` must name only heads: 'prise' is not a head.*'reply', 'price'"):
         balancing.UPGrad({"prise": 2.0}).bind(NAMES)
     with pytest.raises(ValueError, match=r"`preference` by name requires the heads' names\..*Call `bind\(head_names\)` first"):
         balancing.UPGrad({"price": 2.0})(ROWS)
@@ -37,7 +37,7 @@ def test_budgets():
         with pytest.raises(ValueError, match=r"`budgets` must be above 0 and at most 1\. Received: .* for head 'price'"):
             balancing.NormBudget({"price": budget})
     with pytest.raises(
-        ValueError, match=r"`budgets` must name heads only: 'prise' is no head.*the heads are 'reply', 'price'"
+        ValueError, match=r"`budgets` must name only heads: 'prise' is not a head.*the heads are 'reply', 'price'"
     ):
         balancing.NormBudget({"prise": 0.3}).bind(NAMES)
     with pytest.raises(ValueError, match=r"`budgets` must contain only known heads\. Received: head 2; the heads are 0, 1\."):
@@ -75,7 +75,7 @@ def test_ranges_of_arguments():
 
 
 def test_meta_balance_target():
-    with pytest.raises(ValueError, match=r"`target` must name heads only: 'prise' is no head"):
+    with pytest.raises(ValueError, match=r"`target` must name only heads: 'prise' is not a head"):
         balancing.MetaBalance("prise").bind(NAMES)
     for target in (2, -1, "price", 0.5):
         with pytest.raises(ValueError, match=r"`target` must be the index of a row.*Received: target=.* with 2 heads\."):
@@ -90,7 +90,7 @@ LIMITED = [name for name in balancing.__all__ if getattr(getattr(balancing, name
 
 @pytest.mark.parametrize("name", LIMITED)
 def test_too_many_heads(name):
-    with pytest.raises(ValueError, match=rf"`{name}` takes 1 to 16 heads\. Received: num_heads=17\. Give some heads"):
+    with pytest.raises(ValueError, match=rf"`{name}` supports 1 to 16 heads\. Received: num_heads=17\. Merge some heads"):
         getattr(balancing, name)().build((17, None))
 
 
@@ -103,7 +103,7 @@ def test_methods_without_a_solver_take_any_number_of_heads():
 @pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL])
 def test_running_gradients_are_for_parameters_of_known_number(method):
     assert method.levels == ("parameters",)
-    with pytest.raises(ValueError, match=rf"`input_shape` must tell {method.__name__} the numbers of parameters"):
+    with pytest.raises(ValueError, match=rf"`input_shape` must contain the numbers of parameters for {method.__name__}"):
         method().build((2, None))
     balancer = method()
     balancer(ROWS)
@@ -114,16 +114,16 @@ def test_running_gradients_are_for_parameters_of_known_number(method):
 def test_another_number_of_heads_than_the_state_was_made_for():
     for balancer in (balancing.GradVac(), balancing.SDMGrad(), balancing.MetaBalance()):
         balancer(np.eye(3))
-        with pytest.raises(ValueError, match=r"keeps a state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
+        with pytest.raises(ValueError, match=r"has state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
             balancer(ROWS)
     stateless = balancing.UPGrad()
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
 
 
 def test_chains():
-    with pytest.raises(ValueError, match=r"`steps` before the last must scale .* Received: 'GradDrop' before the end\."):
+    with pytest.raises(ValueError, match=r"`steps` before the last must multiply .* Received: 'GradDrop' before the end\."):
         balancing.Chain("GradDrop", "UPGrad")
-    with pytest.raises(ValueError, match=r"`DualProj`|takes 1 to 16 heads"):
+    with pytest.raises(ValueError, match=r"`DualProj`|supports 1 to 16 heads"):
         balancing.Chain("EqualNorms", "DualProj").build((20, None))
 
 

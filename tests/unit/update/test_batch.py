@@ -21,9 +21,9 @@ def test_targets_and_weights_are_by_head_name_and_none_is_left_out():
     ("data", "message"),
     [
         (1, "A batch must be .inputs, targets.* Received: a batch without targets"),
-        ((1, 2), "`targets` must be a dict by head name, since there are several heads. Received: int"),
-        ((1, {"c": 2}), "`targets` must name heads only: 'c' is no head"),
-        ((1, {"a": 2}, {"c": 2}), "`sample_weights` must name heads only: 'c' is no head"),
+        ((1, 2), "`targets` must be a dict by head name if there are several heads. Received: int"),
+        ((1, {"c": 2}), "`targets` must name only heads: 'c' is not a head"),
+        ((1, {"a": 2}, {"c": 2}), "`sample_weights` must name only heads: 'c' is not a head"),
     ],
 )
 def test_what_is_no_batch_is_refused(data, message):

@@ -30,7 +30,7 @@ def test_keras_masks_stay_on_the_leaves():
 
 
 def test_a_representation_needs_a_floating_leaf():
-    with pytest.raises(ValueError, match="must return at least one floating tensor"):
+    with pytest.raises(ValueError, match="must return at least one floating-point tensor"):
         DetachedRepresentation({"length": tf.constant([2])})
 
 

@@ -76,7 +76,7 @@ def test_unknown_names_and_things():
         (lambda: weighting.RandomLossWeighting(seed=0.5), "`seed` must be a whole number"),
         (
             lambda: weighting.SmoothTchebycheff(targets={"a": 1}).bind(["b"]),
-            "`targets` must name heads only: 'a' is no head",
+            "`targets` must name only heads: 'a' is not a head",
         ),
         (lambda: weighting.LogLoss()([[1.0]]), r"`losses` must have the shape \[num_heads\]"),
     ],
@@ -91,7 +91,7 @@ def test_a_weighting_belongs_to_its_heads():
     made([1.0, 2.0])
     with pytest.raises(ValueError, match="one loss for each of the heads '0', '1'. Received: 3"):
         made([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="`weighting` keeps a state for the heads '0', '1'. Received: the heads 'a', 'b'"):
+    with pytest.raises(ValueError, match="`weighting` has state for the heads '0', '1'. Received: the heads 'a', 'b'"):
         made.bind(["a", "b"])
     with pytest.raises(NotImplementedError, match=r"must implement `total\(losses, active\)`"):
         weighting.Weighting()([1.0])
@@ -148,16 +148,16 @@ class Faulty(Squares):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("mean", "stay the same when a head without labels joins"),
+        ("mean", "give the same weights when a head without labels is added"),
         ("order", "not depend on the heads' order"),
         ("sign", "have finite weights of at least 0"),
-        ("gradient", "have a weight above 0: is `total` differentiable by the losses"),
-        ("infinite", "give a finite scalar as `total`"),
-        ("graph", "be the same in a graph as outside of one"),
-        ("claim", "not let its weights depend on the losses, or name 'losses' in `uses`"),
-        ("reset", "have its state of the start after `Faulty.reset"),
-        ("skipped", "learn nothing from an update that was not applied"),
-        ("config", "give all its arguments in `get_config`"),
+        ("gradient", "have a weight above 0: does `total` have gradients for the losses"),
+        ("infinite", "return a finite scalar as `total`"),
+        ("graph", "be the same in a graph as in eager mode"),
+        ("claim", "have weights that do not depend on the losses, or name 'losses' in `uses`"),
+        ("reset", "have its initial state after `Faulty.reset"),
+        ("skipped", "not change its state if an update was not applied"),
+        ("config", "return all its arguments from `get_config`"),
     ],
 )
 def test_checks_find_faults(fault, message):
@@ -166,11 +166,11 @@ def test_checks_find_faults(fault, message):
 
 
 def test_totals_that_are_no_scalar_and_unknown_needs():
-    with pytest.raises(ValueError, match=r"`total` of Faulty must give a scalar\. Received: shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"`total` of Faulty must return a scalar\. Received: shape \(3,\)"):
         Faulty("shape")([1.0, 2.0, 3.0])
     needy = Squares()
     needy.uses = ("losses", "time")
-    with pytest.raises(ValueError, match="`uses` of Squares may name 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"):
+    with pytest.raises(ValueError, match="`uses` of Squares may contain 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"):
         needy.bind(["a"])
 
 
