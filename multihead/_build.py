@@ -69,7 +69,7 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(
-            f"These heads do not read a common tensor of the representation: {pairs}. Their representation gradients are "
+            f"Some heads read no common tensor of the representation: {pairs}. Their representation gradients are "
             "orthogonal by construction, and their norms are of different tensors, so a balancer cannot compare them. Pass "
             '`balance_at="parameters"` to `compile`.',
             UserWarning,

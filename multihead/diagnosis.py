@@ -217,8 +217,8 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
         said.append(
-            f"{pairs} do not read a common tensor of the representation, so their gradients cannot be compared there: norms "
-            "are compared at the parameters. With a balancer, pass `balance_at='parameters'`."
+            f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there: norms are "
+            "compared at the parameters. With a balancer, pass `balance_at='parameters'`."
         )
     if spec.balancer is not None:
         said.append(f"All measurements are taken before balancing with {type(spec.balancer).__name__}.")
