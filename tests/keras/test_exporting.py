@@ -263,7 +263,7 @@ def test_a_path_that_is_a_file(shared, tmp_path):
 
 def test_a_head_without_variables_yet(tmp_path):
     trainer = tiny.trainer(heads=("price",))
-    message = r"`head` must have variables to export\. Received: head='{}', and no data since it was added\. Call"
+    message = r"`head` must be built before it is exported\. Received: head='{}', without data since it was added\. Call"
     with pytest.raises(ValueError, match=message.format("price")):
         trainer.export("price", tmp_path / "x")
     inputs, targets = tiny.data(4)

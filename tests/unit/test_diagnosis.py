@@ -209,7 +209,7 @@ def test_errors():
         trainer.diagnose(5)
     with pytest.raises(TypeError, match="Received: tuple. Pass a dataset as for `fit`"):
         trainer.diagnose(batches(1)[0])
-    with pytest.raises(ValueError, match="`dataset` must hold at least one batch. Received: none"):
+    with pytest.raises(ValueError, match="`dataset` must contain at least one batch. Received: none"):
         trainer.diagnose([])
     with pytest.raises(ValueError, match="`batches` must be a whole number of at least 1"):
         trainer.diagnose(batches(1), batches=0)
