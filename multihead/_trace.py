@@ -125,7 +125,7 @@ def _trace_head(
     if find_leaves and len(leaves) > 1:
         depends = [gradient is not None for gradient in tf.gradients(predictions, leaves)]
     spec = tf.TensorSpec(predictions.shape, predictions.dtype)
-    return spec, Predictions(predictions.shape.rank, keras_mask(predictions) is not None, tuple(depends))
+    return spec, Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
 def _predictions(head: Head, representation: Any, targets: Any) -> Any:

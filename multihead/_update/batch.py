@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._keras import spec_of_one_replica
-from multihead._validation import check_head_names, quoted
+from multihead._validation import check_dense, check_head_names, quoted
 
 
 class Batch(NamedTuple):
@@ -51,7 +51,10 @@ def _by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str,
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        check_dense(f"`{argument}[{name!r}]`", value)
+    return given
 
 
 def batch_size(nest: Any) -> tf.Tensor:
@@ -60,8 +63,9 @@ def batch_size(nest: Any) -> tf.Tensor:
 
 
 def as_tensors(nest: Any) -> Any:
-    """Converts the arrays and numbers in a nest to tensors."""
-    return tf.nest.map_structure(tf.convert_to_tensor, nest)
+    """Converts the arrays and numbers in a nest to tensors; None stays None."""
+    convert = lambda leaf: leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)  # noqa: E731
+    return tf.nest.map_structure(convert, nest)
 
 
 def specs_of(x: Any, y: Any, sample_weight: Any) -> Any | None:
