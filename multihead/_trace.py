@@ -116,7 +116,7 @@ def _trace_head(
     reading = _Reading()
     predictions = _predictions(head, representation.nest, targets)
     _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
-    if not tf.is_tensor(predictions):
+    if not isinstance(predictions, tf.Tensor):
         raise ValueError(
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."

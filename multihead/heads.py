@@ -16,7 +16,7 @@ from multihead._labels.class_weights import ClassWeight
 from multihead._labels.missing import mask_missing, with_same_sizes, without_class_weights
 from multihead._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead._reads import check_reads, encode_reads, select
-from multihead._validation import is_number, quoted
+from multihead._validation import is_number
 
 __all__ = ["Head"]
 
@@ -139,25 +139,10 @@ class Head:
         return select(representation, self.reads, self.name)
 
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
-        """The module's predictions for the loss: with teacher forcing it reads the targets.
-
-        Raises:
-            TypeError: The module gives something else than one tensor.
-        """
+        """The module's predictions for the loss: with teacher forcing it reads the targets."""
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
-        predictions = call_module(self.module, *arguments, training=training)
-        if tf.is_tensor(predictions) and not isinstance(predictions, (tf.RaggedTensor, tf.SparseTensor)):
-            return predictions
-        received = f"a {type(predictions).__name__}"
-        if isinstance(predictions, Mapping):
-            received += f" with the keys {quoted(predictions)}"
-        elif isinstance(predictions, (list, tuple)):
-            received += f" of {len(predictions)}"
-        raise TypeError(
-            f"`module` of head {self.name!r} must return one dense tensor, the predictions for its loss. Received: "
-            f"{received}. Return the tensor that the loss reads, and add a head for each further one."
-        )
+        return call_module(self.module, *arguments, training=training)
 
     def generate(self, representation: Any) -> Any:
         """The module's answer without targets: `module.generate` with teacher forcing, else a plain call.

@@ -135,7 +135,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
             teacher_forcing: Whether the module reads its targets.
             ignore_label: The label of elements whose label is missing; NaN always means missing.
-            class_weight: Weights of the labels by class number, in training and evaluation; a class without one has weight 1.
+            class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
                 `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
             reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
                 tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
