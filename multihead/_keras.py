@@ -210,6 +210,29 @@ def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
+def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
+    """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
+
+    Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognised, too.
+    """
+    changed = change(predictions)
+    logits = getattr(predictions, "_keras_logits", None)
+    if logits is None and not hasattr(predictions, "numpy") and predictions.op.type == "Sigmoid":
+        logits = predictions.op.inputs[0]
+    if logits is not None and changed is not predictions:
+        changed._keras_logits = change(logits)
+    return changed
+
+
+def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """Targets in the dtype in which Keras hands them to a loss that its user wrote.
+
+    Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
+    """
+    both = lambda kind: getattr(targets.dtype, kind) and getattr(predictions.dtype, kind)  # noqa: E731
+    return tf.cast(targets, predictions.dtype) if KERAS_3 or both("is_floating") or both("is_integer") else targets
+
+
 class InMode(keras.layers.Layer):
     """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument."""
 

@@ -124,7 +124,7 @@ def _trace_head(
     reading = _Reading()
     predictions = _predictions(head, representation.nest, targets)
     _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
-    if not tf.is_tensor(predictions):
+    if not isinstance(predictions, tf.Tensor):
         raise ValueError(
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."
@@ -133,7 +133,7 @@ def _trace_head(
     if find_leaves and len(leaves) > 1:
         depends = [gradient is not None for gradient in tf.gradients(predictions, leaves)]
     spec = tf.TensorSpec(predictions.shape, predictions.dtype)
-    return spec, Predictions(predictions.shape.rank, keras_mask(predictions) is not None, tuple(depends))
+    return spec, Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
 def _predictions(head: Head, representation: Any, targets: Any) -> Any:

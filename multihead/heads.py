@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,11 @@ import tensorflow as tf
 
 from multihead import losses
 from multihead._keras import call_module
+from multihead._known_losses import CLASSES
+from multihead._labels.checks import LabelSpec, check_specs
+from multihead._labels.class_weights import ClassWeight
+from multihead._labels.missing import mask_missing, with_same_sizes, without_class_weights
+from multihead._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead._reads import check_reads, encode_reads, select
 from multihead._validation import is_number
 
@@ -29,10 +34,11 @@ class Head:
         metrics: Keras metrics or their names.
         teacher_forcing: Whether the module reads its targets.
         ignore_label: The label of an element without a label (NaN always is one).
+        class_weight: Weights by class number, or None.
         reads: Which part of the representation the module is given; None for all of it.
 
     Raises:
-        ValueError: `name` cannot be one, `weight` is negative or not finite, the loss or a metric is unknown.
+        ValueError: `name` cannot be one, a weight is negative or not finite, the loss or a metric is unknown.
         TypeError: An argument is of the wrong kind.
     """
 
@@ -45,7 +51,8 @@ class Head:
         weight: Weight = 1.0,
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
-        ignore_label: int | None = None,
+        ignore_label: float | None = None,
+        class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
@@ -55,17 +62,30 @@ class Head:
                 f"`module` must be a Keras layer, a model or a function. Received: module={module!r}. "
                 "Pass what turns the representation into the head's predictions."
             )
-        if isinstance(metrics, (str, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
-            raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r}. Put it into a list.")
         self.name = name
         self.module = module
         self.loss = losses.get(loss)
         self.weight = check_weight(weight)
-        self.metric_specs = list(metrics)
+        self.metric_specs = check_metrics(metrics, name)
         self.teacher_forcing = bool(teacher_forcing)
-        self.ignore_label = ignore_label
+        self.ignore_label = check_ignore_label(ignore_label)
+        self.class_weight = None if class_weight is None else ClassWeight(class_weight)
         self.reads = check_reads(reads)
-        self.metrics: list[Any] | None = None
+        labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
+        ignore_labels = tuple(label for label in labels if label is not None)
+        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
+        self._metrics: list[HeadMetric] | None = None
+        self.weight_at(tf.constant(0, tf.int64))  # what gives no number is told at once
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the head has seen the specs of its targets."""
+        return self._metrics is not None
+
+    @property
+    def metrics(self) -> list[Any] | None:
+        """The Keras metrics, or None before `build`."""
+        return None if self._metrics is None else [each.metric for each in self._metrics]
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, serialized.
@@ -82,6 +102,7 @@ class Head:
             "metrics": [serialize(metric) for metric in self.metric_specs],
             "teacher_forcing": self.teacher_forcing,
             "ignore_label": self.ignore_label,
+            "class_weight": None if self.class_weight is None else dict(self.class_weight.weights),
             "reads": encode_reads(self.reads),
         }
 
@@ -96,9 +117,22 @@ class Head:
         return list(getattr(self.module, "losses", []))
 
     def weight_at(self, update: tf.Tensor) -> tf.Tensor:
-        """The head's weight at an update; a float32 scalar."""
+        """The head's weight at an update; a float32 scalar.
+
+        Raises:
+            ValueError: A function gives something else than one number.
+        """
         weight = self.weight(update) if callable(self.weight) else self.weight
-        return tf.cast(tf.convert_to_tensor(weight), tf.float32)
+        try:
+            result = tf.convert_to_tensor(weight)
+        except (ValueError, TypeError):
+            result = tf.constant("")
+        if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
+            return tf.cast(result, tf.float32)
+        raise ValueError(
+            f"`weight` of head {self.name!r} must give one number at each update. Received: {weight!r} from "
+            f"{self.weight!r}. Return a number or a scalar tensor."
+        )
 
     def read(self, representation: Any) -> Any:
         """The part of the representation that the module is given."""
@@ -128,8 +162,32 @@ class Head:
         generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
         return generate(representation)
 
-    def labelled(
-        self, targets: tf.Tensor, sample_weight: tf.Tensor | None, prediction_rank: int, mask: tf.Tensor | None
+    def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
+        """Checks the specs of targets and predictions against the loss, and creates the metrics.
+
+        Names such as `"accuracy"` are resolved by the shapes, as in Keras.
+
+        Raises:
+            TypeError: The targets are no dense tensor of numbers.
+            ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
+                `class_weight` does not fit them.
+        """
+        check_specs(self.label_spec, targets, predictions)
+        if self._metrics is not None:
+            return
+        metrics = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
+        for metric in metrics:
+            metric.check(self.name, targets, predictions)
+        self._metrics = metrics
+
+    def mask_missing(
+        self,
+        targets: tf.Tensor,
+        sample_weight: tf.Tensor | None,
+        predictions: tf.TensorSpec,
+        mask: tf.Tensor | None,
+        *,
+        check: bool = True,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Finds which elements have a label and how much each counts, and replaces the labels of the others by 0.
 
@@ -138,59 +196,51 @@ class Head:
         Args:
             targets: The head's targets, `[batch, ...]`.
             sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
-            prediction_rank: The rank of the head's predictions; the loss's values have one axis less (at least one).
+            predictions: The spec of the head's predictions.
             mask: The Keras mask of the predictions, or None.
+            check: Whether to look for labels that the loss cannot take and for weights that are none. They raise an error
+                when they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the
+                update's gradients are not finite and it is not applied.
 
         Returns:
             The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
-        """
-        rank = losses.value_rank(prediction_rank)
-        missing = tf.zeros_like(targets, tf.bool)
-        if targets.dtype.is_floating:
-            missing = tf.math.is_nan(targets)
-        for label in (self.ignore_label, self.loss.ignore_label):
-            if label is not None:
-                missing |= tf.equal(targets, tf.cast(label, targets.dtype))
-        clean = tf.where(missing, tf.zeros_like(targets), targets)
-        if missing.shape.rank > rank:
-            missing = tf.reduce_any(missing, axis=list(range(rank, missing.shape.rank)))
-        weights = tf.where(missing, 0.0, 1.0)
-        if sample_weight is not None:
-            given = tf.cast(sample_weight, tf.float32)
-            message = f"`sample_weights[{self.name!r}]` must be at least 0"
-            with tf.control_dependencies([tf.debugging.assert_non_negative(given, message=message)]):
-                weights = weights * self._broadcast(tf.identity(given), rank)
-        if mask is not None and mask.shape.rank <= rank:
-            weights = weights * self._broadcast(tf.cast(mask, tf.float32), rank)
-        # A weight of zero means that there is no label: whatever stands there, NaN included, is replaced too.
-        used = tf.reshape(weights > 0, tf.concat([tf.shape(weights), [1] * (clean.shape.rank - rank)], axis=0))
-        return tf.where(used, clean, tf.zeros_like(clean)), weights
 
-    def _broadcast(self, weights: tf.Tensor, rank: int) -> tf.Tensor:
-        while weights.shape.rank > rank and weights.shape[-1] == 1:
-            weights = tf.squeeze(weights, axis=-1)
-        if weights.shape.rank > rank:
-            raise ValueError(
-                f"`sample_weights[{self.name!r}]` must have at most {rank} axes, one weight per element of the loss. "
-                f"Received: shape {weights.shape}. Pass weights of shape [batch]"
-                f"{' or [batch, time]' if rank > 1 else ''}."
-            )
-        return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (rank - weights.shape.rank)], axis=0))
+        Raises:
+            TypeError: Targets or weights are no dense tensors of numbers.
+            ValueError: Their shapes do not fit the predictions', or a label is none.
+        """
+        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
 
     def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
-        values = self.loss.values(targets, predictions)
+        shape, over = losses.with_columns(predictions.shape), self.loss.over
+        num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
+        seen = losses.aligned(targets, shape, over)
+        seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
+        # XLA leaves that check out: there a reshape of another number of values fails.
+        values = tf.reshape(self.loss.values(seen, predictions), tf.shape(weights))
         return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
 
-    def build_metrics(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-        """Creates the metrics; names such as `"accuracy"` are resolved by the shapes, as in Keras."""
-        if self.metrics is None:
-            self.metrics = [resolve_metric(spec, targets, predictions, self.name) for spec in self.metric_specs]
-
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements to the metrics."""
-        for metric in self.metrics or []:
-            metric.update_state(targets, predictions, sample_weight=weights)
+        """Adds the labelled elements to the metrics; classes do not weigh there."""
+        if self._metrics:
+            weights = without_class_weights(self.label_spec, targets, predictions, weights)
+        for metric in self._metrics or []:
+            metric.update(targets, predictions, weights)
+
+
+def check_ignore_label(label: Any) -> float | None:
+    """Returns an `ignore_label` if it is None or a number.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if label is None or is_number(label):
+        return label if label is None or isinstance(label, (int, float)) else label.item()
+    raise TypeError(
+        f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
+        "missing label."
+    )
 
 
 def check_weight(weight: Any) -> Weight:
@@ -201,42 +251,10 @@ def check_weight(weight: Any) -> Weight:
     """
     if callable(weight):
         return weight
+    weight = weight.item() if hasattr(weight, "item") and getattr(weight, "shape", None) == () else weight
     if not is_number(weight) or weight < 0:
         raise ValueError(
             "`weight` must be a finite number of at least 0, or a function of the count of updates. "
             f"Received: weight={weight!r}. To leave a head out, pass 0."
         )
     return float(weight)
-
-
-def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Any:
-    """Makes a `keras.metrics.Metric` of a metric, a name or a function.
-
-    `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
-
-    Raises:
-        ValueError: Keras does not know the name.
-    """
-    if isinstance(spec, keras.metrics.Metric):
-        return spec
-    if spec in ("accuracy", "acc", "crossentropy", "ce"):
-        if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
-            form = "Binary"
-        elif targets.shape.rank < predictions.shape.rank or targets.shape[-1] == 1:
-            form = "SparseCategorical"
-        else:
-            form = "Categorical"
-        kind = "Accuracy" if spec in ("accuracy", "acc") else "Crossentropy"
-        return getattr(keras.metrics, form + kind)(name=spec)
-    try:
-        metric = keras.metrics.get(spec)
-    except ValueError as error:
-        raise ValueError(
-            f"`metrics` of head {head!r} must be Keras metrics or their names. Received: {spec!r}, which Keras does not "
-            "know. Pass, say, 'accuracy' or a `keras.metrics.Metric`."
-        ) from error
-    if isinstance(metric, type):
-        metric = metric()
-    if isinstance(metric, keras.metrics.Metric):
-        return metric
-    return keras.metrics.MeanMetricWrapper(metric, name=spec if isinstance(spec, str) else metric.__name__)

@@ -1,16 +1,24 @@
 """Losses as sums and counts.
 
 A head's loss is kept as the sum over its labelled elements and their count, and divided once, at the update:
-`loss = sum_i s_i * loss_i / sum_i s_i`. Sums and counts add up over slices, batches and replicas; means do not.
+`loss = sum_i s_i * loss_i / sum_i s_i`. Sums and counts add up over micro-batches, batches and replicas; means do not.
+
+An element is the smallest thing that can have a label of its own: one column of one row where Keras's loss is a mean over
+columns (`"mse"`, `"binary_crossentropy"`), a row where it reads all columns (`"categorical_crossentropy"`), a token for
+class numbers. So a missing label costs that element alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from multihead._keras import AUTOGRAPH, keras_mask, targets_for_loss, with_logits
+from multihead._known_losses import CLASSES, ELEMENTS, Known, is_keras, known
 
 __all__ = ["ElementLoss", "SequenceCrossentropy", "get"]
 
@@ -64,64 +72,137 @@ class SequenceCrossentropy(keras.losses.Loss):
 
 
 class ElementLoss:
-    """What the trainer uses of a loss: its values, one per labelled element, not reduced.
+    """What the trainer uses of a loss: its values, one per element, not reduced.
 
     Args:
-        function: `function(y_true, y_pred)` giving values of the predictions' shape without its last axis.
+        function: `function(y_true, y_pred)`.
         name: Name for messages.
         ignore_label: A label that marks an element without a label, or None.
         original: What the user passed, for the configuration.
+        known: What is known of the function, or None for one that is not Keras's own. Its values then say what its
+            elements are: one value per prediction, or one per row, step or example (the first axes of the predictions).
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], name: str, ignore_label: int | None, original: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        name: str,
+        ignore_label: int | None,
+        original: Any,
+        known: Known | None = None,
+    ) -> None:
         self._function = function
         self.name = name
         self.ignore_label = ignore_label
         self.original = original
+        self.known = known
+        self._ranks: dict[Any, int] = {}
 
-    def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        """The loss of each element, float32, with shape `predictions.shape[:-1]` (`[batch]` for `[batch]` predictions).
+    @property
+    def over(self) -> str | None:
+        """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if it is not known."""
+        return None if self.known is None else self.known.over
+
+    def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+        """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
 
         Raises:
-            ValueError: The loss reduced its values over the batch, or has the shape of something else.
+            ValueError: The loss reduces its values over the batch, or they have the shape of something else.
         """
+        shape = with_columns(predictions.shape)
+        if self.known is not None:
+            return shape.rank if self.over == ELEMENTS else shape.rank - 1
+        key = (targets.dtype, tuple(targets.shape), predictions.dtype, tuple(predictions.shape))
+        if key not in self._ranks:
+            with tf.init_scope():
+                traced = tf.function(self._computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
+            self._ranks[key] = traced.structured_outputs.shape.rank
+        return self._ranks[key]
+
+    def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
+
+        Raises:
+            ValueError: The loss reduces its values over the batch, or they have the shape of something else.
+        """
+        return tf.cast(self._computed(targets, predictions), tf.float32)
+
+    def _computed(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         predictions = tf.convert_to_tensor(predictions)
-        if predictions.dtype.is_floating and predictions.dtype != tf.float32 and predictions.dtype != tf.float64:
-            predictions = tf.cast(predictions, tf.float32)
+        if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
+            predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
         if predictions.shape.rank == 1:
-            predictions = predictions[:, tf.newaxis]
-        lacks_last_axis = targets.shape.rank == predictions.shape.rank - 1 and predictions.shape[-1] == 1
-        values = tf.convert_to_tensor(self._function(targets[..., tf.newaxis] if lacks_last_axis else targets, predictions))
-        if values.shape.rank != value_rank(predictions.shape.rank):
+            predictions = with_logits(lambda tensor: tensor[:, tf.newaxis], predictions)
+        shape = predictions.shape
+        targets = aligned(targets, shape, self.over)
+        if self.known is None:
+            targets = targets_for_loss(targets, predictions)
+        elif self.over != CLASSES:
+            targets = tf.cast(targets, predictions.dtype)
+        if self.over == ELEMENTS:  # the mean over a last axis of one is the term itself
+            targets, predictions = targets[..., tf.newaxis], with_logits(lambda t: t[..., tf.newaxis], predictions)
+        values = tf.convert_to_tensor(self._function(targets, predictions))
+        rank = values.shape.rank
+        if not rank or not values.shape.is_compatible_with(shape[:rank]) or keras_mask(values) is not None:
+            with_mask = "" if keras_mask(values) is None else " and a mask of their own"
             raise ValueError(
-                f"The loss {self.name!r} must give one value per element, shape {predictions.shape[:-1]} for predictions "
-                f"of shape {predictions.shape} and targets of shape {targets.shape}. Received: values of shape "
-                f"{values.shape}. Do not reduce in the loss: the trainer sums, counts and divides."
+                f"The loss {self.name!r} must give one value per element, that is, values of the shape of the predictions, "
+                f"{shape}, or of its first axes, and leave missing labels to `ignore_label`. Received: values of shape "
+                f"{values.shape}{with_mask} for targets of shape {targets.shape}. Do not reduce over the batch in the loss: "
+                "the trainer sums, counts and divides."
             )
-        return tf.cast(values, tf.float32)
+        return values
 
 
-def value_rank(prediction_rank: int) -> int:
-    """The rank of a loss's values: the predictions' without the last axis, at least 1."""
-    return max(prediction_rank - 1, 1)
+def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of predictions as a loss sees them: `[batch]` is `[batch, 1]`."""
+    return shape.concatenate(1) if shape.rank == 1 else shape
+
+
+def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
+    """Targets with the axes that a loss, or a metric, expects for predictions of a shape.
+
+    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
+
+    Args:
+        targets: The targets.
+        shape: The predictions' shape, of rank 2 at least.
+        over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
+    """
+    change = _change_of_rank(targets.shape, shape, over)
+    return targets[..., tf.newaxis] if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
+
+
+def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
+    """The shape of `aligned` targets of a shape."""
+    change = _change_of_rank(targets, shape, over)
+    return targets.concatenate(1) if change > 0 else targets[:-1] if change < 0 else targets
+
+
+def _change_of_rank(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> int:
+    if over == CLASSES:
+        return -1 if targets.rank == shape.rank and targets[-1] in (1, None) else 0
+    is_one = shape[-1] == 1 or (shape[-1] is None and over is not None)
+    return 1 if targets.rank == shape.rank - 1 and is_one else 0
 
 
 def get(loss: Any) -> ElementLoss:
     """Makes an `ElementLoss` of whatever Keras takes as a loss.
 
     Args:
-        loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss` or a function
-            `loss(y_true, y_pred)` that gives one value per element.
+        loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
+            a function `loss(y_true, y_pred)` that gives one value per element.
 
     Raises:
-        ValueError: The name is unknown, or a `Loss` is set to another reduction than the mean.
+        ValueError: The name is unknown, a `Loss` is set to another reduction than the mean, or it compares the examples
+            of a batch with one another.
         TypeError: `loss` is none of these.
     """
     original = loss
-    if isinstance(loss, str):
+    if isinstance(loss, (str, dict)):
         try:
             loss = keras.losses.get(loss)
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know. Pass a name such "
                 "as 'sparse_categorical_crossentropy' or 'mse', a `keras.losses.Loss`, or a function."
@@ -136,10 +217,27 @@ def get(loss: Any) -> ElementLoss:
                 f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out; to make a head count for "
                 "more, pass `weight=` to `add_head`."
             )
-        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original)
+        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
+            return _of_keras(loss.fn, str(loss.name), original, dict(loss._fn_kwargs))
+        what = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
+        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, what)
+    if is_keras(loss):
+        return _of_keras(loss, loss.__name__, original, {})
     if callable(loss):
         return ElementLoss(loss, getattr(loss, "__name__", type(loss).__name__), None, original)
     raise TypeError(
         "`loss` must be a name, a `keras.losses.Loss` or a function of (y_true, y_pred). "
         f"Received: loss={original!r}. Pass, say, loss='mse'."
     )
+
+
+def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
+    """The loss of one of Keras's functions with keyword arguments; what it ignores is an `ignore_label`."""
+    if function.__name__ == "circle":
+        raise ValueError(
+            "`loss` must be a sum over examples, so that it does not depend on how a batch is cut. Received: "
+            f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
+        )
+    what = known(function, options)
+    ignored = options.pop("ignore_class", None)
+    return ElementLoss(functools.partial(function, **options), name, ignored, original, what)

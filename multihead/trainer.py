@@ -35,8 +35,11 @@ from multihead._keras import (
     tensor_variable,
     unlock,
 )
+from multihead._labels.data import check_arrays, checked
+from multihead._metrics import check_apart
 from multihead._options import CompileOptions, check_optimizer
 from multihead._reads import decode_reads
+from multihead._stopping import errors_in_words
 from multihead._trace import trace_predictions
 from multihead._update.apply import ComputedGradients, active_by_gradients, snapshot
 from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, unpack
@@ -126,7 +129,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         weight: Weight = 1.0,
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
-        ignore_label: int | None = None,
+        ignore_label: float | None = None,
+        class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
     ) -> None:
         """Adds a head. Afterwards, `compile` must be called (again).
@@ -141,12 +145,15 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
             teacher_forcing: Whether the module reads its targets.
             ignore_label: The label of elements whose label is missing; NaN always means missing.
+            class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
+                `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
             reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
                 tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
                 `representation["states"][0]`; a list of these: a list of the parts.
 
         Raises:
-            ValueError: There is already a head with this name, or an argument is out of range.
+            ValueError: There is already a head with this name, an argument is out of range, or two figures of the heads
+                would have the same name in the logs.
             TypeError: An argument has the wrong type.
         """
         head = Head(
@@ -157,12 +164,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics=metrics,
             teacher_forcing=teacher_forcing,
             ignore_label=ignore_label,
+            class_weight=class_weight,
             reads=reads,
         )
         if name in self.heads:
             raise ValueError(
                 f"`name` must be new. Received: name={name!r}; the heads are {quoted(self.heads)}. Choose another name."
             )
+        check_apart([(each.name, each.metric_specs) for each in (*self._heads.value, head)])
         unlock(self)
         if isinstance(module, (keras.layers.Layer, tf.Module)):
             self._head_modules[name] = module
@@ -277,6 +286,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         representation = call_module(self.encoder, inputs, training=bool(training))
         return {head.name: head.generate(representation) for head in self._heads.value}
 
+    @errors_in_words()
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`, with `accumulate_steps` too.
 
@@ -306,12 +316,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             arguments, data = prepare_fit(arguments, list(self.heads))
             self._build_for(data.specs)
             self._renew("train_function", data.specs)
+            arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
             arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
             if options.accumulate_steps > 1:
                 windows = Windows(options.accumulate_steps, self.distribute_strategy)
                 arguments = prepare_windows(arguments, data, windows)
             return super().fit(**arguments)
 
+    @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
@@ -320,6 +332,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             arguments, data = prepare_evaluate(arguments, list(self.heads))
             self._build_for(data.specs)
             self._renew("test_function", data.specs)
+            arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
             return super().evaluate(**arguments)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -363,6 +376,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- custom training loops
 
+    @errors_in_words()
     def compute_gradients(self, batch: Any) -> list[tuple[Any, Any]]:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
@@ -424,6 +438,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         active = active_by_gradients(self._spec.network, gradients) if pairs.active is None else pairs.active
         return apply_update(self._spec, self.optimizer, gradients, active, self.update_count, pairs.saved)
 
+    @errors_in_words()
     def diagnose(
         self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
     ) -> Diagnosis:
@@ -603,7 +618,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _lacks(self, targets: Mapping[str, Any]) -> bool:
         """Whether a batch with these targets requires something that is not built yet."""
-        return self._spec is None or any(name not in self._predictions.value for name in targets)
+        built = [head.name for head in self._heads.value if head.name in self._predictions.value and head.is_built]
+        return self._spec is None or any(name not in built for name in targets)
 
     def _renew(self, function: str, specs: Any) -> None:
         """Drops what Keras has traced for data of other ranks: it would trace it again for tensors of unknown rank."""
@@ -620,6 +636,22 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if self._lacks(batch.targets):
             self._build(open_batch_size(tuple(batch)))
 
+    def _with_checked_labels(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """The `x` of `fit`: arrays of labels are checked at once, and data sets outside of what XLA compiles."""
+
+        def check(data: Any) -> None:
+            batch = unpack(data, list(self.heads))
+            for name, targets in batch.targets.items():
+                predictions = self._predictions.value[name]
+                if not predictions.masked:  # else only a batch can tell which labels count
+                    self.heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
+
+        if y is not None:
+            check_arrays(check, y, sample_weight)
+        elif self.jit_compile and isinstance(x, tf.data.Dataset):
+            return checked(check, x)
+        return x
+
     def _build(self, specs: Any) -> None:
         """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer."""
         unlock(self)
@@ -631,7 +663,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 if head.name in traced.predictions:
                     predictions, self._predictions.value[head.name] = traced.predictions[head.name]
                     if head.name in batch.targets:
-                        head.build_metrics(batch.targets[head.name], predictions)
+                        head.build(batch.targets[head.name], predictions)
             if self._options is not None:
                 self._spec = build_spec(
                     encoder=self.encoder,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._validation import check_head_names, quoted
+from multihead._validation import check_dense, check_head_names, quoted
 
 
 class Batch(NamedTuple):
@@ -44,6 +44,9 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
         )
     named_targets = by_head("targets", targets, head_names)
     named_weights = {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names)
+    for argument, values in (("targets", named_targets), ("sample_weights", named_weights)):
+        for name, value in values.items():
+            check_dense(f"`{argument}[{name!r}]`", value)
     return Batch(inputs, named_targets, named_weights)
 
 

@@ -19,12 +19,12 @@ class Predictions(NamedTuple):
     """Properties of a head's predictions, known before any data.
 
     Attributes:
-        rank: Their rank.
+        spec: Their spec.
         masked: Whether they carry a Keras mask.
         leaves: For each floating-point leaf of the representation, whether they depend on it.
     """
 
-    rank: int
+    spec: tf.TensorSpec
     masked: bool
     leaves: tuple[bool, ...]
 
@@ -57,7 +57,7 @@ def read_labels(network: Network, predictions: Sequence[Predictions], batch: Bat
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        labels.append(Labels(*head.labelled(batch.targets[head.name], sample_weight, of_head.rank, mask)))
+        labels.append(Labels(*head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask)))
     return labels
 
 

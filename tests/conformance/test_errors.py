@@ -112,5 +112,5 @@ def test_a_representation_without_floats_and_a_loss_that_reduces_are_errors():
 
 def test_negative_sample_weights_are_an_error():
     trainer = ready()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"sample_weights\['a'\]` must be at least 0"):
+    with pytest.raises(ValueError, match=r"`sample_weights\['a'\]` must be finite and at least 0"):
         trainer.compute_gradients((ONES, {"a": ONES[:, :1], "b": ONES[:, :1]}, {"a": -ONES[:, 0]}))

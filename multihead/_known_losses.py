@@ -1,0 +1,76 @@
+"""What is known of Keras's own losses and metrics: what one value of them is about, and which labels they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
+"""What one term of a function reads.
+
+- `"elements"`: one target and one prediction; the function is the mean of such terms over the last axis.
+- `"rows"`: all targets and predictions along the last axis, which cannot be taken apart.
+- `"classes"`: one class number, and the predictions along the last axis.
+"""
+
+
+class Known(NamedTuple):
+    """A known function.
+
+    Attributes:
+        over: `ELEMENTS`, `ROWS` or `CLASSES`.
+        low: The smallest label that it takes, or None.
+        high: The largest, or None. Class numbers end where the predictions' last axis does.
+    """
+
+    over: str
+    low: float | None = None
+    high: float | None = None
+
+
+_BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
+_BETWEEN_MINUS_1_AND_1 = ("hinge", "squared_hinge")
+_ANY_NUMBER = (
+    "mean_squared_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+    "huber",
+    "log_cosh",
+    "poisson",
+    "accuracy",
+)
+_DISTRIBUTIONS = (
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_hinge",
+    "kl_divergence",
+    "categorical_accuracy",
+    "top_k_categorical_accuracy",
+)
+_CLASS_NUMBERS = (
+    "sparse_categorical_crossentropy",
+    "categorical_generalized_cross_entropy",
+    "sparse_categorical_accuracy",
+    "sparse_top_k_categorical_accuracy",
+)
+_FUNCTIONS = {
+    **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
+    **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
+    **dict.fromkeys(_BETWEEN_MINUS_1_AND_1, Known(ELEMENTS, -1, 1)),
+    **dict.fromkeys(_DISTRIBUTIONS, Known(ROWS, 0, None)),
+    **dict.fromkeys(("cosine_similarity", "pearson_correlation", "concordance_correlation"), Known(ROWS)),
+    **dict.fromkeys(_CLASS_NUMBERS, Known(CLASSES, 0, None)),
+}
+
+
+def is_keras(function: Any) -> bool:
+    """Whether a function or class is Keras's own."""
+    return str(getattr(function, "__module__", "")).partition(".")[0] in ("keras", "tf_keras")
+
+
+def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known | None:
+    """What is known of a function with some keyword arguments; None for one that is not Keras's own."""
+    if not is_keras(function) or (options or {}).get("axis", -1) not in (-1, (-1,), [-1]):
+        return None
+    return _FUNCTIONS.get(getattr(function, "__name__", ""))

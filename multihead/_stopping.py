@@ -1,0 +1,59 @@
+"""Errors that only the values of tensors can tell: raised in a graph, shown as a `ValueError` outside of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
+_IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
+# What AutoGraph makes of an error: lines of source code before it.
+_WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
+
+
+def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[tf.Tensor]:
+    """Raises an error unless a condition holds. Compiled by XLA, a graph goes on: XLA has no errors.
+
+    Args:
+        holds: A boolean scalar.
+        message: Gives the parts of the message, strings and tensors of numbers; the first part begins with a backtick.
+
+    Returns:
+        Control dependencies for what must not run otherwise.
+    """
+    if tf.executing_eagerly():
+        if not bool(holds):
+            parts = [part if isinstance(part, str) else " ".join(map(str, np.ravel(part))) for part in message()]
+            raise ValueError("".join(parts))
+        return []
+
+    def fail() -> tf.Tensor:
+        with tf.control_dependencies([tf.raw_ops.Assert(condition=False, data=message(), summarize=10)]):
+            return tf.constant(False)
+
+    return [tf.cond(holds, lambda: tf.constant(True), fail)]
+
+
+@contextmanager
+def errors_in_words() -> Iterator[None]:
+    """Within, errors of `stop_unless` from a graph, and errors while it is traced, are raised with their message alone."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _IN_GRAPH.search(error.message)
+        if found is None:
+            raise
+        plain: Exception = ValueError(found.group(1).replace("] [", "").replace("\\'", "'"))
+    except (ValueError, TypeError) as error:
+        found = _WHILE_TRACED.search(str(error))
+        if found is None:
+            raise
+        plain = type(error)(found.group(1).rstrip())
+    else:
+        return
+    raise plain

@@ -1,0 +1,248 @@
+"""Labels: which elements have one, and how much each counts."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, class_weights
+from tests.helpers import labels as reference
+from tests.helpers.labels import COLUMNS, ELEMENTS, ROWS, TIME, WHOLE_ROWS, assert_same, by_tape, gradients, trainer_of
+
+KERAS_3 = keras.__version__.startswith("3")
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+DTYPES = ("bool", *INTEGERS, "float16", "bfloat16", "float32", "float64")
+
+
+def shapes(loss):
+    """Shapes of targets, each with the time steps of the inputs and the number of units that it is for."""
+    if loss in WHOLE_ROWS:
+        return [((ROWS, COLUMNS), None, COLUMNS), ((ROWS, TIME, COLUMNS), TIME, COLUMNS)]
+    if loss in reference.CLASSES:
+        return [(shape, time, COLUMNS) for shape, time in TWO_WAYS]
+    if loss in ("binary_crossentropy", "mean_squared_error"):
+        return [*((shape, time, 1) for shape, time in TWO_WAYS), ((ROWS, COLUMNS), None, COLUMNS)]
+    return [((ROWS,), None, 1), ((ROWS, TIME, COLUMNS), TIME, COLUMNS)]
+
+
+TWO_WAYS = [((ROWS,), None), ((ROWS, 1), None), ((ROWS, TIME), TIME), ((ROWS, TIME, 1), TIME)]
+
+
+@pytest.mark.parametrize("number, loss", list(enumerate(reference.DEFINITIONS)))
+def test_complete_labels_train_as_keras_does(number, loss):
+    """Every loss and shape with two of the dtypes in turn: as Keras's own update, and as the definition of the loss."""
+    built = {}
+    for place, (shape, time, units) in enumerate(shapes(loss)):
+        x, complete = reference.inputs(time), reference.labels(loss, shape)
+        if (time, units) not in built:
+            trainer = trainer_of(loss, units, reference.activation(loss))
+            gradients(trainer, x, complete)
+            built[time, units] = trainer, reference.by_keras(trainer, loss)
+        trainer, by_keras = built[time, units]
+        for i in range(2):
+            dtype = DTYPES[(2 * number + 3 * place + 5 * i) % len(DTYPES)]
+            y = tf.cast(complete % 2 if dtype == "bool" and loss in reference.CLASSES else complete, dtype)
+            seen = np.reshape(np.array(tf.cast(y, tf.float32)), (*shape[: 1 if time is None else 2], -1))
+            actual = gradients(trainer, x, y if dtype == "bfloat16" else y.numpy())
+            seen = seen[..., 0] if loss in reference.CLASSES else seen
+            assert_same(actual, by_tape(trainer, x, seen, reference.DEFINITIONS[loss]))
+            # Keras 2 normalizes the targets as they are, which integers cannot be.
+            assert_same(actual, by_keras(x, seen if loss == "cosine_similarity" else y))
+
+
+# -------------------------------------------------------------------------------------------------- missing elements
+
+
+def marked(y, dtype, seed=6):
+    """Targets of which some are missing, in every way at once: by value, by `ignore_label` and by weight."""
+    rng = np.random.default_rng(seed)
+    y, weights = y.copy(), rng.uniform(0.5, 2.0, y.shape).astype("float32")
+    lacking = rng.random(y.shape)
+    y[lacking < 0.15] = np.nan if dtype.startswith("float") else -1
+    y[(0.15 <= lacking) & (lacking < 0.3)] = -1
+    zero = (0.3 <= lacking) & (lacking < 0.4)
+    y[zero], weights[zero] = 77, 0
+    return y.astype(dtype), weights, np.where(lacking < 0.3, 0, weights)
+
+
+@pytest.mark.parametrize("loss", ELEMENTS)
+def test_a_missing_column_costs_that_column_alone(loss):
+    trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
+    x, complete = reference.inputs(), reference.labels(loss, (ROWS, COLUMNS))
+    for dtype in ("float32", "int8"):
+        y, given, weights = marked(complete, dtype)
+        clean = np.where(weights > 0, complete, 0)
+        assert 0 < (weights.min(axis=1) > 0).sum() < (weights.max(axis=1) > 0).sum()  # some rows are whole, some are not
+        assert_same(gradients(trainer, x, y, given), by_tape(trainer, x, clean, ELEMENTS[loss], weights))
+        # Weights of rows: what is missing by itself stays missing.
+        y[given == 0] = -1
+        rows = given.max(axis=1)
+        expected = by_tape(trainer, x, clean, ELEMENTS[loss], np.where(weights > 0, rows[:, None], 0))
+        assert_same(gradients(trainer, x, y, rows), expected)
+        assert_same(gradients(trainer, x, y, rows[:, None]), expected)
+
+
+@pytest.mark.parametrize("loss", [*WHOLE_ROWS, *reference.CLASSES])
+def test_a_loss_over_rows_misses_whole_rows(loss):
+    trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
+    x, complete = reference.inputs(), reference.labels(loss, (ROWS, COLUMNS) if loss in WHOLE_ROWS else (ROWS,))
+    given, y = np.linspace(0.5, 2, ROWS).astype("float32"), complete.copy()
+    y[1], y[4], y[6], given[6] = np.nan, -1, 77, 0
+    weights = np.where(np.isin(np.arange(ROWS), [1, 4, 6]), 0, given)
+    expected = by_tape(trainer, x, complete, reference.DEFINITIONS[loss], weights)
+    assert_same(gradients(trainer, x, y, given), expected)
+    y[1] = -1
+    assert_same(gradients(trainer, x, y.astype("int16"), given[:, None]), expected)
+
+
+def test_twelve_columns_are_twelve_heads_by_their_share_of_the_labels():
+    """The loss of one head with columns is `sum_j c_j / c * loss_j`, `c_j` being the count of labels in column `j`."""
+    rng = np.random.default_rng(2)
+    x, y = reference.inputs(rows=20), rng.integers(0, 2, (20, 12)).astype("float32")
+    y[rng.random(y.shape) < 0.4] = np.nan
+    counts = (~np.isnan(y)).sum(axis=0)
+    assert len(set(counts)) > 3
+    wide = trainer_of("binary_crossentropy", 12, "sigmoid")
+    together = gradients(wide, x, y)
+    heads = MultiHeadTrainer(wide.encoder)
+    kernel, bias = wide.heads["a"].module.get_weights()
+    for j in range(12):
+        module = keras.layers.Dense(1, activation="sigmoid")
+        module.build((None, 4))
+        module.set_weights([kernel[:, j : j + 1], bias[j : j + 1]])
+        heads.add_head(f"column {j}", module, "binary_crossentropy", weight=counts[j] / counts.sum())
+    heads.compile("sgd")
+    apart = [tf.convert_to_tensor(g) for g, _ in heads.compute_gradients((x, {f"column {j}": y[:, j] for j in range(12)}))]
+    joined = [*apart[:2], tf.concat(apart[2::2], axis=1), tf.concat(apart[3::2], axis=0)]
+    assert_same(together, [np.array(gradient) for gradient in joined])
+
+
+def test_classes_weigh():
+    """By class number, by 0 and 1 in each column, and by the largest entry of a row; the denominator is what they sum to."""
+    x, weights = reference.inputs(), {0: 2.0, 2: 0.25}
+    of_class = np.array([2.0, 1.0, 0.25], "float32")
+    given = np.linspace(0.5, 2, ROWS).astype("float32")
+    for loss in ("sparse_categorical_crossentropy", "binary_crossentropy", "categorical_crossentropy"):
+        trainer = trainer_of(loss, COLUMNS, reference.activation(loss), class_weight=weights, ignore_label=-1)
+        y = reference.labels(loss, (ROWS,) if loss in reference.CLASSES else (ROWS, COLUMNS))
+        classes = y.argmax(-1) if loss in WHOLE_ROWS else y.astype(int)
+        rows = given if classes.ndim == 1 else given[:, None]
+        counted = np.arange(ROWS) != 3 if classes.ndim == 1 else (np.arange(ROWS) != 3)[:, None]
+        expected = by_tape(trainer, x, y, reference.DEFINITIONS[loss], of_class[classes] * rows * counted)
+        y[3] = -1
+        assert_same(gradients(trainer, x, y, given), expected)
+
+
+def test_class_weights_balance():
+    labels = np.array([[0, 0, 0, 0], [2, 2, 5, -1]])
+    found = class_weights(labels, ignore_label=-1)
+    assert found == pytest.approx({0: 7 / 12, 2: 7 / 6, 5: 7 / 3})
+    assert sum(found[label] for label in labels.ravel() if label >= 0) == pytest.approx(7)
+    for same in (labels[labels >= 0].tolist(), np.where(labels < 0, np.nan, labels), iter(labels[labels >= 0][:, None])):
+        assert class_weights(same) == found
+    dataset = tf.data.Dataset.from_tensor_slices(labels)
+    assert class_weights(dataset, ignore_label=-1) == found
+
+
+# ------------------------------------------------------------------------------------------------------ other losses
+
+
+def squared(y, p):
+    return tf.square(y - p)
+
+
+def mean_squared(y, p):
+    return tf.reduce_mean(tf.square(y - p), axis=-1)
+
+
+class Squared(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return mean_squared(y_true, y_pred)
+
+
+@pytest.mark.parametrize("loss", [squared, mean_squared, Squared()], ids=["elements", "rows", "class"])
+def test_a_loss_of_ones_own_says_by_its_values_what_its_elements_are(loss):
+    x, y = reference.inputs(), reference.labels("mean_squared_error", (ROWS, COLUMNS))
+    trainer = trainer_of(loss, COLUMNS)
+    by_keras = reference.by_keras(trainer, loss)
+    for dtype in ("float64", "float16", "int64", "float32"):
+        if dtype == "int64" and not KERAS_3:
+            continue  # Keras 2 leaves such targets as they are
+        actual = gradients(trainer, x, y.astype(dtype))
+        assert_same(actual, by_tape(trainer, x, y, squared))
+        assert_same(actual, by_keras(x, y.astype(dtype)))
+    weights = np.linspace(0.1, 1, y.size).reshape(y.shape).astype("float32")
+    if loss is squared:
+        assert_same(gradients(trainer, x, y, weights), by_tape(trainer, x, y, squared, weights))
+        y[2, 1] = np.nan
+        weights[2, 1] = 0
+        assert_same(gradients(trainer, x, y, weights), by_tape(trainer, x, np.nan_to_num(y), squared, weights))
+        return
+    y[2] = np.nan
+    rows = np.where(np.arange(ROWS) == 2, 0, weights[:, 0])
+    assert_same(gradients(trainer, x, y, rows), by_tape(trainer, x, np.nan_to_num(y), mean_squared, rows))
+    y[3, 1] = np.nan
+    with pytest.raises(ValueError, match=r"`targets\['a'\]` must be missing for a whole row.*nan \(1 of 24 values"):
+        gradients(trainer, x, y)
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
+def test_one_column_without_its_axis(shape):
+    x, y = reference.inputs(), reference.labels("mean_squared_error", shape)
+    for loss in (mean_squared, squared):
+        trainer = trainer_of(loss)
+        actual = gradients(trainer, x, y)
+        assert_same(actual, by_tape(trainer, x, y.reshape(-1, 1), squared))
+        assert_same(actual, reference.by_keras(trainer, loss)(x, y))
+
+
+def test_predictions_of_unknown_width_are_trained_as_keras_does():
+    encoder = keras.layers.Dense(4, activation="tanh")
+
+    class Wide(keras.layers.Dense):
+        def call(self, inputs):
+            outputs = super().call(inputs)
+            return tf.reshape(outputs, tf.stack([tf.shape(outputs)[0], tf.shape(outputs)[1] + tf.shape(inputs)[1] - 4]))
+
+    x = reference.inputs()
+    for units, shapes in ((1, [(ROWS,), (ROWS, 1)]), (3, [(ROWS, 3)])):
+        trainer = MultiHeadTrainer(encoder)
+        trainer.add_head("a", Wide(units), "mse")
+        trainer.compile("sgd")
+        for shape in shapes:
+            y = reference.labels("mean_squared_error", shape)
+            signature = (tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None] * len(shape))})
+            step = tf.function(lambda x, t, trainer=trainer: trainer.compute_gradients((x, t)), input_signature=signature)
+            actual = [np.array(tf.convert_to_tensor(g)) for g, _ in step(x, {"a": y})]
+            assert_same(actual, by_tape(trainer, x, y.reshape(ROWS, -1), squared))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"must have the sizes of the head.*s predictions"):
+        step(x, {"a": np.zeros((ROWS, 2), "float32")})
+
+
+def test_ignore_class_is_kerass_own():
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=255)
+    trainer = trainer_of(loss, COLUMNS, "softmax")
+    x, y = reference.inputs(), np.array([0, 255, 2, 1, 255, 255, 0, 0], "uint8")
+    actual = gradients(trainer, x, y)
+    assert_same(actual, reference.by_keras(trainer, loss)(x, y))
+    definition = reference.CLASSES["sparse_categorical_crossentropy"]
+    assert_same(actual, by_tape(trainer, x, np.where(y == 255, 0, y), definition, y != 255))
+
+
+def test_a_configuration_is_a_loss():
+    config = {"class_name": "BinaryCrossentropy", "config": {"from_logits": True, "label_smoothing": 0.2}}
+    trainer = trainer_of(config, COLUMNS)
+    x, y = reference.inputs(), reference.labels("binary_crossentropy", (ROWS, COLUMNS))
+    assert_same(gradients(trainer, x, y), reference.by_keras(trainer, keras.losses.get(config))(x, y))
+
+
+@pytest.mark.skipif(not KERAS_3, reason="a loss of Keras 3")
+def test_ctc_gives_one_value_per_example():
+    trainer = trainer_of(keras.losses.CTC(), 5)
+    x, y = reference.inputs(time=6), np.random.default_rng(0).integers(1, 5, (ROWS, 3))
+    actual = gradients(trainer, x, y)
+    assert_same(actual, reference.by_keras(trainer, keras.losses.CTC())(x, y), 1e-4)
+    with pytest.raises(ValueError, match="`sample_weights.*must have the shape of the head's labels"):
+        gradients(trainer, x, y, np.ones((ROWS, 3)))
