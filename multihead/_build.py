@@ -43,6 +43,7 @@ def build_spec(
     """
     if options.weighting is not None:
         options.weighting.build((len(heads),))
+    options.schedule.build((len(heads),))
     network = Network.of(encoder, heads, options.weighting)
     if balancer is not None:
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, num_leaves))

@@ -2,7 +2,7 @@
 
 `needs`, `reads_losses`, `reads_norms`, `reads_losses_after` and `reads_gramian` are now names in `uses`, in which `"update"`
 is now `"step"` and `"halves"` is `"folds"`; `observe(losses, active)`, `observe_after(...)` and `observe(gramian, made)` are
-now `observe(update, applied)`.
+now `observe(update, applied)`; `_create_state` is now `create_state(num_heads)`.
 """
 
 from __future__ import annotations
@@ -69,3 +69,16 @@ def hook_of(cls: type) -> Callable[..., None] | None:
             observe_after(self, update.losses, update.losses_after, update.active, applied)
 
     return hook
+
+
+def creator_of(cls: type) -> Callable[..., None] | None:
+    """`create_state(num_heads)` for a class that is being defined with `_create_state`; None for any other."""
+    own: Any = cls.__dict__.get("_create_state")
+    if own is None:
+        return None
+    takes_sizes = len(inspect.signature(own).parameters) > 2
+
+    def creator(self: Any, num_heads: int) -> None:
+        own(self, num_heads, *([list(self.sizes)] if takes_sizes else []))
+
+    return creator

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead import _earlier
-from multihead._keras import Untracked, keras
+from multihead._keras import Untracked, add_state, keras
 from multihead._validation import quoted
 
 
@@ -59,6 +59,9 @@ class Method(keras.layers.Layer):
         hook = _earlier.hook_of(cls)
         if hook is not None:
             cls.observe = hook  # type: ignore[method-assign]
+        creator = _earlier.creator_of(cls)
+        if creator is not None:
+            cls.create_state = creator  # type: ignore[method-assign]
         for flag, value in _earlier.flags(cls.uses).items():
             setattr(cls, flag, value)
 
@@ -84,6 +87,31 @@ class Method(keras.layers.Layer):
                 "Omit it."
             )
         self.head_names = tuple(head_names)
+
+    def create_state(self, num_heads: int) -> None:
+        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
+
+        Args:
+            num_heads: How many heads there are; their names are in `head_names`.
+        """
+
+    def add_state(self, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32") -> Any:
+        """Creates a variable of the method; to be called in `create_state`.
+
+        It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
+        Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
+        balancer, in `coefficients` or `combine`.
+
+        Args:
+            name: Name of the variable.
+            shape: Its full shape; `(num_heads,)` for one value per head, `()` for a scalar.
+            initializer: Anything that Keras accepts as an initializer.
+            dtype: Its dtype.
+
+        Returns:
+            A Keras variable.
+        """
+        return add_state(self, name, shape, initializer, dtype)
 
     def used(self, **known: Any) -> dict[str, Any]:
         """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
@@ -116,6 +144,13 @@ class Method(keras.layers.Layer):
         fresh.build(self._built_for.value)
         for variable, first in zip(self.variables, fresh.variables):
             variable.assign(tf.convert_to_tensor(first))
+
+    def _check_heads_of_state(self, argument: str, head_names: Sequence[str]) -> None:
+        if self.variables and self.head_names != tuple(head_names):
+            raise ValueError(
+                f"`{argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(head_names)}. Create a new one."
+            )
 
     def get_build_config(self) -> None:
         """None, so that Keras does not treat a copy as built."""

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._keras import add_state, tensor_variable
+from multihead._keras import tensor_variable
 from multihead._method import Method, Observation
 from multihead._random import uniform
 from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
@@ -42,7 +42,30 @@ class AbstractSchedule(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
-        self.built = True
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Tells the schedule the heads' names in their order, so that options may be given by name.
+
+        Args:
+            head_names: One name per head.
+
+        Raises:
+            ValueError: An option names a head that is not there, or there is a state for other heads.
+        """
+        self._check_heads_of_state("schedule", head_names)
+        super().bind(head_names)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads,)`.
+        """
+        if self.built:
+            return
+        self.create_state(int(input_shape[0]))
+        self._built_for.value = input_shape
+        super().build(input_shape)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
         """Returns which heads train.
@@ -213,8 +236,10 @@ class WhileConflicting(AbstractSchedule):
             )
         self.threshold, self.momentum, self.probe_every = float(threshold), float(momentum), int(probe_every)
         self._turns = None if turns is None else Alternate(turns)
-        self.mean_cosine = add_state(self, "mean_cosine", ())
-        self.observations = add_state(self, "observations", (), dtype="int64")
+
+    def create_state(self, num_heads: int) -> None:
+        self.mean_cosine = self.add_state("mean_cosine", ())
+        self.observations = self.add_state("observations", (), dtype="int64")
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._keras import Untracked
 from multihead._method import Method
 from multihead._validation import quoted
 
@@ -48,6 +49,7 @@ class Balancer(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
+        self._sizes = Untracked(())
 
     def build(self, input_shape: Any) -> None:
         """Creates the state, once. A second call does nothing.
@@ -64,13 +66,16 @@ class Balancer(Method):
         shapes = [tuple(shape) for shape in input_shape] if isinstance(input_shape[0], (tuple, list)) else [input_shape]
         num_heads = int(shapes[0][0])
         self._check_num_heads(num_heads)
-        self._create_state(num_heads, [None if shape[1] is None else int(shape[1]) for shape in shapes])
+        self._sizes.value = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
+        self.create_state(num_heads)
         self._built_heads = num_heads
         self._built_for.value = input_shape
         super().build((num_heads, None))
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        """Creates the variables. `sizes` are the numbers of parameters per gradient tensor, None if unknown."""
+    @property
+    def sizes(self) -> tuple[int | None, ...]:
+        """The number of parameters of each gradient tensor, once `build` has been called; None if unknown."""
+        return self._sizes.value
 
     def _check_num_heads(self, num_heads: int) -> None:
         if num_heads < 1 or (self.max_heads is not None and num_heads > self.max_heads):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead.balancing._base import Balancer
 
 
@@ -37,9 +37,9 @@ class Every(Balancer):
         self.balancer.build(input_shape)
         super().build(input_shape)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        self.cached = add_state(self, "cached", (num_heads,), "ones")
-        self.solved = add_state(self, "solved", (num_heads,))
+    def create_state(self, num_heads: int) -> None:
+        self.cached = self.add_state("cached", (num_heads,), "ones")
+        self.solved = self.add_state("solved", (num_heads,))
 
     def coefficients(self, gramian: tf.Tensor, *, step: Any = 0, **known: Any) -> tf.Tensor:
         names = list(known)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, tensor_variable
+from multihead._keras import tensor_variable
 from multihead.balancing._base import Balancer
 
 
@@ -22,15 +22,18 @@ class RunningBalancer(Balancer):
     uses: tuple[str, ...] = ("gradients",)
     levels: tuple[str, ...] = ("parameters",)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        if None in sizes:
+    def create_state(self, num_heads: int) -> None:
+        if None in self.sizes:
             raise ValueError(
                 f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
-                f"gradients. Received: sizes {sizes}. Build it with a list of (num_heads, size), one per gradient tensor."
+                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per gradient "
+                "tensor."
             )
-        self.counts = add_state(self, "counts", (num_heads,), dtype="int64")
+        self.counts = self.add_state("counts", (num_heads,), dtype="int64")
         self.running = [
-            add_state(self, f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes) if size is not None
+            self.add_state(f"running_{index}", (num_heads, size))
+            for index, size in enumerate(self.sizes)
+            if size is not None
         ]
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_between
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 
@@ -51,9 +51,9 @@ class DBMTL(RunningBalancer):
         self.beta = check_between("beta", beta, 0.0, 1.0, with_high=False)
         self.sigma = check_between("sigma", sigma, 0.0, float("inf"), with_high=False)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        super()._create_state(num_heads, sizes)
-        self.masses = add_state(self, "masses", (num_heads,))
+    def create_state(self, num_heads: int) -> None:
+        super().create_state(num_heads)
+        self.masses = self.add_state("masses", (num_heads,))
 
     def combine(self, gradients: Sequence[tf.Tensor], *, losses: Any = None) -> list[tf.Tensor]:
         self._check_gradients(gradients)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_positive
 from multihead.balancing._running import RunningBalancer, combined, prepared
 
@@ -47,10 +47,10 @@ class ExcessMTL(RunningBalancer):
         super().__init__(name=name)
         self.step_size = check_positive("step_size", step_size)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        super()._create_state(num_heads, sizes)
-        self.first_risks = add_state(self, "first_risks", (num_heads,))
-        self.log_weights = add_state(self, "log_weights", (num_heads,))
+    def create_state(self, num_heads: int) -> None:
+        super().create_state(num_heads)
+        self.first_risks = self.add_state("first_risks", (num_heads,))
+        self.log_weights = self.add_state("log_weights", (num_heads,))
 
     def combine(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         self._check_gradients(gradients)

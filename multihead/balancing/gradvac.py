@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_between, check_seed
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._random_order import other_heads_in_random_order
@@ -52,8 +52,8 @@ class GradVac(Balancer):
         self.beta = check_between("beta", beta, 0.0, 1.0, with_low=False)
         self.seed = check_seed(seed)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        self.targets = add_state(self, "targets", (num_heads, num_heads))
+    def create_state(self, num_heads: int) -> None:
+        self.targets = self.add_state("targets", (num_heads, num_heads))
 
     def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_between, check_choice, check_head_names
 from multihead.balancing._base import Balancer
 from multihead.balancing._running import prepared
@@ -84,10 +84,10 @@ class MetaBalance(Balancer):
             )
         return self.target
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+    def create_state(self, num_heads: int) -> None:
         self._target_index(num_heads)
-        self.lengths = add_state(self, "lengths", (num_heads, len(sizes)))
-        self.masses = add_state(self, "masses", (num_heads, len(sizes)))
+        self.lengths = self.add_state("lengths", (num_heads, len(self.sizes)))
+        self.masses = self.add_state("masses", (num_heads, len(self.sizes)))
 
     def rescale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rows, _, finite = prepared(gradients)

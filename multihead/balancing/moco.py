@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_between, check_positive
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
@@ -67,10 +67,10 @@ class MoCo(RunningBalancer):
         self.gamma_decay = check_between("gamma_decay", gamma_decay, 0.0, float("inf"), with_high=False)
         self.rho = check_between("rho", rho, 0.0, float("inf"), with_high=False)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
-        super()._create_state(num_heads, sizes)
+    def create_state(self, num_heads: int) -> None:
+        super().create_state(num_heads)
         uniform = keras.initializers.Constant(1.0 / num_heads)
-        self.weights_of_heads = add_state(self, "weights", (num_heads,), uniform)
+        self.weights_of_heads = self.add_state("weights", (num_heads,), uniform)
 
     def combine(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         self._check_gradients(gradients)

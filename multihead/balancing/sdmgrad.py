@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._validation import check_between, check_positive, check_positive_whole
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
@@ -70,9 +70,9 @@ class SDMGrad(PreferenceBalancer):
         self.learning_rate = check_positive("learning_rate", learning_rate)
         self.momentum = check_between("momentum", momentum, 0.0, 1.0, with_high=False)
 
-    def _create_state(self, num_heads: int, sizes: list[int | None]) -> None:
+    def create_state(self, num_heads: int) -> None:
         uniform = keras.initializers.Constant(1.0 / num_heads)
-        self.weights_of_heads = add_state(self, "weights", (num_heads,), uniform)
+        self.weights_of_heads = self.add_state("weights", (num_heads,), uniform)
 
     def coefficients(self, gramian: tf.Tensor, *, folds: Any = None) -> tf.Tensor:
         rows = unit_rows(gramian)

@@ -50,12 +50,7 @@ class Weighting(Method):
         Raises:
             ValueError: An option names an unknown head, or the weighting has state for other heads.
         """
-        names = tuple(head_names)
-        if self.built and self.head_names != names:
-            raise ValueError(
-                f"`weighting` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
-                f"{quoted(names)}. Create a new one."
-            )
+        self._check_heads_of_state("weighting", head_names)
         super().bind(head_names)
 
     def build(self, input_shape: Any) -> None:
@@ -66,12 +61,9 @@ class Weighting(Method):
         """
         if self.built:
             return
-        self._create_state(int(input_shape[0]))
+        self.create_state(int(input_shape[0]))
         self._built_for.value = input_shape
         super().build(input_shape)
-
-    def _create_state(self, num_heads: int) -> None:
-        """Creates the variables: learned ones with `add_learned`, others with `multihead.weighting.add_state`."""
 
     def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Any]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.

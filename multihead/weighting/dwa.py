@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._method import Observation
 from multihead._validation import check_positive, check_positive_whole
 from multihead.weighting._base import Weighting, count_of, softmax_over, sum_over
@@ -49,12 +49,12 @@ class DWA(Weighting):
             updates_per_epoch = check_positive_whole("updates_per_epoch", updates_per_epoch)
         self.updates_per_epoch = updates_per_epoch
 
-    def _create_state(self, num_heads: int) -> None:
-        self.sums = add_state(self, "sums", (num_heads,))
-        self.counts = add_state(self, "counts", (num_heads,))
-        self.last = add_state(self, "last", (num_heads,))
-        self.before_last = add_state(self, "before_last", (num_heads,))
-        self.noted = add_state(self, "noted", (), dtype="int64")
+    def create_state(self, num_heads: int) -> None:
+        self.sums = self.add_state("sums", (num_heads,))
+        self.counts = self.add_state("counts", (num_heads,))
+        self.last = self.add_state("last", (num_heads,))
+        self.before_last = self.add_state("before_last", (num_heads,))
+        self.noted = self.add_state("noted", (), dtype="int64")
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         last, before = (tf.convert_to_tensor(tensor_variable(each)) for each in (self.last, self.before_last))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._method import Observation
 from multihead._validation import check_between, check_positive
 from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
@@ -70,11 +70,11 @@ class FAMO(Weighting):
         super().bind(head_names)
         vector("least_losses", self._least_losses, self.head_names)
 
-    def _create_state(self, num_heads: int) -> None:
-        self.logits = add_state(self, "logits", (num_heads,))
-        self.first_moments = add_state(self, "first_moments", (num_heads,))
-        self.second_moments = add_state(self, "second_moments", (num_heads,))
-        self.steps = add_state(self, "steps", (num_heads,))
+    def create_state(self, num_heads: int) -> None:
+        self.logits = self.add_state("logits", (num_heads,))
+        self.first_moments = self.add_state("first_moments", (num_heads,))
+        self.second_moments = self.add_state("second_moments", (num_heads,))
+        self.steps = self.add_state("steps", (num_heads,))
 
     def _shares(self, active: tf.Tensor) -> tf.Tensor:
         return softmax_over(tf.convert_to_tensor(tensor_variable(self.logits)), active)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import add_state, keras, tensor_variable
+from multihead._keras import keras, tensor_variable
 from multihead._method import Observation
 from multihead._validation import check_between
 from multihead.weighting._base import Weighting, count_of, sum_over, values
@@ -49,9 +49,9 @@ class GradNorm(Weighting):
         super().__init__(name=name)
         self.alpha = check_between("alpha", alpha, 0.0, float("inf"), with_high=False)
 
-    def _create_state(self, num_heads: int) -> None:
+    def create_state(self, num_heads: int) -> None:
         self.parts = self.add_learned("weight", num_heads, 1.0)
-        self.first_losses = add_state(self, "first_losses", (num_heads,))
+        self.first_losses = self.add_state("first_losses", (num_heads,))
 
     def _parts(self) -> tf.Tensor:
         """The unnormalized weights with a lower bound; the gradient ignores the bound, so that a weight can recover."""

@@ -32,7 +32,7 @@ class IMTLL(Weighting):
 
     uses = ()
 
-    def _create_state(self, num_heads: int) -> None:
+    def create_state(self, num_heads: int) -> None:
         self.log_scales = self.add_learned("log_scale", num_heads)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:

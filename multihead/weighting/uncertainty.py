@@ -33,7 +33,7 @@ class Uncertainty(Weighting):
 
     uses = ()
 
-    def _create_state(self, num_heads: int) -> None:
+    def create_state(self, num_heads: int) -> None:
         self.log_variances = self.add_learned("log_variance", num_heads)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:

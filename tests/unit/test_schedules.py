@@ -37,6 +37,7 @@ def seen(gramian):
 def test_heads_take_turns_only_while_their_running_cosine_is_low():
     schedule = schedules.WhileConflicting(0.0, momentum=0.5, probe_every=4)
     schedule.bind(["a", "b"])
+    schedule.build((2,))
     active = lambda u: schedule.active(tf.constant(u, tf.int64)).numpy().tolist()  # noqa: E731
     assert active(1) == [True, True]  # nothing observed yet
     mean, power = 0.0, 1.0

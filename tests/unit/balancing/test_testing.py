@@ -77,7 +77,7 @@ def test_compiled_too():
         (Averaged(), r"`Averaged` must give the same update when a head without a gradient is added .*kind: random, 2 heads"),
         (Normalised(), r"`Normalised` must be finite if a head has no gradient\. .*kind: random, 2 heads"),
         (FirstOnly(), r"`FirstOnly` must not depend on the order of the heads \(relative difference .*random, 2 heads"),
-        (Forgetful(2.0), r"`Forgetful.get_config` must return all arguments"),
+        (Forgetful(2.0), r"`Forgetful` must return all arguments of the constructor, and only these, from `get_config`"),
         (Widening(), r"`Widening` must have the gradients' dtype"),
     ],
 )

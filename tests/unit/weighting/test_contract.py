@@ -155,7 +155,7 @@ class Faulty(Squares):
         ("infinite", "return a finite scalar as `total`"),
         ("graph", "be the same in a graph as in eager mode"),
         ("claim", "have weights that do not depend on the losses, or name 'losses' in `uses`"),
-        ("reset", "have its initial state after `Faulty.reset"),
+        ("reset", r"have its initial state after `reset\(\)`"),
         ("skipped", "not change its state if an update was not applied"),
         ("config", "return all its arguments from `get_config`"),
     ],

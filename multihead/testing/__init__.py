@@ -1,0 +1,12 @@
+"""Checks that your own balancer, weighting or schedule satisfies the contract that the trainer relies on.
+
+Each function checks copies of a method and raises an `AssertionError` that names the first check that fails and its input;
+otherwise it returns a `Report` of what was checked.
+"""
+
+from multihead.testing._balancers import check_balancer
+from multihead.testing._report import Report
+from multihead.testing._schedules import check_schedule
+from multihead.testing._weightings import check_weighting
+
+__all__ = ["Report", "check_balancer", "check_schedule", "check_weighting"]

@@ -1,0 +1,161 @@
+"""The contract of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._method import Observation
+from multihead.schedules import AbstractSchedule
+from multihead.testing._report import Report, same_state, state_of, traced
+
+_AT_FIRST = "before any update"
+
+
+def check_schedule(
+    schedule: AbstractSchedule,
+    *,
+    num_heads: Sequence[int] = (1, 2, 3, 5),
+    num_steps: int = 100,
+    xla: bool = True,
+) -> Report:
+    """Checks a schedule against the contract of `multihead.schedules.AbstractSchedule`.
+
+    For the first `num_steps` steps, and again after updates that it has observed (with gradients that agree, conflict or
+    vanish, and with idle heads), it checks that `active`
+
+    - returns one boolean per head;
+    - trains at least one head at every step: a step counts applied updates, and without a head no update is applied, so the
+      schedule would never leave that step;
+    - trains every head at some step, and all of them at every step if `always_all` is set;
+    - is a function of the step and the schedule's state: the same in any order of the steps, in eager mode, in a graph and
+      compiled by XLA;
+
+    and that a copy created from `get_config` is equivalent, an update that was not applied does not change the state, and
+    `reset` resets it.
+
+    The schedule itself is not called: the checks run on copies created from its configuration.
+
+    Args:
+        schedule: The schedule. If its options name heads, tell it the heads' names first, with `bind`.
+        num_heads: The numbers of heads to check; ignored for a schedule that is bound to head names.
+        num_steps: The number of steps to check: enough for every head to train.
+        xla: Pass False to skip compilation.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        AssertionError: A check failed; the message names the check and the updates before it.
+
+    Example:
+        >>> from multihead import schedules
+        >>> schedule = schedules.Alternate({"price": 1, "reply": 9})
+        >>> schedule.bind(["reply", "price"])
+        >>> check_schedule(schedule)
+        Alternate: 9 checks, 2 heads
+    """
+    report = Report(schedule, "the steps")
+    for count in num_heads if schedule.head_names is None else (len(schedule.head_names),):
+        report.tried(count)
+        _Case(schedule, report, count, num_steps).check(xla)
+    return report
+
+
+class _Case:
+    """One schedule with a number of heads."""
+
+    def __init__(self, schedule: AbstractSchedule, report: Report, num_heads: int, num_steps: int) -> None:
+        self._schedule = schedule
+        self._report = report
+        self._names = list(schedule.head_names or (f"head_{k}" for k in range(num_heads)))
+        self._num_steps = num_steps
+        self._some_steps = [step for step in (0, 1, 2, 3, 5, 10, num_steps - 1) if step < num_steps]
+
+    def check(self, xla: bool) -> None:
+        fresh, other = self._built(), self._built()
+        self._require(fresh.get_config() == self._schedule.get_config(), "return all its arguments from `get_config`")
+        start = state_of(fresh)
+        table = self._check_table(fresh)
+        never = [name for name, trains in zip(self._names, table.any(axis=0)) if not trains]
+        self._require(not never, "have every head train at some step", detail=f", but {never} never do")
+        self._require(np.array_equal(self._table(other), table), "give the same from equal configurations")
+        for label, shown in self._observations().items():
+            before = state_of(fresh)
+            fresh.observe(shown, tf.constant(False))
+            unchanged = same_state(state_of(fresh), before)
+            self._require(unchanged, "not change its state if an update was not applied", f"after {label}")
+            if np.isfinite(shown.gramian).all():  # else the update is not applied
+                fresh.observe(shown, tf.constant(True))
+                self._check_table(fresh, f"after {label}")
+        if xla:
+            self._check_compiled(fresh)
+        fresh.reset()
+        self._require(same_state(state_of(fresh), start), "have its initial state after `reset()`")
+
+    def _check_table(self, schedule: AbstractSchedule, given: str = _AT_FIRST) -> np.ndarray:
+        """As `_table`, checked."""
+        answer = schedule.active(tf.constant(0, tf.int64))
+        is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == (len(self._names),)
+        self._require(is_right, "return booleans of shape [num_heads] from `active`", given, f", not {answer}")
+        table = self._table(schedule)
+        first = int(np.argmin(table.any(axis=1)))
+        at_every_step = "have at least one head train at every step"
+        self._require(table.any(axis=1).all(), at_every_step, given, f", but none does at step {first}")
+        if schedule.always_all:
+            self._require(table.all(), "have every head train at every step, or not set `always_all`", given)
+        for step in reversed(self._some_steps):
+            same = np.array_equal(schedule.active(tf.constant(step, tf.int64)).numpy(), table[step])
+            self._require(same, "be the same in a graph and in eager mode, in any order of the steps", given, f" ({step})")
+        return table
+
+    def _check_compiled(self, schedule: AbstractSchedule) -> None:
+        table = self._table(schedule)
+        active = traced(schedule.active, tf.constant(0, tf.int64), xla=True)
+        for step in self._some_steps:
+            same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
+            self._require(same, "be the same compiled by XLA as in a graph")
+
+    def _observations(self) -> dict[str, Observation]:
+        """Updates to observe, by a label."""
+        count = len(self._names)
+        rng = np.random.default_rng(0)
+        agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
+        np.fill_diagonal(conflicting, 1.0)
+        first_alone = np.zeros([count, count])
+        first_alone[0, 0] = 1.0
+        gramians = {
+            "an update with agreeing gradients": agreeing,
+            "an update with conflicting gradients": conflicting,
+            "an update of one head": first_alone,
+            "an update without gradients": np.zeros([count, count]),
+            "an update that is not finite": np.full([count, count], np.nan),
+            "another update with conflicting gradients": conflicting,
+        }
+        return {
+            label: Observation(
+                tf.constant(step, tf.int64),
+                tf.constant(np.diag(gramian) != 0),
+                losses=tf.constant(rng.uniform(0.2, 3.0, count), tf.float32),
+                norms=tf.constant(np.sqrt(np.diag(gramian)), tf.float32),
+                gramian=tf.constant(gramian),
+                losses_after=tf.constant(rng.uniform(0.2, 3.0, count), tf.float32),
+            )
+            for step, (label, gramian) in enumerate(gramians.items())
+        }
+
+    def _built(self) -> AbstractSchedule:
+        fresh = type(self._schedule).from_config(self._schedule.get_config())
+        fresh.bind(self._names)
+        fresh.build((len(self._names),))
+        return fresh
+
+    def _table(self, schedule: AbstractSchedule) -> np.ndarray:
+        """`[num_steps, num_heads]`: which heads are active at each step."""
+        steps = tf.range(self._num_steps, dtype=tf.int64)
+        return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)(steps).numpy()
+
+    def _require(self, holds: bool, rule: str, given: str = _AT_FIRST, detail: str = "") -> None:
+        self._report.require(holds, rule, f"{given}, with {len(self._names)} heads", detail)
