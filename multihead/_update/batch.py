@@ -46,7 +46,8 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
     named_weights = {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names)
     for argument, values in (("targets", named_targets), ("sample_weights", named_weights)):
         for name, value in values.items():
-            check_dense(f"`{argument}[{name!r}]`", value)
+            if tf.is_tensor(value) or isinstance(value, tf.TypeSpec):
+                check_dense(f"`{argument}[{name!r}]`", value)
     return Batch(inputs, named_targets, named_weights)
 
 

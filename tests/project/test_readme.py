@@ -91,7 +91,7 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_two_commands_come_before_the_quick_start() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     example = text.index(".venv/bin/python -m examples.seq2seq_price\n```")
-    assert example < text.index(".venv/bin/python -m pytest\n```") < text.index("```python")
+    assert example < text.index(".venv/bin/python -m pytest -n auto --dist loadfile\n```") < text.index("```python")
 
 
 def test_extras_that_are_named_exist() -> None:
