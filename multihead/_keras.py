@@ -231,6 +231,19 @@ def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
     return {name: getattr(core, name) for name in names if getattr(core, name, None)}
 
 
+def get_optimizer(optimizer: Any) -> Any:
+    """As `keras.optimizers.get`, which on Keras 2 does not know the names of all optimizers that Keras 2 has.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if isinstance(optimizer, str) and not KERAS_3:
+        named = {name.lower(): each for name, each in vars(keras.optimizers).items() if isinstance(each, type)}
+        if optimizer.lower() in named:
+            optimizer = named[optimizer.lower()]()
+    return keras.optimizers.get(optimizer)
+
+
 def is_legacy_optimizer(optimizer: Any) -> bool:
     """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
     return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._keras import is_legacy_optimizer, optimizer_takes_over
+from multihead._keras import get_optimizer, is_legacy_optimizer, optimizer_takes_over
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.balancing._every import every
 from multihead.clipping import AbstractClipping
@@ -34,7 +33,7 @@ def check_optimizer(optimizer: Any) -> Any:
     """
     received = optimizer
     try:
-        optimizer = keras.optimizers.get(optimizer)
+        optimizer = get_optimizer(optimizer)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. "

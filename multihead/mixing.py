@@ -44,12 +44,19 @@ def mix_datasets(
 
     Raises:
         ValueError: An argument is out of range, or the inputs differ in structure.
+        TypeError: One of the datasets is something else, such as a generator.
     """
     if not isinstance(datasets, Mapping) or not datasets:
         raise ValueError(
             "`datasets` must be a mapping from head names to datasets. "
             f"Received: datasets={datasets!r}. Pass, for example, {{'price': prices, 'reply': replies}}."
         )
+    for name, dataset in datasets.items():
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"`datasets[{name!r}]` must be a `tf.data.Dataset`. Received: a {type(dataset).__name__}. Wrap a generator "
+                "with `tf.data.Dataset.from_generator(function, output_signature=...)`."
+            )
     if weights is not None and temperature is not None:
         raise ValueError(
             "At most one of `weights` and `temperature` may be given. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -13,6 +13,16 @@ import tensorflow as tf
 
 from multihead import schedules
 from multihead._build import build_spec
+from multihead._data.arguments import (
+    named_arguments,
+    prepare_evaluate,
+    prepare_fit,
+    prepare_windows,
+    read_batches,
+    read_inputs,
+)
+from multihead._data.arrays import as_arrays
+from multihead._data.windows import Windows, batches_of
 from multihead._export import export_head
 from multihead._keras import (
     KerasHooks,
@@ -29,14 +39,13 @@ from multihead._options import CompileOptions, check_optimizer
 from multihead._reads import decode_reads
 from multihead._trace import trace_predictions
 from multihead._update.apply import snapshot
-from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, specs_of, unpack
+from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, unpack
 from multihead._update.labels import count_labels, read_labels
 from multihead._update.network import Gradients
 from multihead._update.pipeline import apply_update, compute_update, observe
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
-from multihead._windows import Windows, batches_of, named_arguments
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, measure
 from multihead.heads import Head, Weight
@@ -99,6 +108,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._spec: UpdateSpec | None = None
         self._logs: LogMetrics | None = None
         self._wants_every_head = False
+        self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
 
     # ------------------------------------------------------------------------------------------------ configuration
 
@@ -268,26 +278,53 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return {head.name: head.generate(representation) for head in self._heads.value}
 
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`.
+        """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`, with `accumulate_steps` too.
+
+        Args:
+            x: The inputs of all examples: an array, or a list, a dict or another structure of arrays, data frames, lists
+                of numbers, ragged or sparse tensors. Or what yields batches `(inputs, targets)` or `(inputs, targets,
+                sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`), or another
+                iterable. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then have no
+                labels in it; each head must have targets in one of the first 64 batches.
+            y: The targets by head name, if `x` are arrays: a dict of arrays or series, or a data frame whose columns are
+                the heads.
+            *args: The other arguments of `keras.Model.fit`, in its order.
+            **kwargs: The other arguments of `keras.Model.fit` by name. `sample_weight` is a dict like `y`; the examples
+                of a head that it does not name weigh 1. With `accumulate_steps`, `steps_per_epoch` counts updates.
+
+        Returns:
+            Keras's `History`.
 
         Raises:
-            ValueError: A head has no targets in the data, or the data have targets for an unknown head.
+            ValueError: A head has no targets in the data, the data or `validation_data` have targets for an unknown head,
+                or arguments are incompatible.
+            TypeError: Some of the data cannot be converted to an array.
         """
         options = self._assert_ready("fit")
-        arguments = named_arguments(args, kwargs)
-        self._build_for(x, y, arguments.get("sample_weight"), every_head=True)
-        arguments = {"x": x, "y": y, **arguments}
-        arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
-        if options.accumulate_steps > 1:
-            arguments = Windows(options.accumulate_steps, self.distribute_strategy).arguments_of_fit(arguments)
-        with self._requiring_every_head():
+        arguments = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
+        with self._requiring_every_head(True):
+            arguments, data = prepare_fit(arguments, list(self.heads))
+            self._build_for(data.specs)
+            self._renew("train_function", data.specs)
+            arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
+            if options.accumulate_steps > 1:
+                windows = Windows(options.accumulate_steps, self.distribute_strategy)
+                arguments = prepare_windows(arguments, data, windows)
             return super().fit(**arguments)
 
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
-        self._build_for(x, y, kwargs.get("sample_weight"), every_head=False)
-        return super().evaluate(x, y, *args, **kwargs)
+        arguments = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
+        with self._requiring_every_head(False):
+            arguments, data = prepare_evaluate(arguments, list(self.heads))
+            self._build_for(data.specs)
+            self._renew("test_function", data.specs)
+            return super().evaluate(**arguments)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
+        return super().predict(read_inputs(x), *args, **kwargs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""
@@ -381,7 +418,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         everyone = tf.ones([len(self.heads)], tf.bool)
         return apply_update(self._spec, self.optimizer, gradients, everyone, self.update_count, [])
 
-    def diagnose(self, dataset: Any, batches: int = 32) -> Diagnosis:
+    def diagnose(
+        self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
+    ) -> Diagnosis:
         """Measures the heads' gradients without training, and suggests what to change.
 
         Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
@@ -389,26 +428,25 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         not change.
 
         Args:
-            dataset: A `tf.data.Dataset`, or any iterable, of batches as for `fit`.
+            x: The data, as for `fit`; or a list of batches.
+            y: The targets by head name, if `x` are arrays.
+            sample_weight: The sample weights by head name, if `x` are arrays.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
             batches: The maximum number of batches to measure.
 
         Returns:
             The measurements and findings; `print` it.
 
         Raises:
-            ValueError: There is no batch, or `batches` is below 1.
-            TypeError: `dataset` is not an iterable of batches.
+            ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
+            TypeError: `x` is neither arrays with `y` nor an iterable of batches.
         """
         self._assert_ready("diagnose")
         limit = check_positive_whole("batches", batches)
-        if not isinstance(dataset, Iterable) or isinstance(dataset, tuple):
-            raise TypeError(
-                f"`dataset` must be a dataset or a list of batches. Received: {type(dataset).__name__}. "
-                "Pass a dataset as for `fit`, or a list of batches (inputs, targets)."
-            )
-        prepared = [self._prepared(batch) for batch in itertools.islice(iter(dataset), limit)]
+        data = read_batches(x, y, sample_weight, list(self.heads), batch_size)
+        prepared = [self._prepared(batch) for batch in itertools.islice(data, limit)]
         if not prepared:
-            raise ValueError("`dataset` must contain at least one batch. Received: none. Pass batches as for `fit`.")
+            raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec, _ = self._built()
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = snapshot([*spec.network.state, *of_metrics])
@@ -526,13 +564,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return tf.identity(tensor_variable(self.update_count).read_value())
 
     @contextmanager
-    def _requiring_every_head(self) -> Iterator[None]:
-        """A context in which every batch must have targets for all heads."""
-        self._wants_every_head = True
+    def _requiring_every_head(self, required: bool) -> Iterator[None]:
+        """A context in which every batch must, or need not, have targets for all heads."""
+        before, self._wants_every_head = self._wants_every_head, required
         try:
             yield
         finally:
-            self._wants_every_head = False
+            self._wants_every_head = before
 
     def _check_every_head(self, targets: Mapping[str, Any]) -> None:
         absent = [name for name in self.heads if name not in targets]
@@ -545,7 +583,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _prepared(self, batch: Any) -> Batch:
         """A batch of a custom training loop, as tensors."""
-        return self._unpack(as_tensors(tuple(part for part in batch if part is not None)))
+        return self._unpack(as_tensors(unpack(as_arrays("batch", tuple(batch)), list(self.heads))))
 
     def _unpack(self, data: Any) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
@@ -561,13 +599,18 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Whether a batch with these targets requires something that is not built yet."""
         return self._spec is None or any(name not in self._predictions.value for name in targets)
 
-    def _build_for(self, x: Any, y: Any, sample_weight: Any, *, every_head: bool) -> None:
-        specs = specs_of(x, y, sample_weight)
+    def _renew(self, function: str, specs: Any) -> None:
+        """Drops what Keras has traced for data of other ranks: it would trace it again for tensors of unknown rank."""
+        key = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
+        if self._traced_for.value.setdefault(function, key) != key:
+            setattr(self, function, None)
+        self._traced_for.value[function] = key
+
+    def _build_for(self, specs: Any) -> None:
         if specs is None:
             return  # known only from the first batch
-        with self._requiring_every_head() if every_head else nullcontext():
-            batch = unpack(specs, list(self.heads))
-            self._check_every_head(batch.targets)
+        batch = unpack(specs, list(self.heads))
+        self._check_every_head(batch.targets)
         if self._lacks(batch.targets):
             self._build(open_batch_size(tuple(batch)))
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import spec_of_one_replica
 from multihead._validation import check_head_names, quoted
 
 
@@ -28,68 +27,127 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
         head_names: The registered heads.
 
     Raises:
-        ValueError: There are no targets, or a key of the targets or weights is not the name of a head.
+        ValueError: There are no targets, or more than three parts, or targets or weights are keyed by something that is
+            no head.
     """
-    inputs, targets, sample_weights = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
-    if targets is None:
+    parts = data if isinstance(data, (tuple, list)) else (data,)
+    if len(parts) > 3:
+        raise ValueError(
+            "A batch must be (inputs, targets) or (inputs, targets, sample_weights). "
+            f"Received: {len(parts)} parts. If the inputs, or the targets, are several, put them into one dict."
+        )
+    inputs, targets, sample_weights = (*parts, None, None)[:3]
+    if is_absent(targets):
         raise ValueError(
             "A batch must be (inputs, targets) or (inputs, targets, sample_weights) for training and evaluation. "
             f"Received: a batch without targets. Pass targets as a dict by head name; the heads are {quoted(head_names)}."
         )
-    named_targets = _by_head("targets", targets, head_names)
-    named_weights = {} if sample_weights is None else _by_head("sample_weights", sample_weights, head_names)
+    named_targets = by_head("targets", targets, head_names)
+    named_weights = {} if is_absent(sample_weights) else by_head("sample_weights", sample_weights, head_names)
     return Batch(inputs, named_targets, named_weights)
 
 
-def _by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
+def by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
+    """Targets or sample weights by head name, without those that are None.
+
+    Args:
+        argument: The name of the values, for messages.
+        values: A dict, or the values of a single head.
+        head_names: The registered heads.
+
+    Raises:
+        ValueError: They are keyed by an unknown head, or there are several heads and no dict.
+    """
     if not isinstance(values, Mapping):
         if len(head_names) != 1:
             raise ValueError(
                 f"`{argument}` must be a dict by head name if there are several heads. "
-                f"Received: {type(values).__name__}; the heads are {quoted(head_names)}. "
+                f"Received: {_described(values)}; the heads are {quoted(head_names)}. "
                 f"Pass {{{head_names[0]!r}: ...}}."
             )
         values = {head_names[0]: values}
     check_head_names(argument, values, head_names)
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if not is_absent(value)}
+
+
+def _described(values: Any) -> str:
+    """What was passed, in the words of a user: nobody passes a spec."""
+    if isinstance(values, tf.TypeSpec):
+        return f"one tensor of shape {values.shape}"
+    return f"a {type(values).__name__}"
+
+
+def is_absent(value: Any) -> bool:
+    """Whether this is None, or the spec of None."""
+    return value is None or isinstance(value, type(tf.type_spec_from_value(None)))
 
 
 def batch_size(nest: Any) -> tf.Tensor:
-    """The number of examples in a nest of tensors with the same first axis, an int32 scalar."""
-    return tf.shape(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))[0]
+    """The number of examples in a nest of tensors that share their first axis, an int32 scalar."""
+    return num_rows(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))
+
+
+def num_rows(tensor: Any) -> tf.Tensor:
+    """The size of the first axis of a dense, ragged or sparse tensor, an int32 scalar."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return tensor.nrows(out_type=tf.int32)
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.cast(tensor.dense_shape[0], tf.int32)
+    return tf.shape(tensor)[0]
+
+
+def rows(nest: Any, start: Any, end: Any) -> Any:
+    """The rows from `start` to `end` of every tensor in a nest: dense, ragged or sparse; None stays None."""
+
+    def of_tensor(tensor: Any) -> Any:
+        if not isinstance(tensor, tf.SparseTensor):
+            return None if tensor is None else tensor[start:end]
+        inner = tensor.dense_shape[1:]
+        first, last = tf.cast(start, tf.int64), tf.cast(end, tf.int64)
+        begin = tf.concat([[first], tf.zeros_like(inner)], axis=0)
+        part = tf.sparse.slice(tensor, begin, tf.concat([[last - first], inner], axis=0))
+        return tf.SparseTensor(part.indices, part.values, tf.concat([[last - first], inner], axis=0))
+
+    return tf.nest.map_structure(of_tensor, nest)
 
 
 def as_tensors(nest: Any) -> Any:
-    """Converts the arrays and numbers in a nest to tensors."""
-    return tf.nest.map_structure(tf.convert_to_tensor, nest)
-
-
-def specs_of(x: Any, y: Any, sample_weight: Any) -> Any | None:
-    """The specs of the batches that `fit(x, y, sample_weight)` will see; None if they are known only from the data.
-
-    Batch sizes are None, and so are other sizes that vary.
-    """
-    if y is None and hasattr(x, "element_spec"):
-        return tf.nest.map_structure(spec_of_one_replica, x.element_spec)
-    if y is None:
-        return None
-    return tf.nest.map_structure(_array_spec, (x, y) if sample_weight is None else (x, y, sample_weight))
-
-
-def _array_spec(array: Any) -> tf.TensorSpec:
-    tensor = array if hasattr(array, "dtype") and hasattr(array, "shape") else tf.convert_to_tensor(array)
-    return tf.TensorSpec([None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype))
+    """Converts arrays and numbers in a nest to tensors; ragged and sparse tensors stay what they are."""
+    return tf.nest.map_structure(
+        lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value), nest
+    )
 
 
 def open_batch_size(nest: Any) -> Any:
-    """The specs of a nest of tensors or specs, with None as the size of the first axis."""
-    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), nest)
+    """The specs of a nest of arrays, tensors or specs, with the first axis left open; None stays None."""
+    return tf.nest.map_structure(_open_spec, nest)
+
+
+def _open_spec(value: Any) -> Any:
+    if is_absent(value):
+        return None
+    if isinstance(value, tf.TypeSpec):
+        spec = value
+    elif tf.is_tensor(value):
+        spec = tf.type_spec_from_value(value)
+    else:
+        spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+    shape = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensorSpec(shape, spec.dtype)
+    return tf.TensorSpec(shape, spec.dtype)
 
 
 def encode_specs(specs: Any) -> Any:
     """Converts specs to JSON data: tuples and lists are marked, a spec becomes its shape and dtype."""
     if isinstance(specs, tf.TensorSpec):
         return {"spec": [specs.shape.as_list(), specs.dtype.name]}
+    if isinstance(specs, tf.RaggedTensorSpec):
+        return {"ragged": [specs.shape.as_list(), specs.dtype.name, specs.ragged_rank, specs.row_splits_dtype.name]}
+    if isinstance(specs, tf.SparseTensorSpec):
+        return {"sparse": [specs.shape.as_list(), specs.dtype.name]}
     if isinstance(specs, Mapping):
         return {"dict": {key: encode_specs(value) for key, value in specs.items()}}
     if isinstance(specs, (tuple, list)):
@@ -104,6 +162,10 @@ def decode_specs(encoded: Any) -> Any:
     ((kind, value),) = encoded.items()
     if kind == "spec":
         return tf.TensorSpec(value[0], value[1])
+    if kind == "ragged":
+        return tf.RaggedTensorSpec(value[0], tf.as_dtype(value[1]), value[2], tf.as_dtype(value[3]))
+    if kind == "sparse":
+        return tf.SparseTensorSpec(value[0], value[1])
     if kind == "dict":
         return {key: decode_specs(inner) for key, inner in value.items()}
     return (tuple if kind == "tuple" else list)(decode_specs(inner) for inner in value)

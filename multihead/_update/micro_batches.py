@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from multihead._gradients import added, computed_if
 from multihead._keras import AUTOGRAPH
-from multihead._update.batch import Batch, batch_size
+from multihead._update.batch import Batch, batch_size, rows
 from multihead._update.labels import Labels
 
 
@@ -49,10 +49,7 @@ def _parts(whole: MicroBatch, number: int) -> list[MicroBatch]:
         return [whole]
     size = batch_size(whole.inputs)
     bounds = [size * i // number for i in range(number + 1)]
-    return [
-        tf.nest.map_structure(lambda tensor: None if tensor is None else tensor[start:end], whole)  # noqa: B023
-        for start, end in zip(bounds[:-1], bounds[1:])
-    ]
+    return [rows(whole, start, end) for start, end in zip(bounds[:-1], bounds[1:])]
 
 
 def plus(first: Any, second: Any) -> Any:

@@ -18,7 +18,7 @@ LAYERS = [
     {"_keras", "_validation"},
     {"_gradients", "_replicas", "_random", "_earlier", "_reads"},
     {"_method"},
-    {"losses", "schedules", "clipping", "accumulation", "mixing", "_windows"},
+    {"losses", "schedules", "clipping", "accumulation", "mixing"},
     {"heads", "weighting", "balancing"},
     # The stages of one update.
     {"_update"},
@@ -34,7 +34,7 @@ LAYERS = [
     {"_update.apply"},
     {"_update.pipeline"},
     {"telemetry"},
-    {"_options", "diagnosis", "_export"},
+    {"_options", "diagnosis", "_export", "_data"},
     {"_build", "_trace"},
     {"trainer", "testing"},
     {"__init__"},

@@ -205,11 +205,11 @@ def test_loss_scaling_does_not_matter():
 
 def test_errors():
     trainer = tiny.trainer("sgd")
-    with pytest.raises(TypeError, match="`dataset` must be a dataset or a list of batches. Received: int"):
+    with pytest.raises(TypeError, match="`x` must be what yields batches, a list of batches.* Received: x of type int"):
         trainer.diagnose(5)
-    with pytest.raises(TypeError, match="Received: tuple. Pass a dataset as for `fit`"):
+    with pytest.raises(TypeError, match="Received: x of type tuple and y=None. Pass what `fit` takes"):
         trainer.diagnose(batches(1)[0])
-    with pytest.raises(ValueError, match="`dataset` must contain at least one batch. Received: none"):
+    with pytest.raises(ValueError, match="`x` must contain at least one batch. Received: none"):
         trainer.diagnose([])
     with pytest.raises(ValueError, match="`batches` must be a whole number of at least 1"):
         trainer.diagnose(batches(1), batches=0)

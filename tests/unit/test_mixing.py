@@ -42,8 +42,12 @@ def test_sampling_proportions():
 ERRORS = {
     "mix": (lambda: mix_datasets({}), r"`datasets` must be a mapping"),
     "both": (
-        lambda: mix_datasets({"a": 1}, weights={"a": 1}, temperature=1),
+        lambda: mix_datasets({"a": tf.data.Dataset.range(1)}, weights={"a": 1}, temperature=1),
         r"At most one of `weights` and `temperature`",
+    ),
+    "generator": (
+        lambda: mix_datasets({"a": (batch for batch in [(1.0, 1.0)])}),
+        r"`datasets\['a'\]` must be a `tf.data.Dataset`. Received: a generator.*from_generator",
     ),
     "endless": (
         lambda: mix_datasets({"a": tf.data.Dataset.from_tensors((1.0, 1.0)).repeat()}),
@@ -59,5 +63,5 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case):
     action, message = ERRORS[case]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         action()

@@ -78,3 +78,8 @@ def test_the_optimizer_must_leave_clipping_to_the_trainer():
         check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
     with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name. Received: optimizer='adem'"):
         check_optimizer("adem")
+
+
+@pytest.mark.parametrize("name", ["adamw", "AdamW", "lion", "adafactor", "sgd"])
+def test_optimizers_by_name(name):
+    assert type(check_optimizer(name)).__name__.lower() == name.lower()

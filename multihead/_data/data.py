@@ -1,0 +1,131 @@
+"""`Data`: the data of one call, in one form.
+
+Arrays are NumPy arrays or tensors in tuples and dicts, with targets and sample weights by head name. Batches of Python
+generators and of `keras.utils.PyDataset` are triples of one structure. Datasets stay what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._update.batch import is_absent, rows
+from multihead._validation import is_number
+
+_BATCH_SIZE = 32
+
+
+class Data(NamedTuple):
+    """The data of one call.
+
+    Attributes:
+        x: The inputs as arrays, or something that yields batches.
+        y: The targets as arrays by head name, or None.
+        sample_weight: The sample weights as arrays by head name, or None.
+        specs: The specs of a batch, with open batch size; None if nothing is known before the first batch.
+        batches: Gives the batches of one pass, shuffled if asked and possible, if `x` is neither arrays nor a dataset.
+        length: Their number, if it is known.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    specs: Any = None
+    batches: Callable[[Any], Iterator[Any]] | None = None
+    length: int | None = None
+
+    @property
+    def is_arrays(self) -> bool:
+        """Whether these are arrays, of all examples."""
+        return self.y is not None
+
+    def split(self, fraction: Any) -> tuple[Data, Data]:
+        """The first examples and the last, of which there is that fraction.
+
+        Raises:
+            ValueError: These are no arrays, or one of the parts would be empty.
+        """
+        if not self.is_arrays:
+            raise ValueError(
+                "`validation_split` must be 0 unless `x` and `y` are arrays. "
+                f"Received: validation_split={fraction!r} with x of type {type(self.x).__name__}. Pass `validation_data`."
+            )
+        whole = (self.x, self.y, self.sample_weight)
+        size = num_examples(self.x)
+        first = math.floor(size * (1 - fraction)) if is_number(fraction) and 0 < fraction < 1 else 0
+        if not 0 < first < size:
+            raise ValueError(
+                "`validation_split` must be a fraction between 0 and 1 that leaves examples on both sides. "
+                f"Received: validation_split={fraction!r} for {size} examples. Correct it, or pass `validation_data`."
+            )
+        (x, y, w), (last_x, last_y, last_w) = rows(whole, 0, first), rows(whole, first, size)
+        return self._replace(x=x, y=y, sample_weight=w), self._replace(x=last_x, y=last_y, sample_weight=last_w)
+
+    def as_dataset(self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str) -> tf.data.Dataset:
+        """The batches as a dataset.
+
+        Args:
+            batch_size: The batch size for arrays.
+            steps: Or how many batches to make of them.
+            shuffle: Whether to shuffle; `"batch"` shuffles within each batch only. Datasets and generators are not.
+            argument: Why it is needed, for messages.
+
+        Raises:
+            ValueError: There is no way to make it one.
+        """
+        if self.is_arrays:
+            return self._of_arrays(batch_size, steps, shuffle)
+        if isinstance(self.x, tf.data.Dataset):
+            return _without_absent(self.x)
+        if self.batches is None:
+            raise ValueError(
+                f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
+                f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
+            )
+        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
+        return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
+
+    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any) -> tf.data.Dataset:
+        parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
+        size = num_examples(self.x)
+        batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
+        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
+            examples = tf.data.Dataset.from_tensor_slices(parts)
+            return (examples.shuffle(size) if shuffle else examples).batch(batch_size)
+        numbers = tf.data.Dataset.range(size)
+        numbers = (numbers.shuffle(size) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
+        numbers = numbers.map(tf.random.shuffle) if shuffle == "batch" else numbers
+        # Taken from whole arrays, whole batches at a time.
+        whole = tf.data.Dataset.from_tensors(parts).repeat()
+        batches = tf.data.Dataset.zip((numbers, whole)).map(
+            lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays)
+        )
+        return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
+
+    def each(self, batch_size: int | None) -> Iterator[Any]:
+        """The batches in order, outside of any graph."""
+        if self.is_arrays or self.batches is None:
+            return iter(self.as_dataset(batch_size, None, False, "`diagnose`"))
+        return self.batches(False)
+
+
+def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without parts, targets and weights that are None."""
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or not any(map(is_absent, tf.nest.flatten(spec[1:]))):
+        return dataset
+
+    def present(inputs: Any, *others: Any) -> Any:
+        kept = ({k: v for k, v in each.items() if v is not None} if isinstance(each, dict) else each for each in others)
+        return (inputs, *(each for each in kept if each is not None))
+
+    return dataset.map(present)
+
+
+def num_examples(nest: Any) -> int:
+    leaf = next(leaf for leaf in tf.nest.flatten(nest) if leaf is not None)
+    return int(leaf.shape[0])

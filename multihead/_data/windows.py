@@ -1,0 +1,102 @@
+"""Windows of consecutive batches as the elements of a dataset: what `accumulate_steps` passes to Keras's training loop.
+
+One element is one update, so Keras counts updates: steps, progress bar, callbacks and `steps_per_execution` work as usual.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._update.batch import batch_size, rows
+
+_KEY = "window"
+
+
+def is_window(data: Any) -> bool:
+    """Whether the data that Keras passes to a training step are a window of batches."""
+    return isinstance(data, dict) and set(data) == {_KEY}
+
+
+def batches_of(data: Any) -> list[Any]:
+    """The batches of a window; a list of one batch if the data are not a window."""
+    return list(data[_KEY]) if is_window(data) else [data]
+
+
+class Windows:
+    """Groups the data of `fit` into windows of batches.
+
+    Args:
+        steps: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
+        strategy: The strategy that `fit` runs under.
+    """
+
+    def __init__(self, steps: int, strategy: tf.distribute.Strategy) -> None:
+        self.steps = steps
+        self._strategy = strategy
+
+    def arguments_of_fit(self, batches: tf.data.Dataset, steps_per_epoch: int | None) -> dict[str, Any]:
+        """`x` and `steps_per_epoch` of a `fit` on windows, from batches and the number of updates of an epoch.
+
+        Raises:
+            ValueError: The number of updates is needed, on several replicas, and not known.
+        """
+        windows = self._windows(batches)
+        if self._strategy.num_replicas_in_sync == 1:
+            return {"x": windows, "steps_per_epoch": steps_per_epoch}
+        if steps_per_epoch is None:
+            steps_per_epoch = int(windows.cardinality())
+            if steps_per_epoch < 0:
+                raise ValueError(
+                    "`steps_per_epoch` is required with accumulate_steps on several replicas if the cardinality of the "
+                    "dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per epoch."
+                )
+        distributed = self._strategy.distribute_datasets_from_function(
+            lambda context: self._of_replicas(windows.repeat(), context)
+        )
+        return {"x": distributed, "steps_per_epoch": steps_per_epoch}
+
+    def _windows(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        empty = tf.nest.map_structure(_empty, batches.element_spec)
+
+        def as_element(*window: Any) -> dict[str, Any]:
+            # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
+            successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])
+            filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(self.steps))
+            return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(self.steps))}
+
+        return batches.window(self.steps).map(as_element).prefetch(1)
+
+    def _of_replicas(self, windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """One element per window and replica of this worker, each with the replica's part of every batch."""
+        num_replicas = context.num_replicas_in_sync
+        here = num_replicas // context.num_input_pipelines
+        mine = [context.input_pipeline_id * here + i for i in range(here)]
+
+        def part(window: Any, replica: int) -> Any:
+            def of_batch(batch: Any) -> Any:
+                size = batch_size(batch)
+                return rows(batch, size * replica // num_replicas, size * (replica + 1) // num_replicas)
+
+            return {_KEY: tuple(of_batch(batch) for batch in window[_KEY])}
+
+        def parts(window: Any) -> tf.data.Dataset:
+            first, *rest = [tf.data.Dataset.from_tensors(part(window, replica)) for replica in mine]
+            for other in rest:
+                first = first.concatenate(other)
+            return first
+
+        return windows.flat_map(parts)
+
+
+def _empty(spec: Any) -> Any:
+    """A value of a spec without any examples."""
+    shape = [0, *(size or 0 for size in spec.shape.as_list()[1:])]
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = tf.zeros([0, *shape[spec.ragged_rank + 1 :]], spec.dtype)
+        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+        return tf.RaggedTensor.from_nested_row_splits(inner, splits)
+    return tf.zeros(shape, spec.dtype)

@@ -1,0 +1,421 @@
+"""What `fit`, `evaluate`, `predict` and `diagnose` take: all that Keras's take, and errors of our own for the rest."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from tests.helpers import tiny
+
+# Keras 3 says so at the end of every dataset whose length it does not know.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(10, 3))  # float64, as NumPy makes them
+Y = RNG.normal(size=(10, 1))
+W = RNG.uniform(0.5, 2.0, size=10)
+BATCH = 4
+
+
+def batches(*parts):
+    """The batches of arrays, or of dicts of arrays, as tuples."""
+    return [tuple(tiny.rows(part, i, i + BATCH) for part in parts) for i in range(0, 10, BATCH)]
+
+
+class Batches(keras.utils.Sequence):
+    """A `PyDataset`."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+        self.epochs = 0
+
+    def __len__(self):
+        return len(self.given)
+
+    def __getitem__(self, index):
+        return self.given[index]
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+class Again:
+    """Can be iterated again and again, and is nothing that Keras knows."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def __iter__(self):
+        return iter(self.given)
+
+
+def generator(given):
+    yield from given
+
+
+def dataset(*parts):
+    return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda a: a.astype("float32"), parts)).batch(BATCH)
+
+
+def frame(**columns):
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+def series(values, name):
+    return pytest.importorskip("pandas").Series(values, name=name)
+
+
+KINDS = {
+    "arrays": lambda: (X, {"size": Y}),
+    "one array": lambda: (X, Y),
+    "rank 1": lambda: (X, {"size": Y[:, 0]}),
+    "lists": lambda: (X.tolist(), {"size": Y.tolist()}),
+    "tensors": lambda: (tf.constant(X, tf.float32), {"size": tf.constant(Y, tf.float32)}),
+    "frames": lambda: (frame(a=X[:, 0], b=X[:, 1], c=X[:, 2]), frame(size=Y[:, 0])),
+    "series": lambda: (X, series(Y[:, 0], "size")),
+    "dict of series": lambda: (X, {"size": series(Y[:, 0], None)}),
+    "dataset": lambda: (dataset(X, {"size": Y}), None),
+    "generator": lambda: (generator(batches(X, {"size": Y})), None),
+    "iterator": lambda: (iter(batches(X, {"size": Y})), None),
+    "generator of lists": lambda: (generator([[x.tolist(), {"size": y.tolist()}] for x, y in batches(X, Y)]), None),
+    "PyDataset": lambda: (Batches(batches(X, Y)), None),
+    "iterable": lambda: (Again(batches(X, Y)), None),
+}
+WEIGHTED = {
+    "arrays": lambda: (X, {"size": Y}, {"size": W}),
+    "lists": lambda: (X, {"size": Y}, {"size": W.tolist()}),
+    "series": lambda: (X, {"size": Y}, series(W, "size")),
+    "generator": lambda: (generator(batches(X, {"size": Y}, {"size": W})), None, None),
+    "PyDataset": lambda: (Batches(batches(X, Y, W)), None, None),
+}
+
+
+def start(layers):
+    """The same initial weights, whatever was trained before."""
+    keras.utils.set_random_seed(1)
+    for layer in layers:
+        layer.set_weights([np.random.default_rng(2).normal(size=w.shape) for w in layer.get_weights()])
+
+
+def network():
+    return keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)
+
+
+def make(steps, **options):
+    trainer = MultiHeadTrainer(network()[0])
+    trainer.add_head("size", network()[1], "mse")
+    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps, **options)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    """Trainers with and without accumulation, built; the tests set their weights."""
+    return {steps: make(steps) for steps in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """From batch size and sample weights to the weights after an epoch of Keras's own `fit`."""
+    inputs = keras.Input([3])
+    layers = network()
+    model = keras.Model(inputs, layers[1](layers[0](inputs)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+
+    def fitted(size, weights=None):
+        start(layers)
+        if weights is None:
+            model.fit(X, Y, batch_size=size, shuffle=False, verbose=0)
+        else:  # Keras divides by the number of examples, the trainer by the sum of their weights
+            for i in range(0, 10, size):
+                part = weights[i : i + size]
+                model.train_on_batch(X[i : i + size], Y[i : i + size], part * len(part) / part.sum())
+        return model.get_weights()
+
+    return fitted
+
+
+def fitted(trainer, x, y, w=None, **options):
+    layers = [trainer.encoder, trainer.heads["size"].module]
+    if not trainer.encoder.built:
+        trainer.compute_gradients((X, {"size": Y}))
+    start(layers)
+    if y is not None:
+        options["batch_size"] = BATCH
+    trainer.fit(x, y, sample_weight=w, shuffle=False, verbose=0, **options)
+    return [w for layer in layers for w in layer.get_weights()]
+
+
+def assert_same(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, expected, kind, steps):
+    assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
+    assert_same(fitted(trainers[steps], *WEIGHTED[kind]()), expected(BATCH * steps, W))
+
+
+def test_epochs_of_a_py_dataset_and_of_an_endless_generator(trainers, expected):
+    data = Batches(batches(X, Y))
+    trainers[2].fit(data, epochs=2, verbose=0)
+    assert data.epochs == 2
+    before = int(np.array(trainers[2].update_count))
+    trainers[2].fit(generator(batches(X, Y) * 100), epochs=2, steps_per_epoch=3, verbose=0)
+    assert int(np.array(trainers[2].update_count)) == before + 6
+
+
+def test_evaluate_predict_and_diagnose_take_the_same(trainers):
+    trainer = trainers[1]
+    fitted(trainer, X, Y)
+    loss = trainer.evaluate(X, Y, verbose=0, return_dict=True)["size_loss"]
+    np.testing.assert_allclose(loss, np.mean((trainer.predict(X, verbose=0)["size"] - Y) ** 2), rtol=1e-5)
+    for kind in ("lists", "frames", "dataset", "generator", "PyDataset", "iterable"):
+        found = trainer.evaluate(*KINDS[kind](), verbose=0, return_dict=True)
+        np.testing.assert_allclose(found["size_loss"], loss, rtol=1e-5)
+    np.testing.assert_array_equal(trainer.predict(X.tolist(), verbose=0)["size"], trainer.predict(X, verbose=0)["size"])
+    weighted = trainer.evaluate(X, Y, 5, 0, W, return_dict=True)["size_loss"]  # by position, as in Keras
+    squares = (trainer.predict(X, verbose=0)["size"] - Y) ** 2
+    np.testing.assert_allclose(weighted, np.average(squares[:, 0], weights=W), rtol=1e-5)
+    reports = [trainer.diagnose(X, Y, batch_size=BATCH, batches=2), trainer.diagnose(batches(X, Y)[:2])]
+    reports += [trainer.diagnose(KINDS[kind]()[0], batches=2) for kind in ("dataset", "generator", "PyDataset")]
+    for report in reports:
+        assert report.batches == 2
+        np.testing.assert_allclose(report.norms["parameters"], reports[0].norms["parameters"], rtol=1e-5)
+    by_weight = trainer.diagnose(X, Y, sample_weight={"size": W}, batches=1)
+    np.testing.assert_allclose(by_weight.losses, weighted, rtol=1e-5)
+
+
+def test_validation_split_is_the_last_part_also_with_accumulation(trainers):
+    for trainer in trainers.values():
+        found = trainer.fit(X, Y, validation_split=0.3, batch_size=BATCH, epochs=1, verbose=0).history
+        loss = trainer.evaluate(X[7:], Y[7:], verbose=0, return_dict=True)["size_loss"]
+        np.testing.assert_allclose(found["val_size_loss"][0], loss, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- two heads
+
+
+def two_heads(steps=1):
+    trainer = MultiHeadTrainer(network()[0])
+    for name in ("a", "b"):
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Trainers of two heads with and without accumulation, built; the tests set their weights."""
+    return {steps: two_heads(steps) for steps in (1, 2)}
+
+
+def fitted_pair(trainer, x, y, **options):
+    if not trainer.encoder.built:
+        trainer.compute_gradients((X, {"a": Y, "b": Y}))
+    start([trainer.encoder, *(head.module for head in trainer.heads.values())])
+    if y is not None:
+        options["batch_size"] = BATCH
+    trainer.fit(x, y, shuffle=False, verbose=0, **options)
+    return tiny.weights_of(trainer)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_heads_that_have_targets_in_some_batches_only(pairs, steps):
+    is_first = np.arange(10)[:, None] < BATCH
+    missing = {"a": np.where(is_first, Y, np.nan), "b": np.where(is_first, np.nan, Y)}
+    expected = fitted_pair(pairs[steps], X, missing)
+    (x1, y1), (x2, y2), (x3, y3) = batches(X, Y)
+    given = [(x1, {"a": y1}), (x2, {"b": y2}), (x3, {"b": y3})]
+    for kind in (generator, Batches):
+        assert_same(fitted_pair(pairs[steps], kind(given), None), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sample_weights_of_some_heads(pairs, steps):
+    targets = {"a": Y, "b": -Y}
+    expected = fitted_pair(pairs[steps], X, targets, sample_weight={"a": W, "b": np.ones(10)})
+    assert_same(fitted_pair(pairs[steps], X, targets, sample_weight={"a": W}), expected)
+
+
+def test_targets_that_are_none_are_absent(pairs):
+    trainer = pairs[1]
+    assert set(trainer.evaluate(X, {"a": Y, "b": None}, verbose=0, return_dict=True)) == {"loss", "a_loss"}
+    with pytest.raises(ValueError, match="head 'b' has none in the data"):
+        trainer.fit(X, {"a": Y, "b": None})
+    history = trainer.fit(X, {"a": Y, "b": Y}, validation_data=(X, {"a": Y}), verbose=0).history
+    assert "val_a_loss" in history and "val_b_loss" not in history
+
+
+# ---------------------------------------------------------------------------------------------- structures of inputs
+
+
+class Dense(keras.layers.Layer):
+    """A dense layer on ragged or sparse rows, filled up to three columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, activation="tanh")
+
+    def call(self, inputs):
+        if isinstance(inputs, tf.RaggedTensor):
+            inputs = inputs.to_tensor(shape=[None, 3])
+        elif isinstance(inputs, tf.SparseTensor):
+            inputs = tf.sparse.to_dense(inputs)
+        return self.dense(tf.ensure_shape(inputs, [None, 3]))
+
+
+SPARSE = np.where(np.arange(3) < RNG.integers(1, 4, size=(10, 1)), X, 0).astype("float32")
+COMPOSITES = {
+    "ragged": lambda: tf.RaggedTensor.from_tensor(SPARSE, padding=0.0),
+    "sparse": lambda: tf.sparse.from_dense(SPARSE),
+    "of SciPy": lambda: scipy.sparse.csr_matrix(SPARSE),
+}
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+def test_ragged_and_sparse_inputs(options):
+    trainer = MultiHeadTrainer(Dense())
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.SGD(0.1), **options)
+    trainer.compute_gradients((SPARSE, {"size": Y}))
+    weights = []
+    for inputs in (SPARSE, *(make_inputs() for make_inputs in COMPOSITES.values())):
+        start([trainer.encoder.dense, trainer.heads["size"].module])
+        trainer.fit(inputs, {"size": Y}, batch_size=BATCH, shuffle=False, verbose=0)
+        weights.append(tiny.weights_of(trainer))
+    for each in weights[1:]:
+        assert_same(each, weights[0])
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_lists_of_inputs(steps):
+    inputs = [keras.Input([2]), keras.Input([1])]
+    hidden = keras.layers.Concatenate()(inputs)
+    trainer = MultiHeadTrainer(keras.Model(inputs, network()[0](hidden)))
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    trainer.fit([X[:, :2], X[:, 2:]], Y, verbose=0, batch_size=BATCH)
+    assert trainer.predict([X[:, :2].tolist(), X[:, 2:]], verbose=0)["size"].shape == (10, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+def categories():
+    return pytest.importorskip("pandas").Series(list("abcabcabca"), dtype="category")
+
+
+ERRORS = {
+    "four parts": (lambda: (dataset(X, {"a": Y, "b": Y}, {"a": W}, W), None), {}, r"A batch must be .*Received: 4 parts"),
+    "four parts of a generator": (
+        lambda: (generator(batches(X, {"a": Y, "b": Y}, {"a": W}, W)), None),
+        {},
+        r"A batch must be .*Received: 4 parts",
+    ),
+    "sample_weight": (
+        lambda: (dataset(X, {"a": Y, "b": Y}), None),
+        {"sample_weight": {"a": W}},
+        r"`sample_weight` must be left out if `x` yields batches.*sample_weight of type dict with x of type \w*Dataset",
+    ),
+    "batch_size": (
+        lambda: (generator(batches(X, {"a": Y, "b": Y})), None),
+        {"batch_size": 4},
+        r"`batch_size` must be left out.*x of type generator",
+    ),
+    "y": (lambda: (dataset(X, {"a": Y, "b": Y}), Y), {}, r"`y` must be left out"),
+    "no y": (lambda: (X, None), {}, r"`y` must be given if `x` are arrays.*type ndarray"),
+    "no dict": (lambda: (X, Y), {}, r"`targets` must be a dict by head name.*Received: a ndarray"),
+    "no dict in a dataset": (lambda: (dataset(X, Y), None), {}, r"Received: one tensor of shape \(None, 1\)"),
+    "lengths": (lambda: (X, {"a": Y, "b": Y[:7]}), {}, r"one row for each example.*10 in `x`, 7 in `y\['b'\]`"),
+    "lengths of weights": (
+        lambda: (X, {"a": Y, "b": Y}),
+        {"sample_weight": {"a": W[:3]}},
+        r"10 in `x`, 3 in `sample_weight\['a'\]`",
+    ),
+    "weights of no head": (
+        lambda: (X, {"a": Y, "b": Y}),
+        {"sample_weight": {"c": W}},
+        r"`sample_weights` must name heads only: 'c' is no head",
+    ),
+    "no batch": (
+        lambda: (dataset(X, {"a": Y, "b": Y}).unbatch(), None),
+        {},
+        r"must yield batches.*Received: a \w+ of tensors of shapes \(3,\), \(1,\).*call `.batch\(32\)`",
+    ),
+    "single values": (
+        lambda: (tf.data.Dataset.from_tensor_slices((X, {"a": Y[:, 0], "b": Y[:, 0]})), None),
+        {},
+        r"call `.batch\(32\)`",
+    ),
+    "categories": (lambda: (X, {"a": Y, "b": categories()}), {}, r"`y\['b'\]` must be numbers.*Series with categories.*cat"),
+    "objects": (
+        lambda: (X, {"a": Y, "b": np.array([None, 1.0] * 5, object)}),
+        {},
+        r"`y\['b'\]` must be numbers of one dtype.*objects of type 'NoneType', 'float'",
+    ),
+    "ragged lists": (lambda: ([[1, 2], [3]], {"a": [1, 2], "b": [1, 2]}), {}, r"`x` must have rows of one length"),
+    "two arrays for a head": (
+        lambda: (X, {"a": Y, "b": [Y, Y]}),
+        {},
+        r"`y\['b'\]` must be one array. Received: a list of 2",
+    ),
+    "object": (lambda: ({"x": object()}, {"a": Y, "b": Y}), {}, r"`x\['x'\]` must be an array.*Received: a object"),
+    "empty generator": (lambda: (generator([]), None), {}, r"`x` must yield at least one batch. Received: a generator"),
+    "never": (lambda: (generator(batches(X, {"a": Y})), None), {}, r"head 'b' has none in the data"),
+    "dtypes": (
+        lambda: (generator([(X, {"a": Y, "b": Y}), (X.astype(int), {"a": Y, "b": Y})]), None),
+        {},
+        r"same dtypes and numbers of axes. Received: float32 of shape .* and int",
+    ),
+    "validation": (
+        lambda: (X, {"a": Y, "b": Y}),
+        {"validation_data": (X, {"c": Y})},
+        r"In `validation_data`: `targets` must name heads only: 'c'",
+    ),
+    "validation set": (
+        lambda: (X, {"a": Y, "b": Y}),
+        {"validation_data": dataset(X, {"c": Y})},
+        r"In `validation_data`: `targets` must name heads only: 'c'",
+    ),
+    "four validation arrays": (
+        lambda: (X, {"a": Y, "b": Y}),
+        {"validation_data": (X, {"a": Y}, None, None)},
+        r"`validation_data` must be \(x, y\).*Received: a tuple of 4",
+    ),
+    "split of a dataset": (
+        lambda: (dataset(X, {"a": Y, "b": Y}), None),
+        {"validation_split": 0.5},
+        r"`validation_split` must be 0 unless.*with x of type",
+    ),
+    "split of everything": (lambda: (X, {"a": Y, "b": Y}), {"validation_split": 1.0}, r"`validation_split` must be a frac"),
+}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, steps):
+    make_data, options, message = ERRORS[case]
+    before = int(np.array(pairs[steps].update_count))
+    x, y = make_data()
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        pairs[steps].fit(x, y, verbose=0, **options)
+    assert int(np.array(pairs[steps].update_count)) == before
+
+
+def test_a_head_that_comes_late_in_a_generator_is_an_error(pairs):
+    given = [(X, {"a": Y})] * 70 + [(X, {"b": Y})]
+    with pytest.raises(Exception, match="must have targets for 'b' in one of its first 64 batches"):
+        pairs[1].evaluate(generator(given), verbose=0)
