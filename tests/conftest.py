@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 
@@ -18,6 +19,23 @@ with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is no
 # Tests of replicas need two devices, and these must be asked for before TensorFlow starts; other tests use the first.
 _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+# Nets as small as these gain nothing from threads, which take turns with those of the other processes of `pytest -n`.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def pytest_collection_finish():
+    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    """Seeds what several tests share, so that it is the same whichever of them comes first."""
+    if fixturedef.scope != "function":
+        keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -11,19 +11,27 @@ from multihead import MultiHeadTrainer, clipping
 from tests.helpers import tiny
 
 
-def updated(policy, **compiled):
+COMPILED = {"representation": {}, "parameters, in slices": {"balance_at": "parameters", "micro_batches": 2}}
+
+
+def updated(policy, compiled):
     inputs, targets = tiny.data(16, seed=3)
     keras.mixed_precision.set_global_policy(policy)
-    trainer = tiny.trainer(keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **compiled)
+    trainer = tiny.trainer(keras.optimizers.SGD(0.1), clip=clipping.ByGlobalNorm(1.0), balancer="EqualNorms", **COMPILED[compiled])
     history = trainer.fit(inputs, targets, batch_size=16, shuffle=False, epochs=3, verbose=0).history
     return tiny.weights_of(trainer), history, trainer
 
 
+@pytest.fixture(scope="module", params=COMPILED)
+def single(request):
+    """Some options, and the weights and logs in single precision with them."""
+    return request.param, *updated("float32", request.param)[:2]
+
+
 @pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)])
-@pytest.mark.parametrize("compiled", [{}, {"balance_at": "parameters", "micro_batches": 2}])
-def test_mixed_precision_makes_the_same_updates(policy, tolerance, compiled):
-    wanted, full, _ = updated("float32", **compiled)
-    actual, mixed, trainer = updated(policy, **compiled)
+def test_mixed_precision_makes_the_same_updates(single, policy, tolerance):
+    compiled, wanted, full = single
+    actual, mixed, trainer = updated(policy, compiled)
     assert all(weight.dtype == np.float32 for weight in actual)
     for name in ("tag_norm", "price_norm", "size_norm", "price_coefficient"):
         np.testing.assert_allclose(mixed[name], full[name], rtol=10 * tolerance)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from tests.helpers.gathering import BALANCINGS, GATHERINGS, OPTIMIZERS, assert_alike, batches_of_updates, expected, trained
+from tests.helpers.gathering import BALANCINGS, GATHERINGS, OPTIMIZERS, assert_alike, batches_of_updates, expected, pairwise, trained
 
-GRID = [
-    (gathering, balancing_, clip, missing, optimizer)
-    for gathering, balancing_, clip, missing, optimizer in itertools.product(
-        GATHERINGS, BALANCINGS, (None, 0.3), (True, False), OPTIMIZERS
-    )
-]
-
-
-@pytest.mark.parametrize(("gathering", "balanced", "clip", "missing", "optimizer"), GRID[::5])
+@pytest.mark.parametrize(
+    ("gathering", "balanced", "clip", "missing", "optimizer"),
+    pairwise(GATHERINGS, BALANCINGS, (None, 0.3), (True, False), OPTIMIZERS),
+)
 def test_update_is_that_of_a_tape_by_hand(gathering, balanced, clip, missing, optimizer):
     balancer, level = BALANCINGS[balanced]
     updates = batches_of_updates(missing)

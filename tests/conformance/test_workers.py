@@ -27,8 +27,13 @@ def free_ports(count):
     return ports
 
 
-@pytest.mark.parametrize("options", [{"balancer": "UPGrad"}, {"accumulate_steps": 2, "micro_batches": 2}])
-def test_two_workers_make_the_updates_of_one_device(tmp_path, options):
+OPTIONS = [{"balancer": "UPGrad"}, {"accumulate_steps": 2, "micro_batches": 2}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where two workers, which took long enough to start once, have saved what they trained with each of the options."""
+    folder = tmp_path_factory.mktemp("workers")
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     workers = []
     for index in range(2):
@@ -37,7 +42,7 @@ def test_two_workers_make_the_updates_of_one_device(tmp_path, options):
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
             "PYTHONPATH": os.getcwd(),
         }
-        command = [sys.executable, "-m", "tests.helpers.worker", json.dumps(options), str(tmp_path / f"{index}.npz")]
+        command = [sys.executable, "-m", "tests.helpers.worker", json.dumps(OPTIONS), str(folder / f"worker_{index}")]
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
@@ -48,14 +53,18 @@ def test_two_workers_make_the_updates_of_one_device(tmp_path, options):
     finally:
         for worker in workers:
             worker.kill()
+    return folder
 
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)))
+def test_two_workers_make_the_updates_of_one_device(folder, number):
     clip = clipping.ByGlobalNorm(0.3)
-    trainer = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), clip=clip, **options)
+    trainer = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), clip=clip, **OPTIONS[number])
     data = tf.data.Dataset.from_tensor_slices(tiny.data(24)).batch(6)
     history = trainer.fit(data, epochs=2, verbose=0, shuffle=False).history
     wanted = tiny.weights_of(trainer)
     for index in range(2):
-        with np.load(tmp_path / f"{index}.npz") as got:
+        with np.load(folder / f"worker_{index}_{number}.npz") as got:
             assert got["updates"] == tiny.values([trainer.update_count])[0]
             np.testing.assert_allclose(got["loss"], history["tag_loss"][-1], rtol=1e-5)
             for i, weight in enumerate(wanted):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -24,16 +26,27 @@ BALANCINGS = {
     "parameters": ("UPGrad", "parameters"),
 }
 
-UPDATES = 5
+UPDATES = 3
 
 
 def batches_of_updates(missing):
-    """For each of five updates three batches, of different lengths and sizes where they are ragged."""
+    """For each update three batches, of different lengths and sizes where they are ragged."""
     times, sizes = ((6, 4, 7), (5, 3, 4)) if missing else ((6, 6, 6), (4, 4, 4))
     return [
         [tiny.data(size, time, seed=10 * u + i, missing=missing) for i, (time, size) in enumerate(zip(times, sizes))]
         for u in range(UPDATES)
     ]
+
+
+def pairwise(*options):
+    """Some of all combinations, in which every two options of different kinds occur together."""
+    combinations = list(itertools.product(*options))
+    pairs = lambda combination: set(itertools.combinations(enumerate(combination), 2))  # noqa: E731
+    missing, chosen = set().union(*map(pairs, combinations)), []
+    while missing:
+        chosen.append(max(combinations, key=lambda combination: len(pairs(combination) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
 
 
 def padded(batches):

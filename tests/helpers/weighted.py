@@ -11,7 +11,7 @@ from tests.helpers.gathering import dataset, padded
 
 HEADS = ("tag", "price", "size")
 
-GATHERED = {"whole": (1, 1), "slices": (1, 3), "batches": (3, 1)}
+GATHERED = {"whole": (1, 1), "slices": (1, 3), "batches": (3, 1), "both": (3, 2)}
 
 
 def adam():

@@ -96,7 +96,7 @@ def test_no_head_is_opposed(name, num_heads, compiled):
 def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads):
     balancer = make(name)
     balancer.build((num_heads, None))
-    coefficients_of = tf.function(lambda gramian: balancer.coefficients(gramian), jit_compile=True)
+    coefficients_of = tf.function(lambda gramian: balancer.coefficients(gramian), jit_compile=name == "UPGrad")
     for kind in zoo.KINDS:
         for spread in (0, 3, 6):
             for seed in range(3):
