@@ -10,7 +10,6 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, clipping
 from tests.helpers import tiny
 
-
 COMPILED = {"representation": {}, "parameters, in slices": {"balance_at": "parameters", "micro_batches": 2}}
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.gathering import BALANCINGS, GATHERINGS, OPTIMIZERS, assert_alike, batches_of_updates, expected, pairwise, trained
+from tests.helpers.gathering import (
+    BALANCINGS,
+    GATHERINGS,
+    OPTIMIZERS,
+    assert_alike,
+    batches_of_updates,
+    expected,
+    pairwise,
+    trained,
+)
+
 
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -14,21 +16,33 @@ import pytest
 import sacrebleu
 
 from examples.seq2seq_price import command, run
+from tests.helpers import alone
 
 SMALL = ["--epochs", "2", "--units", "8", "--embedding", "4", "--batch-size", "16"]
 
 
 @pytest.fixture(scope="module")
 def workshop_run(tmp_path_factory):
+    """The folder of a run, with its heads exported beside it, and what it printed."""
     folder = tmp_path_factory.mktemp("run") / "deep" / "er"
-    assert command.main([*SMALL, "--orders", "120", "--output", str(folder)]) == 0
-    return folder
+    # Steps so large that the loss soon grows.
+    options = ["--epochs", "30", "--patience", "2", "--learning-rate", "0.03", "--units", "24", "--embedding", "8"]
+    options += ["--batch-size", "8", "--orders", "160", "--output", str(folder), "--export", str(folder.parent / "exported")]
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert command.main(options) == 0
+    return folder, told.getvalue()
+
+
+def history_of(folder):
+    with (folder / "history.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_run_leaves_its_figures(workshop_run):
-    metrics = json.loads((workshop_run / "metrics.json").read_text(encoding="utf-8"))
+    folder, _ = workshop_run
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     assert list(metrics["splits"]) == ["train", "dev"]
-    for rows, figures in zip((120, 12), metrics["splits"].values()):
+    for rows, figures in zip((160, 16), metrics["splits"].values()):
         assert figures["rows"] == figures["labelled_rows"] == rows
         for name in ("price_accuracy", "price_macro_f1", "reply_exact", "reply_token_accuracy"):
             assert 0 <= figures[name] <= 1
@@ -36,43 +50,39 @@ def test_a_run_leaves_its_figures(workshop_run):
         assert figures["seconds"] > 0 and figures["examples_per_second"] > 0
         assert 0 <= figures["reply_bleu"] <= 100 and 0 <= figures["reply_chrf"] <= 100
         assert "reply_slot_f1" not in figures
-    assert metrics["training"]["epochs"] == 2
-    assert metrics["training"]["examples_per_second"] == pytest.approx(240 / metrics["training"]["seconds"])
+    seen = 160 * metrics["training"]["epochs"]
+    assert metrics["training"]["examples_per_second"] == pytest.approx(seen / metrics["training"]["seconds"])
     assert 0 < metrics["training"]["padding_share"] < 1
-    assert metrics["options"]["units"] == 8
+    assert metrics["options"]["units"] == 24
 
 
 def test_a_run_leaves_its_history_pictures_and_samples(workshop_run):
-    with (workshop_run / "history.csv").open(newline="") as file:
-        history = list(csv.DictReader(file))
-    assert [row["epoch"] for row in history] == ["1", "2"]
+    folder, _ = workshop_run
+    history = history_of(folder)
+    assert [row["epoch"] for row in history] == [str(number + 1) for number in range(len(history))]
     for head in ("reply", "price"):
         for figure in (f"{head}_loss", f"val_{head}_loss", f"{head}_norm", f"{head}_share"):
             assert all(np.isfinite(float(row[figure])) for row in history)
     assert all(float(row["reply_share"]) + float(row["price_share"]) == pytest.approx(1, abs=1e-4) for row in history)
     for picture in ("curves", "confusion", "attention"):
-        assert (workshop_run / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
-    samples = (workshop_run / "samples.txt").read_text(encoding="utf-8")
+        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    samples = (folder / "samples.txt").read_text(encoding="utf-8")
     assert samples.count("wanted ") == samples.count("got    ") == samples.count("text   ") == 10
 
 
-def test_the_best_epoch_is_kept_and_patience_ends(tmp_path, capsys):
-    # Steps so large that the loss soon grows.
-    options = [*SMALL, "--epochs", "30", "--patience", "2", "--learning-rate", "0.3", "--orders", "60"]
-    assert command.main([*options, "--output", str(tmp_path)]) == 0
-    metrics = json.loads((tmp_path / "metrics.json").read_text(encoding="utf-8"))
-    with (tmp_path / "history.csv").open(newline="") as file:
-        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
+    folder, told = workshop_run
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    losses = [float(row["val_loss"]) for row in history_of(folder)]
     assert metrics["training"]["best_epoch"] == np.argmin(losses) + 1
     assert metrics["training"]["epochs"] == len(losses) == np.argmin(losses) + 3 < 30
     assert metrics["splits"]["dev"]["loss"] == pytest.approx(min(losses), rel=1e-4)
-    told = capsys.readouterr().out
     assert f"best at epoch {np.argmin(losses) + 1} of {len(losses)}; " in told
     assert f"{metrics['training']['padding_share']:.1%} of the ids were padding" in told
 
 
 def test_attention_belongs_to_the_reply(workshop_run):
-    model, _ = run.load_model(workshop_run)
+    model, _ = run.load_model(workshop_run[0])
     texts = ["Two oak chairs, no, pine!", "a desk"]
     for asked, reply, attended in zip(texts, model.answer(texts).replies, model.attention_maps(texts)):
         assert attended.source == {"a desk": ["a", "desk"]}.get(asked, "two oak chairs , no , pine !".split())
@@ -83,22 +93,53 @@ def test_attention_belongs_to_the_reply(workshop_run):
 
 def test_a_trained_model_answers_as_it_did(workshop_run, capsys):
     texts = ["a walnut table for six", "", "🙂 שלום"]
-    model, columns = run.load_model(workshop_run)
-    dev = run.workshop_data(120, 12, 0).splits["dev"]
+    folder, _ = workshop_run
+    model, columns = run.load_model(folder)
+    dev = run.workshop_data(160, 16, 0).splits["dev"]
     model.trainer.compile("sgd")
     figures, _ = run.evaluate(model, dev, batch_size=5)
-    written = json.loads((workshop_run / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
+    written = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     for name in ("reply_loss", "price_loss", "price_accuracy", "reply_exact"):
         assert figures[name] == pytest.approx(written[name], rel=1e-4, abs=1e-6)
     answers = model.answer(texts)
     assert columns == {"source": "text", "target": "order", "label": "price"}
-    assert command.main(["--load", str(workshop_run), "--predict", *texts]) == 0
+    assert command.main(["--load", str(folder), "--predict", *texts]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[::3] == [f"text: {text}".rstrip() if text else "text: " for text in texts]
     assert [line.rstrip() for line in lines[1::3]] == [f"order: {reply}".rstrip() for reply in answers.replies]
     for line, probabilities in zip(lines[2::3], answers.probabilities):
         name = model.ranges.names[probabilities.argmax()]
         assert line == f"price: {name} (probability {probabilities.max():.2f})"
+
+
+TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום, מה שלומך?", "Zyzzyva £20-25 isn't", "Two oak chairs, waxed."]
+ASKED = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]
+
+
+def test_a_run_and_a_loaded_run_export_alike(workshop_run, tmp_path, capsys):
+    output, told = workshop_run
+    elsewhere = tmp_path / "empty"
+    folders = {1: output.parent / "exported", 3: tmp_path / "deep" / "loaded"}  # by the width of the beam
+    elsewhere.mkdir()
+    assert f"heads exported to {folders[1]}" in told
+    # With a beam, TensorFlow Addons would leave an operation of its own in the file.
+    asked = ["--load", str(output), "--beam", "3", "--export", str(folders[3])]
+    assert command.main([*asked, "--predict", "a table"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"heads exported to {folders[3]}", "text: a table"] and len(lines) == 4
+
+    model, _ = run.load_model(output)
+    parts = [(folder / head, {"inputs": texts}) for folder in folders.values() for head, texts in ASKED]
+    given = iter(alone.answers(parts, elsewhere))
+    for beam_width in folders:
+        answers = model.answer(TEXTS, beam_width=beam_width)
+        replies, empty_reply, prices, empty_price = (next(given) for _ in ASKED)
+        assert replies == {"reply": answers.replies} and empty_reply == {"reply": answers.replies[1:2]}
+        best = answers.probabilities.argmax(axis=1)
+        assert prices["label"] == [model.ranges.names[number] for number in best]
+        assert empty_price["label"] == prices["label"][1:2]
+        np.testing.assert_allclose(prices["probability"], answers.probabilities.max(axis=1), rtol=1e-5)
+        assert len(set(answers.replies)) > 1 and any(answers.replies)
 
 
 def write_meanings(path, rows, prices):
