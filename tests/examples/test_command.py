@@ -33,6 +33,12 @@ def workshop_run(tmp_path_factory):
     return folder, told.getvalue()
 
 
+@pytest.fixture(scope="module")
+def loaded(workshop_run):
+    """The run's model, and the names of its columns."""
+    return run.load_model(workshop_run[0])
+
+
 def history_of(folder):
     with (folder / "history.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -81,8 +87,8 @@ def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
     assert f"{metrics['training']['padding_share']:.1%} of the ids were padding" in told
 
 
-def test_attention_belongs_to_the_reply(workshop_run):
-    model, _ = run.load_model(workshop_run[0])
+def test_attention_belongs_to_the_reply(loaded):
+    model, _ = loaded
     texts = ["Two oak chairs, no, pine!", "a desk"]
     for asked, reply, attended in zip(texts, model.answer(texts).replies, model.attention_maps(texts)):
         assert attended.source == {"a desk": ["a", "desk"]}.get(asked, "two oak chairs , no , pine !".split())
@@ -91,10 +97,10 @@ def test_attention_belongs_to_the_reply(workshop_run):
         np.testing.assert_allclose(attended.weights.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_a_trained_model_answers_as_it_did(workshop_run, capsys):
+def test_a_trained_model_answers_as_it_did(workshop_run, loaded, capsys):
     texts = ["a walnut table for six", "", "🙂 שלום"]
     folder, _ = workshop_run
-    model, columns = run.load_model(folder)
+    model, columns = loaded
     dev = run.workshop_data(160, 16, 0).splits["dev"]
     model.trainer.compile("sgd")
     figures, _ = run.evaluate(model, dev, batch_size=5)
@@ -116,7 +122,7 @@ TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום,
 ASKED = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]
 
 
-def test_a_run_and_a_loaded_run_export_alike(workshop_run, tmp_path, capsys):
+def test_a_run_and_a_loaded_run_export_alike(workshop_run, loaded, tmp_path, capsys):
     output, told = workshop_run
     elsewhere = tmp_path / "empty"
     folders = {1: output.parent / "exported", 3: tmp_path / "deep" / "loaded"}  # by the width of the beam
@@ -128,7 +134,7 @@ def test_a_run_and_a_loaded_run_export_alike(workshop_run, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"heads exported to {folders[3]}", "text: a table"] and len(lines) == 4
 
-    model, _ = run.load_model(output)
+    model, _ = loaded
     parts = [(folder / head, {"inputs": texts}) for folder in folders.values() for head, texts in ASKED]
     given = iter(alone.answers(parts, elsewhere))
     for beam_width in folders:

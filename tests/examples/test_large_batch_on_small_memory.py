@@ -63,10 +63,9 @@ def test_a_stream_takes_less_memory():
     assert program.distance(by_hand, large)[0] < 1e-3
 
 
-def test_the_program(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(program, "TIME", 5)
-    # In this process the peak is an old one: memory is not what is tested.
-    monkeypatch.setattr(program, "in_fresh_process", lambda *arguments: program.train(*arguments)._replace(megabytes=50.0))
+def test_the_program(outcomes, tmp_path, capsys, monkeypatch):
+    # What was trained in this process: there the peak is an old one, and memory is not what is tested.
+    monkeypatch.setattr(program, "in_fresh_process", lambda case, size, seed: outcomes[case]._replace(megabytes=50.0))
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "is 2. An update that runs the accumulating op again gives 2.4" in output

@@ -43,8 +43,7 @@ def test_gradients_are_those_of_the_closed_form(data, case):
     assert error < 1e-6 if case == "equal" else error > 0.02
 
 
-@pytest.mark.parametrize("case", ["ragged", "weighted"])
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize(("case", "optimizer"), [("ragged", "Adam"), ("weighted", "SGD")])
 def test_trained_weights(data, case, optimizer):
     found = program.distances(data[case], optimizer, 3, lambda: None)
     losses, gradients = found["gradient of the mean of mean losses"], found["mean of the mean gradients"]
@@ -67,7 +66,8 @@ def test_a_summed_policy_gradient_explodes():
     assert total.returns[-10:].mean() < 50 < 100 < mean.returns[-10:].mean()
 
 
-def test_the_program(tmp_path, capsys):
+def test_the_program(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(program, "OPTIMIZERS", {"SGD": program.OPTIMIZERS["SGD"]})  # with Adam it takes twice as long
     assert program.main(["--quick", "--output", str(tmp_path / "new")]) == 0
     output = capsys.readouterr().out
     assert "fit, accumulate_steps" in output and "sum, rate 0.5" in output
