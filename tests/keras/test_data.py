@@ -348,7 +348,7 @@ ERRORS = {
     "weights of no head": (
         lambda: (X, {"a": Y, "b": Y}),
         {"sample_weight": {"c": W}},
-        r"`sample_weights` must name heads only: 'c' is no head",
+        r"`sample_weights` must name only heads: 'c' is not a head",
     ),
     "no batch": (
         lambda: (dataset(X, {"a": Y, "b": Y}).unbatch(), None),
@@ -383,12 +383,12 @@ ERRORS = {
     "validation": (
         lambda: (X, {"a": Y, "b": Y}),
         {"validation_data": (X, {"c": Y})},
-        r"In `validation_data`: `targets` must name heads only: 'c'",
+        r"In `validation_data`: `targets` must name only heads: 'c'",
     ),
     "validation set": (
         lambda: (X, {"a": Y, "b": Y}),
         {"validation_data": dataset(X, {"c": Y})},
-        r"In `validation_data`: `targets` must name heads only: 'c'",
+        r"In `validation_data`: `targets` must name only heads: 'c'",
     ),
     "four validation arrays": (
         lambda: (X, {"a": Y, "b": Y}),

@@ -21,7 +21,9 @@ def test_targets_and_weights_are_by_head_name_and_none_is_left_out():
     ("data", "message"),
     [
         (1, "A batch must be .inputs, targets.* Received: a batch without targets"),
-        ((1, 2), "`targets` must be a dict by head name if there are several heads. Received: int"),
+        ((1, 2), "`targets` must be a dict by head name if there are several heads. Received: a int"),
+        ((1, {"a": 2}, None, 3), "A batch must be .inputs, targets.* Received: 4 parts"),
+        ((1, tf.TensorSpec([None, 1])), "`targets` must be a dict by.* Received: one tensor of shape .None, 1."),
         ((1, {"c": 2}), "`targets` must name only heads: 'c' is not a head"),
         ((1, {"a": 2}, {"c": 2}), "`sample_weights` must name only heads: 'c' is not a head"),
     ],
@@ -39,13 +41,23 @@ def test_specs_survive_json_and_leave_the_batch_size_open():
     assert stage.decode_specs(stage.encode_specs(None)) is None
 
 
-def test_specs_of_arrays_and_data_sets_agree():
-    x, y = np.zeros((4, 2), "float32"), {"a": np.zeros(4, "int32")}
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
-    for found in (stage.specs_of(x, y, None), stage.open_batch_size(stage.specs_of(data, None, None))):
-        assert found[0] == tf.TensorSpec([None, 2], tf.float32)
-        assert found[1]["a"] == tf.TensorSpec([None], tf.int32)
-    assert stage.specs_of(iter([]), None, None) is None
+def test_specs_of_arrays_tensors_and_specs_agree_and_none_is_left_out():
+    x = np.zeros((4, 2), "float32")
+    for nest in ((x, None), (tf.constant(x), None), tf.data.Dataset.from_tensors((x, None)).element_spec):
+        assert stage.open_batch_size(nest) == (tf.TensorSpec([None, 2], tf.float32), None)
+
+
+@pytest.mark.parametrize("make", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense, tf.identity])
+def test_ragged_and_sparse_rows_and_specs(make):
+    dense = tf.constant([[1.0, 2.0], [3.0, 0.0], [5.0, 6.0]])
+    tensor = make(dense)
+    assert int(stage.num_rows(tensor)) == 3
+    part = stage.rows({"x": tensor, "none": None}, 1, tf.constant(3))
+    as_dense = {tf.RaggedTensor: lambda t: t.to_tensor(), tf.SparseTensor: tf.sparse.to_dense}.get(type(tensor), tf.identity)
+    np.testing.assert_array_equal(as_dense(part["x"]), dense[1:3])
+    spec = stage.open_batch_size(tensor)
+    assert spec.is_compatible_with(tensor) and spec.is_compatible_with(part["x"]) and spec.shape[0] is None
+    assert stage.decode_specs(stage.encode_specs(spec)) == spec
 
 
 def test_the_batch_size_is_that_of_the_first_tensor():
