@@ -83,6 +83,29 @@ def all_layers(module: Any) -> list[keras.layers.Layer]:
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
+def recurrent_states(module: Any) -> list[tf.Variable]:
+    """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
+    layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]
+    states = [state for layer in layers for state in tf.nest.flatten(getattr(layer, "states", None)) if state is not None]
+    return [tensor_variable(state) for state in states]
+
+
+def state_variables(module: Any) -> list[tf.Variable]:
+    """The variables that running a module in training mode may change, each once.
+
+    These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
+    """
+    kernels = [layer.kernel for layer in all_layers(module) if isinstance(layer, keras.layers.SpectralNormalization)]
+    # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
+    created_so = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
+    found = [
+        *(variable for variable in created_so if not variable.trainable),
+        *recurrent_states(module),
+        *(tensor_variable(kernel) for kernel in kernels),
+    ]
+    return list({id(variable): variable for variable in found}.values())
+
+
 def spec_of_one_replica(spec: Any) -> Any:
     """The spec of one replica's values, from the spec of a distributed dataset's elements; other specs are unchanged."""
     of_replicas = getattr(spec, "_value_specs", None)

@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import AUTOGRAPH, call_module, created_outside_of_graphs, keras_mask, tensor_variable, variable_name
+from multihead._keras import (
+    AUTOGRAPH,
+    call_module,
+    created_outside_of_graphs,
+    keras_mask,
+    recurrent_states,
+    tensor_variable,
+    variable_name,
+)
 from multihead._reads import described
 from multihead._update.batch import Batch
 from multihead._update.labels import Predictions
@@ -152,7 +160,8 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
     Raises:
         ValueError: Some do not.
     """
-    held = {key for variable in getattr(module, "variables", []) for key in _handles(tensor_variable(variable))}
+    own = [*getattr(module, "variables", []), *recurrent_states(module)]
+    held = {key for variable in own for key in _handles(tensor_variable(variable))}
     hidden = [variable for variable in read if not held.issuperset(_handles(variable))]
     if hidden:
         kind = getattr(module, "__name__", type(module).__name__)

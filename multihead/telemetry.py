@@ -3,7 +3,7 @@
 For head `k`, with `g_k` the gradient of its weighted loss at the level where the heads are combined (representation or
 parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
 
-- `{head}_loss`: its unweighted loss, over all labelled elements of the epoch so far;
+- `{head}_loss`: its unweighted loss, over all labelled elements of the epoch's updates so far, skipped ones left out;
 - `{head}_norm`: `|g_k|`;
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
 - `{head}_coefficient`: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>` with `d` the combined gradient);
@@ -15,10 +15,17 @@ parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
 - `{head}_updates`: the number of updates in the epoch so far that have trained the head;
 - `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
   heads had labels.
+
+A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
+with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
+`ReduceLROnPlateau`), and NaN never is. In training, skipped updates count in no metric; in evaluation, a loss that is not
+finite shows as such.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -164,7 +171,8 @@ class LogMetrics:
             applied: Whether it was applied.
             num_replicas: The number of replicas that add their updates.
         """
-        self.update_losses(update.loss_sums, update.counts)
+        is_counted = applied & tf.math.is_finite(update.loss_sums)
+        self.add_losses(tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0))
         total = update.total.total + update.added_loss
         is_usable = applied & tf.math.is_finite(total)
         self.total.update_state(
@@ -182,12 +190,10 @@ class LogMetrics:
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
         self.broken.update_state(update.loss_sums, update.combined.norms, update.gradients.of_losses, num_replicas)
 
-    def update_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
-        """Adds this replica's sums and counts, `[num_heads]` each; non-finite losses are left out."""
+    def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
+        """Adds this replica's sums and counts, `[num_heads]` each."""
         for k, metric in enumerate(self.losses):
-            is_usable = (counts[k] > 0) & tf.math.is_finite(loss_sums[k])
-            value = tf.math.divide_no_nan(tf.where(is_usable, loss_sums[k], 0.0), counts[k])
-            metric.update_state(value, tf.where(is_usable, counts[k], 0.0))
+            metric.update_state(tf.math.divide_no_nan(loss_sums[k], counts[k]), counts[k])
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
@@ -206,7 +212,7 @@ class LogMetrics:
 
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
-        logs: dict[str, Any] = {"loss": self.total.result()}
+        logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
         logs.update({figure.name: metrics[0].result() for figure, metrics in self.figures if not figure.per_head})
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
@@ -225,17 +231,16 @@ class LogMetrics:
             step: The number of updates applied so far.
         """
         logs: dict[str, Any] = {}
-        weighted = []
         for k, head in enumerate(self.heads):
-            head_logs = self._head_logs(k, head) if head.name in present else {}
-            logs.update(head_logs)
-            weighted.append(weights[k] * head_logs[f"{head.name}_loss"] if head_logs else tf.constant(0.0))
-        losses = tf.stack(weighted)
+            logs.update(self._head_logs(k, head) if head.name in present else {})
+        active = tf.stack([_has_any(metric) for metric in self.losses]) & (weights > 0)
+        losses = weights * tf.stack([metric.result() for metric in self.losses])
+        losses = tf.where(active, losses, 0.0)
         if self.weighting is None:
-            return {"loss": tf.reduce_sum(losses), **logs}
-        seen = [tf.convert_to_tensor(tensor_variable(metric.count)) > 0 for metric in self.losses]
-        active = tf.stack(seen) & (weights > 0)
-        return {"loss": self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1], **logs}
+            total = tf.reduce_sum(losses)
+        else:
+            total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
+        return {"loss": _or_nan(total, tf.reduce_any(active)), **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
@@ -245,17 +250,35 @@ class LogMetrics:
                 logs.update({f"{head.name}_{name}": value for name, value in result.items()})
             else:
                 logs[f"{head.name}_{metric.name}"] = result
-        return logs
+        has_labels = _has_any(self.losses[k])
+        return {name: _or_nan(value, has_labels) for name, value in logs.items()}
+
+
+def _has_any(mean: Any) -> tf.Tensor:
+    """Whether a `keras.metrics.Mean` is of anything."""
+    return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
+
+
+def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
+    """A figure where the condition holds, else NaN; what is not floating is left as it is."""
+    figure = tf.convert_to_tensor(figure)
+    return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
 
 
 class _Report(keras.callbacks.Callback):
     """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
 
-    def __init__(self, metrics: Callable[[], LogMetrics | None]) -> None:
+    def __init__(self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any]) -> None:
         super().__init__()
         self._metrics = metrics
+        self._others = others
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.
+        for callback in self._others:
+            best = getattr(callback, "best", None)
+            if isinstance(best, numbers.Real) and math.isnan(best):
+                callback.best = None
         metrics = self._metrics()
         if metrics is None:
             return
@@ -273,9 +296,9 @@ def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any
         metrics: Returns the trainer's metrics, or None before they exist.
         callbacks: The callbacks passed to `fit`.
     """
-    report = _Report(metrics)
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, report)
+        callbacks.callbacks.insert(0, _Report(metrics, list(callbacks.callbacks)))
         return callbacks
     given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    return [report, *given]  # first, so that a checkpoint at the end of an epoch includes the changes made there
+    # First, so that a checkpoint at the end of an epoch holds what that end changes.
+    return [_Report(metrics, given), *given]

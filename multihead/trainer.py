@@ -28,7 +28,7 @@ from multihead._keras import (
 from multihead._options import CompileOptions, check_optimizer
 from multihead._reads import decode_reads
 from multihead._trace import trace_predictions
-from multihead._update.apply import snapshot
+from multihead._update.apply import ComputedGradients, active_by_gradients, snapshot
 from multihead._update.batch import Batch, as_tensors, decode_specs, encode_specs, open_batch_size, specs_of, unpack
 from multihead._update.labels import count_labels, read_labels
 from multihead._update.network import Gradients
@@ -314,7 +314,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             predictions = head.predict(representation, head_labels.targets, training=False)
             sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
             head.update_metrics(head_labels.targets, predictions, head_labels.weights)
-        logs.update_losses(tf.stack(sums), count_labels(labels))
+        logs.add_losses(tf.stack(sums), count_labels(labels))
         step = self._step()
         weights = head_weights_at(self._heads.value, step)
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
@@ -335,7 +335,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
-            in a graph, where it is not known yet which heads are idle).
+            in a graph, where it is not known yet which heads are idle). The list itself holds which heads are active and
+            what `apply_gradients` restores if it skips the update; a new list of its pairs does not.
 
         Raises:
             ValueError: The batch has targets for an unknown head.
@@ -343,20 +344,24 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._assert_ready("compute_gradients")
         prepared = self._prepared(batch)
         spec, _ = self._built()
+        saved = snapshot(spec.state)
         update = compute_update(spec, [prepared], self._step(), loss_scale(self.optimizer))
         gradients = update.gradients.all
         if tf.executing_eagerly():
             is_active = update.active.numpy()
             owners = spec.network.owners
             gradients = [gradient if is_active[of].any() else None for gradient, of in zip(gradients, owners)]
-        return list(zip(gradients, spec.network.variables.all))
+        pairs = ComputedGradients(zip(gradients, spec.network.variables.all))
+        pairs.active, pairs.saved = update.active, saved
+        return pairs
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
 
         Args:
-            grads_and_vars: Pairs of gradient and variable, as returned by `compute_gradients`. A variable with None, or
-                without a pair, does not change, and neither do its optimizer slots.
+            grads_and_vars: Pairs of gradient and variable: the list that `compute_gradients` returned, or your own. A
+                variable with None, or without a pair, does not change, and neither do its optimizer slots. In a list of
+                your own, a head whose gradients are all None or zero is idle: its variables and slots do not change.
 
         Returns:
             Whether the update was applied: False if a gradient is not finite, or if there is none.
@@ -370,7 +375,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
                 "Call `compute_gradients(batch)` or `fit` first."
             )
-        given = {id(tensor_variable(variable)): gradient for gradient, variable in grads_and_vars}
+        pairs = grads_and_vars if isinstance(grads_and_vars, ComputedGradients) else ComputedGradients(grads_and_vars)
+        given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
         known = [id(tensor_variable(variable)) for variable in self._spec.network.variables.all]
         if not set(given) <= set(known):
             raise ValueError(
@@ -378,8 +384,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
             )
         gradients = Gradients.of([given.get(key) for key in known], self._spec.network.variables)
-        everyone = tf.ones([len(self.heads)], tf.bool)
-        return apply_update(self._spec, self.optimizer, gradients, everyone, self.update_count, [])
+        active = active_by_gradients(self._spec.network, gradients) if pairs.active is None else pairs.active
+        return apply_update(self._spec, self.optimizer, gradients, active, self.update_count, pairs.saved)
 
     def diagnose(self, dataset: Any, batches: int = 32) -> Diagnosis:
         """Measures the heads' gradients without training, and suggests what to change.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead import _replicas
-from multihead._keras import call_module, keras_mask
+from multihead._keras import call_module, keras_mask, recurrent_states
 from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
@@ -64,16 +64,22 @@ def read_labels(network: Network, predictions: Sequence[Predictions], batch: Bat
 def _prediction_masks(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[tf.Tensor | None]:
     """The Keras masks of the predictions, so that elements can be counted before the heads run.
 
-    Only the masks are used, so a graph computes nothing else of these calls.
+    Only the masks are used, so a graph computes nothing else of these calls. What they do to recurrent states is undone, so
+    that these advance once per batch.
     """
     masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
     if not any(masked):
         return [None] * len(network.heads)
+    modules = (network.encoder, *(head.module for head in network.heads))
+    before = [(state, tf.identity(state.read_value())) for module in modules for state in recurrent_states(module)]
     representation = DetachedRepresentation(call_module(network.encoder, batch.inputs, training=False)).nest
-    return [
+    masks = [
         keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
         for head, is_masked in zip(network.heads, masked)
     ]
+    for state, value in before:
+        state.assign(value)
+    return masks
 
 
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import Gradient, tensor_variable
+from multihead._keras import Gradient, state_variables, tensor_variable
 from multihead.heads import Head
 
 
@@ -112,12 +112,12 @@ class Network:
 
     def state_of(self, k: int) -> list[tf.Variable]:
         """The variables that a forward pass of head `k` in training mode may change, such as moving averages."""
-        return _state(self.heads[k].module)
+        return state_variables(self.heads[k].module)
 
     @property
     def state(self) -> list[tf.Variable]:
         """The variables that a forward pass of the encoder and the heads in training mode may change."""
-        found = [*_state(self.encoder), *(v for k in range(len(self.heads)) for v in self.state_of(k))]
+        found = [*state_variables(self.encoder), *(v for k in range(len(self.heads)) for v in self.state_of(k))]
         return list({id(variable): variable for variable in found}.values())
 
     @property
@@ -152,6 +152,3 @@ class Ownership(NamedTuple):
             members.extend(tensor_variable(each) for each in (variable, *of_variable))
         return cls([(list(owners), members) for owners, members in groups.items()])
 
-
-def _state(module: Any) -> list[tf.Variable]:
-    return [tensor_variable(variable) for variable in getattr(module, "non_trainable_variables", [])]

@@ -95,3 +95,66 @@ def test_an_absent_key_is_a_head_without_labels():
     encoder = {id(tiny.tensor_variable(v)) for v in trainer.encoder.trainable_variables}
     for gradient, variable in pairs:
         assert (gradient is not None) == (id(tiny.tensor_variable(variable)) in price | encoder)
+
+
+
+
+def changed_in_place(pairs):
+    gradient, variable = pairs[0]
+    pairs[0] = 2.0 * tf.convert_to_tensor(gradient), variable
+    return pairs
+
+
+def halved(pairs):
+    return [(None if gradient is None else 0.5 * tf.convert_to_tensor(gradient), variable) for gradient, variable in pairs]
+
+
+BY_HAND = {
+    "as given": lambda pairs: pairs,
+    "changed in place": changed_in_place,
+    "scaled": halved,
+    "zipped": lambda pairs: zip(*map(list, zip(*pairs))),
+    "without None": lambda pairs: [(gradient, variable) for gradient, variable in pairs if gradient is not None],
+}
+
+CASES = [
+    *((change, True, "schedule") for change in BY_HAND),
+    *((change, False, "data") for change in BY_HAND),
+    ("scaled", True, "data"),
+]
+
+
+@pytest.mark.parametrize(("change", "in_graph", "reason"), CASES)
+def test_by_hand_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
+    inputs, targets = tiny.data(4)
+    schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 9}) if reason == "schedule" else None
+    trainer = tiny.trainer(keras.optimizers.AdamW(0.1, weight_decay=0.1), schedule=schedule)
+    if reason == "data":
+        targets = {**targets, "price": np.full(4, -1)}
+
+    def step(inputs, targets):
+        return trainer.apply_gradients(BY_HAND[change](trainer.compute_gradients((inputs, targets))))
+
+    trainer.compute_gradients((inputs, targets))
+    run = tf.function(step) if in_graph else step
+    batch = tf.nest.map_structure(tf.constant, (inputs, targets))
+    assert run(*batch)  # with the schedule, the first head alone
+    before = {head: state_of(trainer, head) for head in trainer.heads}
+    assert run(*batch)
+    idle, busy = ("tag", "price") if reason == "schedule" else ("price", "tag")
+    for old, new in zip(before[idle], state_of(trainer, idle), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert any(np.any(old != new) for old, new in zip(before[busy], state_of(trainer, busy)))
+
+
+def test_gradients_of_the_encoder_alone_are_applied():
+    inputs, targets = tiny.data(4)
+    trainer = tiny.trainer("adam")
+    pairs = trainer.compute_gradients((inputs, targets))
+    own = {id(variable) for head in trainer.heads.values() for variable in head.module.trainable_variables}
+    before, encoder = {head: state_of(trainer, head) for head in trainer.heads}, tiny.values(trainer.encoder.variables)
+    assert trainer.apply_gradients([(g * 0.0 if id(v) in own else g, v) for g, v in pairs])
+    for head, values in before.items():
+        for old, new in zip(values, state_of(trainer, head), strict=True):
+            np.testing.assert_array_equal(old, new)
+    assert not np.array_equal(encoder[1], tiny.values(trainer.encoder.variables)[1])
