@@ -26,8 +26,8 @@ class RunningBalancer(Balancer):
         if None in self.sizes:
             raise ValueError(
                 f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
-                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per gradient "
-                "tensor."
+                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per "
+                "gradient tensor."
             )
         self.counts = self.add_state("counts", (num_heads,), dtype="int64")
         self.running = [
