@@ -22,7 +22,7 @@ import yaml
 
 import multihead
 from multihead import _compatibility, schedules
-from multihead.testing import check_balancer
+from multihead.testing import check_balancer, check_schedule
 from tests.helpers.sources import ROOT
 
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -259,6 +259,11 @@ def test_the_balancer_that_is_shown_keeps_the_contract() -> None:
 def test_the_schedule_that_is_shown_works() -> None:
     module = run_as("shown_schedule", block("A schedule"), schedules)
     check_examples(module, module.Rarely)
+    schedule = module.Rarely("price", every=3)
+    schedule.bind(["price", "reply"])
+    check_schedule(schedule)
+    with pytest.raises(ValueError, match="`head` must not be the only head"):
+        schedule.bind(["price"])
     with pytest.raises(ValueError, match="`every` must be a whole number of at least 1"):
         module.Rarely("price", every=0)
     with pytest.raises(ValueError, match="`head`"):
