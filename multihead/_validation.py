@@ -102,7 +102,7 @@ def check_between(
     return number
 
 
-def check_dense(what: str, value: Any) -> None:
+def check_dense(argument: str, value: Any) -> None:
     """Checks that targets or weights, or their spec, are a dense tensor of numbers of a known rank.
 
     Raises:
@@ -114,14 +114,14 @@ def check_dense(what: str, value: Any) -> None:
         remedy = "Fill it up, say with `.to_tensor(-1)`, and mark what is filled up by `ignore_label=-1`."
         if "Sparse" in kind:
             remedy = "Pass `tf.sparse.to_dense(...)` of it."
-        raise TypeError(f"{what} must be a dense tensor. Received: a {kind}. {remedy}")
+        raise TypeError(f"{argument} must be a dense tensor. Received: a {kind}. {remedy}")
     if not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
         raise TypeError(
-            f"{what} must be numbers or booleans. Received: dtype {value.dtype.name}. Number the classes from 0, for "
+            f"{argument} must be numbers or booleans. Received: dtype {value.dtype.name}. Number the classes from 0, for "
             "example with `keras.layers.StringLookup`."
         )
     if value.shape.rank is None:
         raise ValueError(
-            f"{what} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the data "
+            f"{argument} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the data "
             "set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature` of `from_generator`."
         )

@@ -42,6 +42,8 @@ class AbstractSchedule(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
+        # Keras warns of a trainer with unbuilt layers; most schedules have no state to build.
+        self.built = type(self).create_state is Method.create_state
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Tells the schedule the heads' names in their order, so that options may be given by name.
