@@ -122,6 +122,6 @@ def check_dense(argument: str, value: Any) -> None:
         )
     if value.shape.rank is None:
         raise ValueError(
-            f"{argument} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the data "
-            "set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature` of `from_generator`."
+            f"{argument} must have a known number of axes. Received: a shape that is unknown until it runs. Set it in the "
+            "data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature` of `from_generator`."
         )
