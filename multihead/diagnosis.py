@@ -26,7 +26,7 @@ from multihead._update.spec import UpdateSpec
 __all__ = ["Diagnosis"]
 
 LEVELS = ("representation", "parameters")
-_MUCH_LONGER, _OFTEN, _OPPOSED, _SELDOM_LABELLED, _MUCH_CLIPPED = 10.0, 0.5, -0.1, 0.1, 0.5
+_MUCH_LARGER, _OFTEN, _OPPOSED, _SELDOM_LABELLED, _MUCH_CLIPPED = 10.0, 0.5, -0.1, 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def _conclude(spec: UpdateSpec, found: dict[str, np.ndarray]) -> Diagnosis:
             finite &= np.isfinite(squares).all(axis=0)
             norms[level] = np.sqrt(np.where(trained, squares, 0).sum(axis=0) / trained.sum(axis=0))
             shares[level] = norms[level] / np.nansum(norms[level])
-            lengths = np.sqrt(squares)
-            cosine = found[level] / (lengths[:, :, None] * lengths[:, None, :])
+            roots = np.sqrt(squares)
+            cosine = found[level] / (roots[:, :, None] * roots[:, None, :])
             met = np.isfinite(cosine)
             cosines[level] = np.where(met, cosine, 0).sum(axis=0) / met.sum(axis=0)
             conflicts[level] = (met & (cosine < 0)).sum(axis=0) / met.sum(axis=0)
@@ -191,9 +191,9 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
     norms = found.norms[level]
     usable = np.flatnonzero(np.isfinite(norms) & (norms > 0) & found.finite)
     if len(usable) > 1:
-        longest, shortest = usable[np.argmax(norms[usable])], usable[np.argmin(norms[usable])]
-        if norms[longest] > _MUCH_LONGER * norms[shortest]:
-            said.append(_of_lengths(found, longest, shortest, spec, level))
+        largest, smallest = usable[np.argmax(norms[usable])], usable[np.argmin(norms[usable])]
+        if norms[largest] > _MUCH_LARGER * norms[smallest]:
+            said.append(_of_norms(found, largest, smallest, spec, level))
     for i, j in itertools.combinations(range(len(heads)), 2):
         at_parameters, at_representation = (found.conflicts[level][i, j] for level in LEVELS[::-1])
         if at_parameters > _OFTEN and found.cosines["parameters"][i, j] < _OPPOSED:
@@ -225,14 +225,14 @@ def _findings(found: Diagnosis, spec: UpdateSpec) -> list[str]:
     return said
 
 
-def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec, level: str) -> str:
+def _of_norms(found: Diagnosis, largest: int, smallest: int, spec: UpdateSpec, level: str) -> str:
     """The finding about two heads whose gradient norms differ widely."""
-    long, short = found.heads[longest], found.heads[shortest]
+    large, small = found.heads[largest], found.heads[smallest]
     kind = "encoder" if level == "parameters" else "representation"
     norms = found.norms[level]
-    ratio = norms[longest] / norms[shortest]
+    ratio = norms[largest] / norms[smallest]
     weighted = np.abs(found.losses * found.weights)
-    by_losses = weighted[longest] / weighted[shortest] if weighted[shortest] > 0 else np.inf
+    by_losses = weighted[largest] / weighted[smallest] if weighted[smallest] > 0 else np.inf
     by_size = f"its weighted loss is {by_losses:.3g} times as large; it is summed over the batch, or in different units"
     by_module = "the sensitivity of its module to the representation"
     if by_losses > ratio**0.5:
@@ -242,15 +242,15 @@ def _of_lengths(found: Diagnosis, longest: int, shortest: int, spec: UpdateSpec,
     else:
         cause = f"not the size of its loss, but {by_module}"
     clipped = (
-        f" Clipping by a shared norm then leaves almost nothing of the gradient of {short!r}."
+        f" Clipping by a shared norm then leaves almost nothing of the gradient of {small!r}."
         if spec.clip is not None and found.clipped < _MUCH_CLIPPED
         else ""
     )
-    constant = spec.weighting is None and not callable(spec.network.heads[longest].weight)
-    instead = found.weights[longest] / ratio
-    or_weight = f", or `weight={instead:.2g}` for {long!r} instead of {found.weights[longest]:.3g}" if constant else ""
+    constant = spec.weighting is None and not callable(spec.network.heads[largest].weight)
+    instead = found.weights[largest] / ratio
+    or_weight = f", or `weight={instead:.2g}` for {large!r} instead of {found.weights[largest]:.3g}" if constant else ""
     return (
-        f"The {kind} gradient of {long!r} is {ratio:.3g} times as large as that of {short!r}, whose share of the encoder's "
-        f"update is {found.shares[level][shortest]:.2g}. Cause: {cause}.{clipped} Try "
-        f"`balancer=balancing.EqualNorms()` or `balancing.NormBudget({{{long!r}: 0.5}})`{or_weight}."
+        f"The {kind} gradient of {large!r} is {ratio:.3g} times as large as that of {small!r}, whose share of the encoder's "
+        f"update is {found.shares[level][smallest]:.2g}. Cause: {cause}.{clipped} Try "
+        f"`balancer=balancing.EqualNorms()` or `balancing.NormBudget({{{large!r}: 0.5}})`{or_weight}."
     )

@@ -54,9 +54,9 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
         row = [name, _updates(summary, "reply", seeds), "" if slowness is None else f"{slowness:.2f}"]
         row.append(f"{summary['reply_pace']:.2f}" if "reply_pace" in summary else "")
         row.append(_updates(summary, "price", seeds))
-        meet = "cosine" in summary
-        row.append(f"{summary['reply_norm']:.1e}, {summary['price_norm']:.1e}" if meet else "")
-        found.append([*row, f"{summary['cosine']:.2f}" if meet else ""])
+        has_both = "cosine" in summary
+        row.append(f"{summary['reply_norm']:.1e}, {summary['price_norm']:.1e}" if has_both else "")
+        found.append([*row, f"{summary['cosine']:.2f}" if has_both else ""])
     return found
 
 

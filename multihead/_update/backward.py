@@ -322,15 +322,16 @@ def micro_batch_gradients(
     unbalanced = RepresentationGradients(of_added).total()
     loss_sums = tf.stack([tf.constant(0.0) if head is None else head.loss_sum for head in heads])
     combined = None if combine is None else combine(gradients, loss_sums)
-    if combined is not None:
-        total = [added(a, b) for a, b in zip(combined.gradients, unbalanced)]
-        encoder = encoder_gradients(network, encoded, total, factors, with_added=True)
-        per_head: list[list[Gradient]] = []
-        gramian, balanced = combined.gramian, combined.balanced
-    else:
+    # No annotation inside a branch: AutoGraph, which Keras 2 may apply here, cannot convert it.
+    if combined is None:
         encoder = encoder_gradients(network, encoded, unbalanced, factors, with_added=True)
         per_head = [encoder_gradients(network, encoded, each, factors, with_added=False) for each in gradients.by_head]
         gramian, balanced = None if measure is None else measure(gradients), None
+    else:
+        total = [added(a, b) for a, b in zip(combined.gradients, unbalanced)]
+        encoder = encoder_gradients(network, encoded, total, factors, with_added=True)
+        per_head = []
+        gramian, balanced = combined.gramian, combined.balanced
 
     for k, head in enumerate(heads):
         if head is None:

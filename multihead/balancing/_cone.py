@@ -74,17 +74,17 @@ class DualCone(NamedTuple):
         gain = tf.linalg.matvec(cosines, inner) - rows.noise * tf.linalg.matvec(magnitudes, tf.abs(inner))
         error = rows.noise * tf.linalg.matvec(magnitudes, tf.abs(weights))
         products = tf.linalg.matvec(cosines, weights)
-        lacking = tf.where(free, error - products - _ALLOWED * self._length(weights, products), 0.0)
+        lacking = tf.where(free, error - products - _ALLOWED * self._norm_bound(weights, products), 0.0)
         distance = tf.reduce_max(tf.where(lacking > 0, lacking / tf.maximum(gain, 0.5), 0.0))
         weights += distance * inner
 
         products = tf.linalg.matvec(cosines, weights)
-        length = self._length(weights, products)
-        is_outside = tf.reduce_min(products) < -_ALLOWED * length
+        norm = self._norm_bound(weights, products)
+        is_outside = tf.reduce_min(products) < -_ALLOWED * norm
         has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * rows.noise * tf.reduce_sum(tf.abs(weights))
         return tf.where(is_outside | has_vanished, tf.zeros_like(weights), weights)
 
-    def _length(self, weights: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
+    def _norm_bound(self, weights: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
         """A lower bound on a vector's norm that holds despite rounding."""
         rounding = self.rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         square = tf.reduce_sum(weights * products) - rounding

@@ -26,10 +26,10 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     size = rows.num_heads
     values, vectors = tf.linalg.eigh(rows.cosines)
     roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
-    lengths = rows.norms * rows.active
-    lengths = tf.math.divide_no_nan(lengths, tf.reduce_max(lengths))
-    order = tf.argsort(lengths, direction="DESCENDING")  # the largest first keeps the rotations small
-    columns = tf.gather(roots[:, None] * tf.transpose(vectors) * lengths[None, :], order, axis=1)
+    norms = rows.norms * rows.active
+    norms = tf.math.divide_no_nan(norms, tf.reduce_max(norms))
+    order = tf.argsort(norms, direction="DESCENDING")  # the largest first keeps the rotations small
+    columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
 
     def is_unfinished(count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, worst: tf.Tensor) -> tf.Tensor:
@@ -40,7 +40,7 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         worst = tf.constant(0.0, tf.float64)
         for partners in _rounds(size):
-            rotation, cosine = _rotation(columns, basis, lengths, partners)
+            rotation, cosine = _rotation(columns, basis, norms, partners)
             columns, basis = tf.matmul(columns, rotation), tf.matmul(basis, rotation)
             worst = tf.maximum(worst, cosine)
         return count + 1, columns, basis, worst
@@ -48,16 +48,16 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     state = (tf.constant(0), columns, basis, tf.constant(float("inf"), tf.float64))
     _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
     singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
-    return singular, basis, singular > _ROUNDING * _sizes(basis, lengths)
+    return singular, basis, singular > _ROUNDING * _sizes(basis, norms)
 
 
 # A column this much smaller than the vectors it is composed of is rounding error.
 _ROUNDING = 1e-10
 
 
-def _sizes(basis: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+def _sizes(basis: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
     """The norms that the columns would have if the rows were orthogonal."""
-    return tf.sqrt(tf.reduce_sum((basis * lengths[:, None]) ** 2, axis=0))
+    return tf.sqrt(tf.reduce_sum((basis * norms[:, None]) ** 2, axis=0))
 
 
 def _rounds(size: int) -> list[list[int]]:
@@ -74,12 +74,12 @@ def _rounds(size: int) -> list[list[int]]:
     return rounds
 
 
-def _rotation(columns: tf.Tensor, basis: tf.Tensor, lengths: tf.Tensor, partners: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
     """The rotation that makes each column orthogonal to its partner, and the largest cosine that it removes."""
     own = tf.reduce_sum(columns**2, axis=0)
     product = tf.reduce_sum(columns * tf.gather(columns, partners, axis=1), axis=0)
     others = tf.gather(own, partners)
-    is_zero = own <= (_ROUNDING * _sizes(basis, lengths)) ** 2
+    is_zero = own <= (_ROUNDING * _sizes(basis, norms)) ** 2
     is_paired = tf.constant([partner != index for index, partner in enumerate(partners)])
     cosine = tf.math.divide_no_nan(tf.abs(product), tf.sqrt(own) * tf.sqrt(others))
     turns = is_paired & ~is_zero & ~tf.gather(is_zero, partners) & (cosine > 1e-15)

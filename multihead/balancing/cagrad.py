@@ -62,9 +62,9 @@ class CAGrad(PreferenceBalancer):
         preference = self._preference_vector(rows.num_heads) * rows.active
         mean = tf.math.divide_no_nan(preference, tf.reduce_sum(preference)) * rows.norms
         products = tf.linalg.matvec(rows.cosines, mean)
-        length = tf.sqrt(tf.maximum(tf.reduce_sum(mean * products), 0.0))
-        exists = length > tf.sqrt(tf.constant(rows.noise, tf.float64)) * tf.reduce_sum(mean)
-        unit = tf.where(exists, length, 1.0)
+        norm = tf.sqrt(tf.maximum(tf.reduce_sum(mean * products), 0.0))
+        exists = norm > tf.sqrt(tf.constant(rows.noise, tf.float64)) * tf.reduce_sum(mean)
+        unit = tf.where(exists, norm, 1.0)
         cone = dual_cone(rows)
         weights = mean + unit * _shift(rows, cone, products / unit, self.c)
         weights = cone.inside(weights) if self.c >= 1 else weights
@@ -93,8 +93,8 @@ def _shift(rows: UnitRows, cone: DualCone, products: tf.Tensor, radius: float) -
         products: `[num_heads]` float64, `u_k . t`.
         radius: Norm of the displacement.
     """
-    shortest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
-    inverses = rows.active * shortest / rows.norms
+    smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
+    inverses = rows.active * smallest / rows.norms
 
     def ways(levels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Weights `[n, num_heads]` and squared norms `[n]` of the displacements for `[n]` levels."""

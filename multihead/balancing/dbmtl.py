@@ -72,10 +72,10 @@ class DBMTL(RunningBalancer):
         self._write(running)
         masses.assign(tf.cast(mass, tf.float32))
 
-        lengths = tf.sqrt(tf.linalg.diag_part(gramian_of(running)))
-        lengths = tf.where(active, tf.math.divide_no_nan(lengths, mass), 0.0 * lengths)
-        inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), lengths * mass)
-        return combined(tf.reduce_max(lengths) * inverses, running, gradients, finite)
+        norms = tf.sqrt(tf.linalg.diag_part(gramian_of(running)))
+        norms = tf.where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
+        inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), norms * mass)
+        return combined(tf.reduce_max(norms) * inverses, running, gradients, finite)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "beta": self.beta, "sigma": self.sigma}

@@ -46,8 +46,8 @@ class DualProj(PreferenceBalancer):
         cone = dual_cone(rows)
         weights = cone.without_opposed(self._preference_vector(rows.num_heads) * rows.norms * rows.active)
         products = tf.linalg.matvec(rows.cosines, weights)
-        length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
-        unit = tf.where(length > 0, length, 1.0)
+        norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
+        unit = tf.where(norm > 0, norm, 1.0)
         one = tf.ones([1], tf.float64)
         linear = (products / unit)[None]
         lift = nonnegative_least_squares(rows.cosines[None], linear, one, rows.noise, rows.tolerance)[0]

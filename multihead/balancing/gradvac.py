@@ -63,14 +63,14 @@ class GradVac(Balancer):
         for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
             products = tf.matmul(weights, rows.cosines)
-            length = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
+            norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
             # A vector that has cancelled out has no direction: neither it nor its target changes.
-            both = (length**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
-            cosine = tf.reduce_sum(products * mark, axis=1) / tf.where(both, length, 1.0)
+            both = (norm**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
+            cosine = tf.reduce_sum(products * mark, axis=1) / tf.where(both, norm, 1.0)
             cosine = tf.clip_by_value(cosine, -1.0, 1.0)
             target = tf.reduce_sum(targets * mark, axis=1)
             widths = tf.sqrt(1.0 - cosine**2), tf.sqrt(tf.maximum(1.0 - target**2, rows.noise))
-            change = length * (target * widths[0] - cosine * widths[1]) / widths[1]
+            change = norm * (target * widths[0] - cosine * widths[1]) / widths[1]
             weights += tf.where(both & (cosine < target), change, 0.0 * change)[:, None] * mark
             moved = tf.where(both, self.beta * (cosine - target), 0.0 * target)
             targets += moved[:, None] * mark

@@ -45,6 +45,6 @@ class UPGrad(PreferenceBalancer):
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         cone = dual_cone(rows)
-        lengths = self._preference_vector(rows.num_heads) * rows.norms * rows.active
-        weights = tf.linalg.matvec(cone.projections, lengths, transpose_a=True)
+        norms = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        weights = tf.linalg.matvec(cone.projections, norms, transpose_a=True)
         return rows.coefficients(cone.inside(cone.without_opposed(weights)))

@@ -68,8 +68,8 @@ class GradNorm(Weighting):
     def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
         parts = self._parts()
         scale = tf.stop_gradient(self._scale(parts, active))
-        lengths = tf.where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
-        weighted = scale * parts * lengths
+        norms = tf.where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
+        weighted = scale * parts * norms
         first = self._first(losses)
         ratios = tf.where(active, tf.math.divide_no_nan(losses, first), 0.0)
         count = tf.maximum(count_of(active), 1.0)
