@@ -30,7 +30,7 @@ def test_methods_are_built_without_arguments_and_take_at_most_six(method):
     method()
     parameters = [name for name in inspect.signature(method.__init__).parameters if name not in ("self", "name")]
     assert len(parameters) <= 6
-    state = "_create_state" in vars(method)
+    state = "create_state" in vars(method)
     assert not state or "State:" in inspect.getdoc(method)
 
 
