@@ -603,8 +603,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             )
 
     def _prepared(self, batch: Any) -> Batch:
-        """A batch of a custom training loop, as tensors."""
-        return self._unpack(as_tensors(unpack(as_arrays("batch", tuple(batch)), list(self.heads))))
+        """A batch of a custom training loop, as tensors. Unlike in `fit`, heads may be without targets."""
+        with self._requiring_every_head(False):  # a callback may call this during `fit`
+            return self._unpack(as_tensors(unpack(as_arrays("batch", tuple(batch)), list(self.heads))))
 
     def _unpack(self, data: Any) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""

@@ -42,3 +42,16 @@ def test_callbacks_and_a_resumed_run(tmp_path):
     resumed.fit(data, epochs=2, verbose=0, shuffle=False)
     for a, b in zip(tiny.weights_of(through), tiny.weights_of(resumed), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_callback_may_compute_the_gradients_of_one_head_during_fit():
+    inputs, targets = tiny.data(8)
+    found = []
+
+    class OfOneHead(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pairs = self.model.compute_gradients((inputs, {"size": targets["size"]}))
+            found.append([gradient is None for gradient, _ in pairs])
+
+    tiny.trainer("sgd").fit(inputs, targets, batch_size=4, verbose=0, callbacks=[OfOneHead()])
+    assert len(found) == 2 and found[0] == found[1] and any(found[0]) and not all(found[0])
