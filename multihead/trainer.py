@@ -610,6 +610,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _unpack(self, data: Any) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         batch = unpack(data, list(self.heads))
+        batch = Batch(*as_tensors(tuple(batch)))  # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly
         self._check_every_head(batch.targets)
         if self._lacks(batch.targets):
             specs = open_batch_size(tuple(batch))
