@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from multihead._labels.class_weights import ClassWeight
 from multihead._labels.missing import mask_missing, with_same_sizes, without_class_weights
 from multihead._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead._reads import check_reads, encode_reads, select
-from multihead._validation import is_number
+from multihead._validation import check_head_names, is_number, quoted
 
 __all__ = ["Head"]
 
@@ -227,6 +228,36 @@ class Head:
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
             metric.update(targets, predictions, weights)
+
+
+def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
+    """The same heads, modules and metrics included, some of them with other weights of their classes.
+
+    Args:
+        heads: Heads.
+        class_weight: Weights by class by head name; of a single head, also weights by class.
+
+    Raises:
+        ValueError: It names something that is no head, or is no dict of weights.
+    """
+    names = [head.name for head in heads]
+    is_by_head = isinstance(class_weight, Mapping) and all(isinstance(weights, Mapping) for weights in class_weight.values())
+    if not is_by_head and len(names) > 1:
+        raise ValueError(
+            "`class_weight` must be a dict by head name of weights by class if there are several heads. "
+            f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
+            f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
+        )
+    by_head = class_weight if is_by_head else {names[0]: class_weight}
+    check_head_names("class_weight", by_head, names)
+    weighed = []
+    for head in heads:
+        if head.name in by_head:
+            head = copy.copy(head)
+            head.class_weight = ClassWeight(by_head[head.name])
+            head.label_spec = head.label_spec._replace(class_weight=head.class_weight)
+        weighed.append(head)
+    return weighed
 
 
 def check_ignore_label(label: Any) -> float | None:

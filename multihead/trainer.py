@@ -51,7 +51,7 @@ from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, measure
-from multihead.heads import Head, Weight
+from multihead.heads import Head, Weight, weigh_classes
 from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
@@ -109,6 +109,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._num_leaves = 0
         # Built from both; None before, and again after `add_head`, `drop_head` and `compile`.
         self._spec: UpdateSpec | None = None
+        self._fit_spec: UpdateSpec | None = None  # the same with other weights of classes, during a `fit` that has some
         self._logs: LogMetrics | None = None
         self._wants_every_head = False
         self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
@@ -300,7 +301,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 the heads.
             *args: The other arguments of `keras.Model.fit`, in its order.
             **kwargs: The other arguments of `keras.Model.fit` by name. `sample_weight` is a dict like `y`; the examples
-                of a head that it does not name weigh 1. With `accumulate_steps`, `steps_per_epoch` counts updates.
+                of a head that it does not name weigh 1. `class_weight` is a dict by head name of weights by class, which
+                in this `fit` replace those of `add_head`; they count in training only, not in validation. With
+                `accumulate_steps`, `steps_per_epoch` counts updates.
 
         Returns:
             Keras's `History`.
@@ -312,6 +315,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         options = self._assert_ready("fit")
         arguments = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
+        class_weight = arguments.pop("class_weight", None)
         with self._requiring_every_head(True):
             arguments, data = prepare_fit(arguments, list(self.heads))
             self._build_for(data.specs)
@@ -321,7 +325,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             if options.accumulate_steps > 1:
                 windows = Windows(options.accumulate_steps, self.distribute_strategy)
                 arguments = prepare_windows(arguments, data, windows)
-            return super().fit(**arguments)
+            with self._weighing_classes(class_weight, options):
+                return super().fit(**arguments)
 
     @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -343,6 +348,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """One update, from one batch or from a window of batches; called by Keras."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
         spec, logs = self._built()
+        spec = self._fit_spec or spec
         saved = snapshot(spec.state)
         update = compute_update(spec, batches, self._step(), loss_scale(self.optimizer))
         applied = apply_update(spec, self.optimizer, update.gradients, update.active, self.update_count, saved)
@@ -667,19 +673,38 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                     if head.name in batch.targets:
                         head.build(batch.targets[head.name], predictions)
             if self._options is not None:
-                self._spec = build_spec(
-                    encoder=self.encoder,
-                    heads=heads,
-                    predictions=self._predictions.value,
-                    num_leaves=self._num_leaves,
-                    options=self._options,
-                    balancer=self.balancer,
-                    optimizer=self.optimizer,
-                    ownership=None if self._spec is None else self._spec.ownership,
-                )
+                self._spec = self._spec_of(heads, self._options)
                 if self._logs is None:
                     self._logs = LogMetrics(self._spec, self._options.telemetry)
         self.built = True
+
+    def _spec_of(self, heads: Sequence[Head], options: CompileOptions) -> UpdateSpec:
+        """How updates of built heads are computed."""
+        return build_spec(
+            encoder=self.encoder,
+            heads=heads,
+            predictions=self._predictions.value,
+            num_leaves=self._num_leaves,
+            options=options,
+            balancer=self.balancer,
+            optimizer=self.optimizer,
+            ownership=None if self._spec is None else self._spec.ownership,
+        )
+
+    @contextmanager
+    def _weighing_classes(self, class_weight: Any, options: CompileOptions) -> Iterator[None]:
+        """A context in which the labels of training also count by these weights of their classes, by head name."""
+        if class_weight is None:
+            yield
+            return
+        self._built()
+        with self.distribute_strategy.scope():
+            self._fit_spec = self._spec_of(weigh_classes(self._heads.value, class_weight), options)
+        self.train_function = None  # what was traced before does not know of these weights, and nothing later may
+        try:
+            yield
+        finally:
+            self._fit_spec, self.train_function = None, None
 
     def _latest_logs(self, logs: Any) -> Any:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
