@@ -116,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", choices=VARIANTS, nargs="+", help="variants of the texts (default: all available)")
     parser.add_argument("--model", action="store_true", help="also train the example's model on the same texts")
     options = parser.parse_args(arguments)
+    command.check_price_alone(parser, options)
     asked = options.variants or [name for name in VARIANTS if name != "masked" or options.swap_column]
     if "masked" in asked and not options.swap_column:
         parser.error("--variants masked requires --swap-column. Pass the columns whose values are masked.")

@@ -242,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the results of every run")
     asked, others = parser.parse_known_args(arguments)
     options = command.parse(others)
+    command.check_price_alone(parser, options)
     for name, reason in UNUSED.items():
         if any(other.split("=")[0] == f"--{name}" for other in others):
             parser.error(f"`--{name}` must be omitted: {reason}. Received: {' '.join(others)}.")

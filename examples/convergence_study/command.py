@@ -90,6 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             setattr(options, name, value)
     # Options that the other example's data loader also reads.
     options.test, options.swap_column, options.seed = None, [], 0
+    options.label, options.number, options.tags = [options.label], [], None
     return options
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from examples.seq2seq_price import text
 from examples.seq2seq_price.batches import Vectorizers, evaluation_batches
-from examples.seq2seq_price.metrics import price_figures, reply_figures
+from examples.seq2seq_price.metrics import class_figures, reply_figures
 from examples.seq2seq_price.ranges import NO_LABEL
 from examples.seq2seq_price.run import Data
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
@@ -191,7 +191,7 @@ class Network:
         figures = {
             "reply_loss": float(sums[0] / sums[1]),
             "price_loss": float(sums[2] / max(sums[3], 1)),
-            "price_accuracy": price_figures(np.concatenate(labels), np.concatenate(predicted)).get("price_accuracy", 0.0),
+            "price_accuracy": class_figures(np.concatenate(labels), np.concatenate(predicted)).get("price_accuracy", 0.0),
             "reply_norm": float(norms[0]),
             "price_norm": float(norms[1]),
             "cosine": float(cosine),

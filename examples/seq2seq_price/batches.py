@@ -49,7 +49,7 @@ def training_batches(
         swaps: For each column whose values are swapped, its value in every row.
 
     Returns:
-        The dataset of batches `(ids, {"reply": ids, "price": labels})`, and the number of batches per epoch.
+        The dataset of batches `(ids, {"reply": ids, "price": labels, **additional})`, and the number of batches per epoch.
     """
     swapping = None
     if swaps:
@@ -57,7 +57,7 @@ def training_batches(
     sources, targets = vectorizers(examples.texts, examples.targets) if swapping is None else swapping.marked
     # Lengths with placeholders, so that every epoch has the same number of batches.
     buckets = buckets_by_length(sources.row_lengths().numpy(), targets.row_lengths().numpy(), NUM_BUCKETS)
-    rows = tf.data.Dataset.from_tensor_slices((sources, targets, examples.labels, buckets))
+    rows = tf.data.Dataset.from_tensor_slices((sources, targets, _labels_of(examples), buckets))
     rows = rows.shuffle(len(buckets), seed=seed)
     if swapping is not None:
         rows = swapping.fill(rows, seed=seed)
@@ -95,10 +95,11 @@ def buckets_by_length(sources: np.ndarray, targets: np.ndarray, numbers: tuple[i
 
 
 def evaluation_batches(examples: Examples, vectorizers: Vectorizers, batch_size: int) -> tf.data.Dataset:
-    """Batches `(ids, {"reply": ids, "price": labels})` of all rows from short to long, in a fixed order."""
+    """Batches as for training, but of all rows from short to long, in a fixed order."""
     sources, targets = vectorizers(examples.texts, examples.targets)
     order = tf.argsort(sources.row_lengths() + targets.row_lengths(), stable=True)
-    rows = [tf.gather(column, order) for column in (sources, targets, examples.labels)]
+    columns = (sources, targets, _labels_of(examples))
+    rows = tf.nest.map_structure(lambda column: tf.gather(column, order), columns)
     data = tf.data.Dataset.from_tensor_slices((*rows, np.zeros(len(examples.texts), np.int32))).map(_as_vectors)
     return _without_tuner(data.padded_batch(batch_size).map(_as_batch).cache())
 
@@ -123,12 +124,25 @@ def _without_tuner(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.with_options(options)
 
 
-def _as_vectors(source: tf.Tensor, target: tf.Tensor, label: tf.Tensor, bucket: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _labels_of(examples: Examples) -> dict[str, Any]:
+    """The targets of all heads except the reply."""
+    return {"price": examples.labels, **examples.additional}
+
+
+def _as_vectors(source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor], bucket: tf.Tensor) -> tuple[Any, ...]:
     """Rows of ragged ids as dense vectors."""
-    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), label, bucket
+    return tf.ensure_shape(source, [None]), tf.ensure_shape(target, [None]), labels, bucket
 
 
 def _as_batch(
-    source: tf.Tensor, target: tf.Tensor, label: tf.Tensor, bucket: tf.Tensor
+    source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor], bucket: tf.Tensor
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), "price": label}
+    labels = {head: _with_a_step(label) for head, label in labels.items()}
+    return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), **labels}
+
+
+def _with_a_step(label: tf.Tensor) -> tf.Tensor:
+    """A batch of labels; those of tokens have at least one step, as the encoder's outputs have."""
+    if label.shape.rank != 2 or label.shape[1]:
+        return label
+    return tf.pad(label, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(label)[1])]])

@@ -32,9 +32,24 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--test", metavar="FILE", nargs="+", help="test data of the same format")
     data.add_argument("--source", metavar="COLUMN", default="text", help="column with the source texts")
     data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the target sequences")
-    data.add_argument("--label", metavar="COLUMN", default="price_range", help="column with the price ranges")
     data.add_argument(
-        "--bands", type=whole(2), metavar="N", help="bin a numeric label column into N price ranges of equal frequency"
+        "--label",
+        metavar="COLUMN",
+        nargs="+",
+        default=["price_range"],
+        help="column with the price ranges; each additional column adds a classifier, a head named after the column",
+    )
+    data.add_argument(
+        "--number", metavar="COLUMN", nargs="+", default=[], help="numeric columns, each of which adds a regressor"
+    )
+    data.add_argument(
+        "--tags", metavar="COLUMN", help="column with one tag per word of the source text, space-separated; adds a tagger"
+    )
+    data.add_argument(
+        "--bands",
+        type=whole(2),
+        metavar="N",
+        help="bin a numeric label column (the first one) into N price ranges of equal frequency",
     )
     data.add_argument(
         "--missing",
@@ -140,8 +155,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "folder to --export it to."
         )
     if options.train is None:
-        unused = [name for name in ("dev", "test", "bands") if getattr(options, name) is not None]
-        unused += ["swap-column"] * bool(options.swap_column)
+        unused = [name for name in ("dev", "test", "bands", "tags") if getattr(options, name) is not None]
+        unused += ["swap-column"] * bool(options.swap_column) + ["number"] * bool(options.number)
+        unused += ["label"] * (len(options.label) > 1)
         if unused:
             parser.error(f"--{unused[0]} requires --train. Pass the file to train on, or omit --{unused[0]}.")
     elif options.dev is None:
@@ -189,9 +205,29 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
                 f"--{name} must be one table, or two text files as in --train. Received: {len(files)} "
                 f"{'file' if len(files) == 1 else 'files'}. Pass as many as in --train."
             )
-    for name, value in (("bands", options.bands), ("swap-column", options.swap_column or None)):
-        if number == 2 and value is not None:
+    several_labels = options.label if len(options.label) > 1 else None
+    for name, value in (
+        ("bands", options.bands),
+        ("swap-column", options.swap_column),
+        ("label", several_labels),
+        ("number", options.number),
+        ("tags", options.tags),
+    ):
+        if number == 2 and value:
             parser.error(f"--{name} requires a table with columns. Received: two text files. Omit it.")
+    if options.tags is not None and options.swap_column:
+        parser.error(
+            "--tags and --swap-column cannot be combined: a swapped value may have a different number of words. "
+            f"Received: --tags {options.tags} --swap-column {' '.join(options.swap_column)}. Omit one of them."
+        )
+
+
+def check_price_alone(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exits if additional heads are requested, for programs without them."""
+    for name, value in (("label", options.label[1:]), ("number", options.number), ("tags", options.tags)):
+        if value:
+            rule = "must name one column" if name == "label" else "must be omitted"
+            parser.error(f"`--{name}` {rule}: this program has no heads except reply and price. Received: {value!r}.")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -199,6 +235,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         plain = isinstance(action.default, (int, float, str)) and action.default != argparse.SUPPRESS
+        if action.dest == "label":
+            return f"{action.help} (default: {' '.join(action.default)})"
         if action.dest == "clip":
             return f"{action.help} (default: global-norm:5)"
         return f"{action.help} (default: %(default)s)" if plain else str(action.help)

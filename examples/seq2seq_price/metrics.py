@@ -1,4 +1,4 @@
-"""Metrics for replies and price ranges."""
+"""Metrics for replies, classes and numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, number: int) -> np.ndar
     return np.bincount(pairs, minlength=number * number).reshape(number, number)
 
 
-def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+def class_figures(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> dict[str, float]:
     """Accuracy and macro F1 over labelled rows; empty if no row has a label.
 
     `price_macro_f1` is the mean of `2 tp / (labelled + predicted)` over the classes that occur among labels or
@@ -74,6 +74,7 @@ def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]
     Args:
         labels: Class numbers `[rows]`, `NO_LABEL` where a label is missing.
         predicted: Class numbers `[rows]`.
+        head: Prefix of the metrics' names.
     """
     labelled = labels != NO_LABEL
     if not labelled.any():
@@ -83,4 +84,24 @@ def price_figures(labels: np.ndarray, predicted: np.ndarray) -> dict[str, float]
     for number in np.union1d(labels, predicted):
         wanted, received = labels == number, predicted == number
         scores.append(2 * np.sum(wanted & received) / (np.sum(wanted) + np.sum(received)))
-    return {"price_accuracy": float(np.mean(labels == predicted)), "price_macro_f1": float(np.mean(scores))}
+    return {f"{head}_accuracy": float(np.mean(labels == predicted)), f"{head}_macro_f1": float(np.mean(scores))}
+
+
+def number_figures(targets: np.ndarray, predicted: np.ndarray, head: str) -> dict[str, float]:
+    """Mean absolute error and coefficient of determination over the rows with a number; empty if there are none.
+
+    `_r2` is `1 - sum (target - predicted)^2 / sum (target - mean)^2`, left out where all targets are equal.
+
+    Args:
+        targets: Numbers `[rows]`, NaN where there is none.
+        predicted: Numbers `[rows]`.
+        head: Prefix of the metrics' names.
+    """
+    known = ~np.isnan(targets)
+    if not known.any():
+        return {}
+    targets, errors = targets[known].astype(np.float64), (predicted - targets)[known].astype(np.float64)
+    figures = {f"{head}_mae": float(np.mean(np.abs(errors)))}
+    if np.ptp(targets):
+        figures[f"{head}_r2"] = float(1 - np.mean(errors**2) / np.var(targets))
+    return figures

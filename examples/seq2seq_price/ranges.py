@@ -47,7 +47,7 @@ class PriceRanges:
         present = [value for value in values if value]
         if not present:
             raise InputError(
-                f"The column `{column}` must contain price ranges. Received: {len(values)} empty labels in the training "
+                f"The column `{column}` must contain labels. Received: {len(values)} empty labels in the training "
                 "rows. Choose another column with --label."
             )
         if bands is None:
@@ -60,7 +60,7 @@ class PriceRanges:
             names = band_names(edges)
         if len(names) < 2:
             raise InputError(
-                f"The column `{column}` must contain at least two price ranges. Received: only one, {names[0]!r}. "
+                f"The column `{column}` must contain at least two different labels. Received: only one, {names[0]!r}. "
                 "Choose another column with --label, or bin a numeric column with --bands."
             )
         return cls((*names, MISSING) if missing_is_class else names, edges, missing_is_class)
@@ -83,7 +83,7 @@ class PriceRanges:
                 numbers[row] = index[value]
             else:
                 raise InputError(
-                    f"The column `{column}` must contain price ranges that occur in the training rows: "
+                    f"The column `{column}` must contain labels that occur in the training rows: "
                     f"{', '.join(map(repr, self.names))}. Received: {value!r}. Correct or remove the label."
                 )
         return numbers
@@ -107,7 +107,7 @@ def _number(column: str, value: str) -> float:
     if not np.isfinite(number):
         raise InputError(
             f"The column `{column}` must contain numbers if --bands is given. Received: {value!r}. "
-            "Omit --bands to use the texts as price ranges."
+            "Omit --bands to use the texts as classes."
         )
     return number
 

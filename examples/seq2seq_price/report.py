@@ -117,7 +117,7 @@ def write_samples(
     ranges = None if answers.probabilities is None else answers.probabilities.argmax(axis=1)
     right: list[list[str]] = []
     wrong: list[list[str]] = []
-    for row, (text, target, label) in enumerate(zip(*examples)):
+    for row, (text, target, label) in enumerate(zip(examples.texts, examples.targets, examples.labels)):
         reply = answers.replies[row]
         correct = " ".join(target.split()) == " ".join(reply.split())
         wanted, got = target, reply

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from examples.seq2seq_price import text, workshop
 from examples.seq2seq_price.batches import Examples, evaluation_batches, padding_share, training_batches
-from examples.seq2seq_price.metrics import confusion, overlap_figures, price_figures, reply_figures
+from examples.seq2seq_price.columns import Column, LabelColumn, NumberColumn, TagColumn, head_names
+from examples.seq2seq_price.metrics import class_figures, confusion, overlap_figures, reply_figures
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
 from examples.seq2seq_price.progress import BestWeights, ProgressBar
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
@@ -45,6 +46,7 @@ class Data:
         splits: Rows by the name of their split, `train` first.
         swaps: For each column whose values are swapped, its value in every training row.
         least_in_targets: The minimum number of occurrences of a target token in the vocabulary.
+        additional: The columns of additional heads.
     """
 
     columns: dict[str, str]
@@ -52,11 +54,13 @@ class Data:
     splits: dict[str, Examples]
     swaps: list[list[str]]
     least_in_targets: int = 1
+    additional: Sequence[Column] = ()
 
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads with targets."""
-        return ("reply", "price") if self.ranges.names else ("reply",)
+        price = ("price",) if self.ranges.names else ()
+        return ("reply", *price, *(column.head for column in self.additional))
 
 
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
@@ -80,14 +84,28 @@ def load_data(options: Namespace) -> Data:
     paths = {split: getattr(options, split) for split in ("train", "dev", "test") if getattr(options, split) is not None}
     if len(options.train) == 2:
         return _parallel_data(paths)
-    columns = {"source": options.source, "target": options.target, "label": options.label}
+    label, *labels = options.label
+    columns = {"source": options.source, "target": options.target, "label": label}
+    tags = [] if options.tags is None else [options.tags]
+    read = [*columns.values(), *labels, *options.number, *tags]
+    heads = head_names([*labels, *options.number, *tags])
     tables = {
-        split: read_table(path, [*columns.values(), *(options.swap_column if split == "train" else ())])
+        split: read_table(path, [*read, *(options.swap_column if split == "train" else ())])
         for split, (path,) in paths.items()
     }
-    labels = _column(tables["train"], options.label)
-    ranges = PriceRanges.fit(options.label, labels, bands=options.bands, missing_is_class=options.missing == "class")
-    return _as_data(tables, columns, ranges, options.swap_column)
+    missing_is_class = options.missing == "class"
+
+    def cells(column: str) -> list[str]:
+        return _column(tables["train"], column)
+
+    ranges = PriceRanges.fit(label, cells(label), bands=options.bands, missing_is_class=missing_is_class)
+    head = iter(heads)
+    additional = [
+        *(LabelColumn.fit(next(head), name, cells(name), missing_is_class=missing_is_class) for name in labels),
+        *(NumberColumn.fit(next(head), name, cells(name)) for name in options.number),
+        *(TagColumn.fit(next(head), name, cells(name)) for name in tags),
+    ]
+    return _as_data(tables, columns, ranges, options.swap_column, additional)
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
@@ -128,6 +146,7 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         text.build_vocabulary(train.targets, text.standardize_target, least=data.least_in_targets),
         data.ranges,
         heads=data.heads if heads is None else heads,
+        columns=data.additional,
     )
 
 
@@ -210,11 +229,13 @@ def evaluate(
     seconds = time.perf_counter() - started
     figures: dict[str, float] = {}
     if answers.probabilities is not None:
-        figures |= price_figures(examples.labels, answers.probabilities.argmax(axis=1))
+        figures |= class_figures(examples.labels, answers.probabilities.argmax(axis=1))
     if answers.replies is not None:
         figures |= reply_figures(examples.targets, answers.replies)
         figures |= overlap_figures(examples.targets, answers.replies)
         figures["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
+    for column in model.columns:
+        figures |= column.figures(examples.additional[column.head], answers.additional[column.head])
     figures |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
     figures |= {
         "rows": len(examples.texts),
@@ -241,7 +262,8 @@ def train(options: Namespace, console: Console) -> None:
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
     words = " and ".join(str(len(vocabulary)) for vocabulary in model.vocabularies)
     prices = f"{len(data.ranges.names)} price ranges" if "price" in data.heads else "no prices"
-    console.print(f"{sizes} rows; {prices}; {words} tokens", highlight=False)
+    heads = "".join(f"; {column}" for column in data.additional)
+    console.print(f"{sizes} rows; {prices}{heads}; {words} tokens", highlight=False)
     training, history, batches = train_model(options, model, data, console)
     model.save(folder, data.columns)
     _export(options, model, console)
@@ -282,6 +304,8 @@ def use(options: Namespace, console: Console) -> None:
         if answers.probabilities is not None:
             row = answers.probabilities[place]
             lines.append((columns["label"], f"{model.ranges.names[row.argmax()]} (probability {row.max():.2f})"))
+        for column in model.columns:
+            lines.append((column.column, column.describe(answers.additional[column.head][place], asked)))
         for name, answer in lines:
             console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
 
@@ -321,13 +345,19 @@ def _report(folder: Path, model: PriceModel, examples: Examples, answers: Answer
 
 
 def _as_data(
-    tables: dict[str, list[dict[str, str]]], columns: dict[str, str], ranges: PriceRanges, swap_columns: Sequence[str]
+    tables: dict[str, list[dict[str, str]]],
+    columns: dict[str, str],
+    ranges: PriceRanges,
+    swap_columns: Sequence[str],
+    additional: Sequence[Column] = (),
 ) -> Data:
     splits = {}
     for split, rows in tables.items():
         texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
-        splits[split] = Examples(texts, targets, ranges.numbers(columns["label"], labels))
-    return Data(columns, ranges, splits, [_column(tables["train"], name) for name in swap_columns])
+        of_heads = {column.head: column.targets(_column(rows, column.column), texts) for column in additional}
+        splits[split] = Examples(texts, targets, ranges.numbers(columns["label"], labels), of_heads)
+    swaps = [_column(tables["train"], name) for name in swap_columns]
+    return Data(columns, ranges, splits, swaps, additional=additional)
 
 
 def _parallel_data(paths: dict[str, Sequence[str]]) -> Data:

@@ -105,7 +105,8 @@ def _read_rows(file: IO[str], path: Path, wanted: Sequence[str]) -> list[dict[st
     if missing:
         raise InputError(
             f"`{path}` must have the column {', '.join(map(repr, missing))}. Received: the columns "
-            f"{', '.join(map(repr, header))}. Choose columns with --source, --target, --label and --swap-column."
+            f"{', '.join(map(repr, header))}. Choose columns with --source, --target, --label, --number, --tags and "
+            "--swap-column."
         )
     twice = [name for name in wanted if header.count(name) > 1]
     if twice:

@@ -11,8 +11,9 @@ their tokens are words and runs of punctuation, and a mark shows where a run is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -26,11 +27,19 @@ _PUNCTUATION = r"[^\s\pL\pM\pN_]+"
 
 
 class Examples(NamedTuple):
-    """Rows as the model reads them: source texts, target texts, and class numbers int32 `[rows]`."""
+    """Rows as the model reads them.
+
+    Attributes:
+        texts: Source texts.
+        targets: Target texts.
+        labels: Class numbers of the price ranges, int32 `[rows]`.
+        additional: The targets of each additional head, by its name.
+    """
 
     texts: list[str]
     targets: list[str]
     labels: np.ndarray
+    additional: Mapping[str, Any] = MappingProxyType({})
 
 
 @keras.saving.register_keras_serializable(package="seq2seq_price")
@@ -52,6 +61,13 @@ def standardize_target(texts: tf.Tensor) -> tf.Tensor:
     ):
         texts = tf.strings.regex_replace(texts, pattern, rewrite)
     return texts
+
+
+def tokens_per_word(texts: Sequence[str]) -> list[list[int]]:
+    """For each whitespace-separated word of source texts, the number of its tokens."""
+    words = tf.strings.split(tf.constant(texts, tf.string))
+    tokens = tf.strings.split(standardize_source(words.flat_values)).row_lengths()
+    return words.with_flat_values(tokens).to_list()
 
 
 def count_tokens(texts: Sequence[str], standardize: Callable[[tf.Tensor], tf.Tensor]) -> Counter[str]:

@@ -246,8 +246,8 @@ def test_input_that_cannot_be_used(arguments, message, capsys, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("prices", "columns", "message"),
     [
-        (["", ""], [], "The column `cost` must contain price ranges. Received: 8 empty labels in the training rows."),
-        (["low"], [], "The column `cost` must contain at least two price ranges. Received: only one, 'low'."),
+        (["", ""], [], "The column `cost` must contain labels. Received: 8 empty labels in the training rows."),
+        (["low"], [], "The column `cost` must contain at least two different labels. Received: only one, 'low'."),
         (["low", "high"], ["--bands", "2"], "The column `cost` must contain numbers if --bands is given. Received: 'low'"),
         (["1", "2"], ["--label", "price"], "must have the column 'price'. Received: the columns 'name', 'sentence', 'mr'"),
         (["1", "2"], ["--swap-column", "nom"], "must have the column 'nom'."),

@@ -7,14 +7,14 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from examples.seq2seq_price import metrics
-from examples.seq2seq_price.metrics import confusion, overlap_figures, price_figures, reply_figures, slots
+from examples.seq2seq_price.metrics import class_figures, confusion, overlap_figures, reply_figures, slots
 
 
-def test_price_figures_are_scikit_learns():
+def test_class_figures_are_scikit_learns():
     generator = np.random.default_rng(0)
     labels, predicted = generator.integers(-1, 5, 300), generator.integers(0, 7, 300)
     known = labels >= 0
-    assert price_figures(labels, predicted) == {
+    assert class_figures(labels, predicted) == {
         "price_accuracy": pytest.approx(accuracy_score(labels[known], predicted[known])),
         "price_macro_f1": pytest.approx(f1_score(labels[known], predicted[known], average="macro", zero_division=0)),
     }
@@ -30,7 +30,7 @@ def test_the_confusion_is_scikit_learns():
 
 
 def test_no_label_no_figure():
-    assert price_figures(np.full([3], -1), np.zeros([3], int)) == {}
+    assert class_figures(np.full([3], -1), np.zeros([3], int)) == {}
 
 
 def test_slots_of_a_meaning():

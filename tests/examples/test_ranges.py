@@ -47,9 +47,9 @@ def test_what_was_fitted_survives_json():
 @pytest.mark.parametrize(
     ("values", "bands", "message"),
     [
-        (["", ""], None, r"`price` must contain price ranges\. Received: 2 empty labels"),
-        (["low", "low", ""], None, r"at least two price ranges\. Received: only one, 'low'\."),
-        (["5", "5"], 8, r"at least two price ranges\. Received: only one"),
+        (["", ""], None, r"`price` must contain labels\. Received: 2 empty labels"),
+        (["low", "low", ""], None, r"at least two different labels\. Received: only one, 'low'\."),
+        (["5", "5"], 8, r"at least two different labels\. Received: only one"),
         (["5", "cheap"], 2, r"must contain numbers if --bands is given\. Received: 'cheap'\. Omit --bands"),
         (["5", "nan"], 2, r"must contain numbers if --bands is given\. Received: 'nan'"),
     ],

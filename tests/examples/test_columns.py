@@ -1,0 +1,181 @@
+"""Additional heads from columns: their targets, figures and words, and a run with all of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
+
+from benchmarks import linear_baseline, restaurants
+from examples.seq2seq_price import columns, command, run, text
+from examples.seq2seq_price.metrics import number_figures
+from examples.seq2seq_price.tables import InputError
+from tests.helpers import alone
+
+TEXTS = ["The Mill, isn't big!", "", "two  oak-chairs", "a\tdesk"]
+TAGS = ["O B O O", "", "N T", ""]
+
+
+def test_heads_are_named_after_columns():
+    assert columns.head_names(["area", "customer rating", "Größe/cm"]) == ["area", "customer_rating", "Gr_e_cm"]
+    for names in (["reply"], ["area", "price"], ["a b", "a/b"]):
+        with pytest.raises(InputError, match=rf"must lead to different names of heads\. Received: {names[-1]!r}, whose"):
+            columns.head_names(names)
+
+
+def test_tags_belong_to_the_first_tokens_of_words():
+    column = columns.TagColumn.fit("tags", "tag", TAGS)
+    assert column.names == ("B", "N", "O", "T")
+    targets = column.targets(TAGS, TEXTS)
+    # the mill , isn ' t big ! | two oak - chairs
+    assert targets.to_list() == [[3, 1, 0, 3, 0, 0, 3, 0], [], [2, 4, 0, 0], [0, 0]]
+    vectorizer = text.vectorizer(text.build_vocabulary(TEXTS, text.standardize_source), text.standardize_source)
+    assert vectorizer(TEXTS).row_lengths().numpy().tolist() == targets.row_lengths().numpy().tolist()
+    answers = [np.array([3, 1, 2, 3, 2, 2, 3, 2]), np.array([1]), np.array([2, 4, 1, 1, 0, 0]), np.array([4, 2, 0])]
+    assert [column.describe(*pair) for pair in zip(answers, TEXTS)] == ["O B O O", "", "N T", "T N"]
+
+
+def test_tags_have_scikit_learns_figures():
+    generator = np.random.default_rng(0)
+    column = columns.TagColumn("tags", "tag", ("a", "b", "c"))
+    lengths, numbers = generator.integers(0, 6, 50), generator.integers(0, 4, 300)
+    targets = tf.RaggedTensor.from_row_lengths(numbers[: lengths.sum()], lengths)
+    answers = [generator.integers(1, 4, length + generator.integers(3)) for length in lengths]  # with padding
+    expected = targets.flat_values.numpy()
+    predicted = np.concatenate([answer[:length] for answer, length in zip(answers, lengths)])[expected > 0]
+    expected = expected[expected > 0]
+    assert column.figures(targets, answers) == {
+        "tags_accuracy": pytest.approx(accuracy_score(expected, predicted)),
+        "tags_macro_f1": pytest.approx(f1_score(expected, predicted, average="macro")),
+    }
+
+
+def test_numbers_are_scaled_and_have_scikit_learns_figures():
+    cells = ["1", "", "-3.5", "1e2", "7"]
+    column = columns.NumberColumn.fit("weight", "weight", cells)
+    targets = column.targets(cells, TEXTS)
+    assert targets.dtype == np.float32 and np.isnan(targets).tolist() == [False, True, False, False, False]
+    known = np.array([1, -3.5, 100, 7])
+    np.testing.assert_allclose(targets[[0, 2, 3, 4]], (known - known.mean()) / known.std(), rtol=1e-6)
+    answers = np.array([2.0, 9.0, -3.0, 80.0, 8.0], np.float32)
+    assert column.figures(targets, list(answers)) == {
+        "weight_mae": pytest.approx(mean_absolute_error(known, answers[[0, 2, 3, 4]]), rel=1e-5),
+        "weight_r2": pytest.approx(r2_score(known, answers[[0, 2, 3, 4]]), rel=1e-5),
+    }
+    assert number_figures(np.array([np.nan]), np.array([1.0]), "w") == {}
+    assert number_figures(np.array([2.0, 2.0]), np.array([1.0, 3.0]), "w") == {"w_mae": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: columns.NumberColumn.fit("w", "w", ["1", "1", ""]), r"`w` must contain at least two different numbers\."),
+        (lambda: columns.NumberColumn.fit("w", "w", ["1", "x"]), r"`w` must contain numbers\. Received: 'x'\. Correct"),
+        (lambda: columns.NumberColumn.fit("w", "w", ["1", "inf"]), r"must contain numbers\. Received: 'inf'"),
+        (lambda: columns.TagColumn.fit("t", "t", ["A A", ""]), r"`t` must contain at least two different tags\. Received: 1"),
+        (lambda: columns.TagColumn("t", "t", ("A",)).targets(["A"], ["a b"]), r"Received: 1 tags for the 2 words of 'a b'"),
+        (lambda: columns.TagColumn("t", "t", ("A",)).targets(["B"], ["a"]), r"occur in the training rows: 'A'\. Received: 'B'\. Correct"),
+    ],
+)
+def test_columns_that_cannot_be_used(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_what_was_fitted_survives_json():
+    fitted = (
+        columns.LabelColumn.fit("a", "A", ["x", "y", ""], missing_is_class=True),
+        columns.NumberColumn.fit("n", "N", ["1", "2"]),
+        columns.TagColumn.fit("t", "T", ["x y"]),
+    )
+    for column in fitted:
+        assert columns.from_json(json.loads(json.dumps(column.to_json()))) == column
+
+
+AREAS = {"mill": "north", "lake": "south"}
+
+
+def write_table(path, rows, seed):
+    """Pubs with a price, an area, a number of guests and a tag for each word, some of each missing."""
+    generator = random.Random(seed)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "meaning", "cost", "area", "guests", "tags"])
+        for _ in range(rows):
+            cost, place, guests = generator.choice(["cheap", "dear"]), generator.choice([*AREAS]), generator.randint(2, 9)
+            sentence, tags = f"a {cost} pub, at the {place}, for {guests}!", "O C O O O P O G"
+            cells = [generator.choice(["", cell, cell, cell]) for cell in (cost, AREAS[place], str(guests), tags)]
+            writer.writerow([sentence, f"{cost} {place}", *cells])
+    return str(path)
+
+
+def test_a_run_with_every_kind_of_head(tmp_path, capsys):
+    train, dev = write_table(tmp_path / "train.csv", 160, 0), write_table(tmp_path / "dev.csv", 24, 1)
+    folder, exported, empty = tmp_path / "run", tmp_path / "export", tmp_path / "empty"
+    empty.mkdir()
+    options = [
+        "--train", train, "--dev", dev, "--label", "cost", "area", "--number", "guests", "--tags", "tags", "--epochs", "20",
+        "--units", "16", "--embedding", "8", "--batch-size", "32", "--learning-rate", "0.02", "--weight-decay", "0",
+        "--dropout", "0", "--output", str(folder), "--export", str(exported),
+    ]  # fmt: skip
+    assert command.main(options) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "2 price ranges; area: 2 classes; guests: numbers of mean" in told and "; tags: 4 tags;" in told
+    figures = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
+    for name in ("price_accuracy", "area_accuracy", "area_macro_f1", "tags_accuracy", "tags_macro_f1"):
+        assert figures[name] > 0.9, name
+    assert figures["guests_r2"] > 0.5 and figures["guests_mae"] < 1.5
+    heads = {"reply", "price", "area", "guests", "tags"}
+    assert {name.removesuffix("_loss") for name in figures if name.endswith("_loss")} == heads
+
+    asked = "a cheap pub, at the mill, for 5!"
+    assert command.main(["--load", str(folder), "--predict", asked, ""]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 12 and lines[0] == f"text: {asked}" and lines[6] == "text: "
+    assert lines[3].startswith("area: north (probability ") and lines[5] == "tags: O C O O O P O G"
+    assert float(lines[4].removeprefix("guests: ")) == pytest.approx(5, abs=2.5)
+    assert lines[11].rstrip() == "tags:"
+    model, _ = run.load_model(folder)
+    answers = model.answer([asked, ""]).additional
+    parts = [(exported / head, {"inputs": [asked, ""]}) for head in ("area", "guests", "tags")]
+    area, guests, tags = alone.answers(parts, empty)
+    assert area["label"][0] == "north"
+    np.testing.assert_allclose(area["probability"], [row.max() for row in answers["area"]], rtol=1e-5)
+    np.testing.assert_allclose(guests["number"], answers["guests"], rtol=1e-5)
+    tokens = len("a cheap pub , at the mill , for 5 !".split())
+    assert tags["tags"][0] == [model.columns[2].names[number - 1] for number in answers["tags"][0]]
+    assert len(tags["tags"][0]) == tokens and tags["tags"][1][1:] == [""] * (tokens - 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--label", "a", "b"], "--label requires --train."),
+        (["--number", "a"], "--number requires --train."),
+        (["--tags", "a"], "--tags requires --train."),
+        (["--train", "x", "y", "--dev", "x", "y", "--label", "a", "b"], "--label requires a table with columns."),
+        (["--train", "x", "y", "--dev", "x", "y", "--number", "a"], "--number requires a table with columns."),
+        (["--train", "x", "--dev", "x", "--tags", "a", "--swap-column", "b"], "--tags and --swap-column cannot be combined"),
+    ],
+)
+def test_options_that_do_not_fit_together(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        command.parse(arguments)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", [linear_baseline, restaurants], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--label", "a", "b"], "`--label` must name one column"), (["--number", "a"], "`--number` must be omitted")],
+)
+def test_benchmarks_have_no_additional_heads(program, arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        program.main(["--train", "x", "--dev", "x", *arguments])
+    assert message in capsys.readouterr().err
