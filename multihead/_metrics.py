@@ -149,13 +149,17 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
 
 def _found(spec: Any, head: str) -> Any:
     """What Keras finds for a name, a configuration, a class, a function or a metric."""
+    found, cause = None, None
     try:
-        return keras.metrics.get(spec)
+        found = keras.metrics.get(spec)
     except (ValueError, TypeError, KeyError) as error:
+        cause = error
+    if not callable(found):  # Keras 2 returns some names that it does not know
         raise ValueError(
             f"`metrics` of head {head!r} must be Keras metrics or their names. Received: {spec!r}, which Keras does not "
             "know. Pass, say, 'accuracy' or a `keras.metrics.Metric`."
-        ) from error
+        ) from cause
+    return found
 
 
 def log_name(spec: Any) -> str:

@@ -1,0 +1,274 @@
+"""Labels, weights and shapes that cannot be: an error that names the head, what stands there and what is allowed."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, class_weights
+from multihead._stopping import errors_in_words
+from multihead.heads import Head
+from tests.helpers import labels as reference
+from tests.helpers.labels import gradients, trainer_of
+
+NAN = float("nan")
+CLASSES = {"loss": "sparse_categorical_crossentropy"}
+BINARY = {"loss": "binary_crossentropy"}
+ROWS = {"loss": "categorical_crossentropy"}
+
+
+def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check=True, **options):
+    """The weights that a head finds, in eager mode or in a graph (`jit` says whether XLA compiles it)."""
+    head = Head("a", tf.identity, **options)
+    spec = tf.TensorSpec(predictions)
+
+    def weights(targets, sample_weight):
+        return head.mask_missing(targets, sample_weight, spec, mask, check=check)[1]
+
+    if jit is not None:
+        weights = tf.function(weights, jit_compile=jit)
+    with errors_in_words():
+        targets = tf.convert_to_tensor(targets)
+        return weights(targets, None if sample_weight is None else tf.convert_to_tensor(sample_weight)).numpy()
+
+
+VALUES = {
+    "class too large": (CLASSES, (None, 3), [0, 3, 7], None, r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 3 \(2 of 3"),
+    "class below 0": (CLASSES, (None, 3), [0, -1], None, r"must be whole numbers from 0 to 2.*Received: -1 \(1 of 2"),
+    "class number with a fraction": (CLASSES, (None, 3), [0.0, 1.5], None, r"must be whole numbers from 0 to 2.*Received: 1.5 "),
+    "class of a wide dtype": (CLASSES, (None, 300), np.array([0, 300], "int16"), None, r"whole numbers from 0 to 299.*Received: 300 "),
+    "token": (CLASSES, (None, 2, 3), [[0, 1], [5, 0]], None, r"from 0 to 2.*Received: 5 \(1 of 4"),
+    "number of classes unknown": (CLASSES, (None, None), [0, -2], None, r"must be whole numbers of at least 0.*Received: -2"),
+    "no probability": (BINARY, (None, 2), [[0.0, 1.0], [0.5, 2.0]], None, r"must be from 0 to 1 for the loss 'binary_.*Received: 2 \(1 of 4"),
+    "minus 1 in a column": (BINARY, (None, 1), [1, -1], None, r"must be from 0 to 1.*Received: -1 .*Mark elements without a label by NaN"),
+    "pixels": (BINARY, (None, 2), np.array([[0, 255]], "uint8"), None, r"must be from 0 to 1.*Received: 255 "),
+    "hinge": ({"loss": "hinge"}, (None, 1), [1.0, 3.0], None, r"must be from -1 to 1.*Received: 3 "),
+    "one-hot": (ROWS, (None, 2), [[0.0, 1.0], [-1.0, 1.0]], None, r"must be at least 0 for the loss 'categorical_.*Received: -1 "),
+    "infinite": ({"loss": "mse"}, (None, 1), [0.0, np.inf], None, r"must be finite numbers for the loss 'mean_squared.*Received: inf"),
+    "part of a row": (ROWS, (None, 2), [[0.0, 1.0], [NAN, 1.0]], None, r"must be missing for a whole row or not at all.*Received: nan \(1 of 4"),
+    "class weight of a fraction": ({**BINARY, "class_weight": {1: 2}}, (None, 1), [0.5], None, r"whole numbers.*`class_weight`.*Received: 0.5"),
+    "negative weight": (CLASSES, (None, 3), [0, 1], [1.0, -2.0], r"`sample_weights\['a'\]` must be finite and at least 0.*Received: -2 \(1 of 2"),
+    "NaN as weight": ({"loss": "mse"}, (None, 1), [0.0, 1.0], [NAN, 1.0], r"`sample_weights\['a'\]` must be finite.*Received: nan"),
+    "infinite weight": (BINARY, (None, 2), [[0, 1]], [[1.0, np.inf]], r"`sample_weights\['a'\]` must be finite.*Received: inf"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_values_that_cannot_be(case):
+    options, predictions, targets, weights, rule = VALUES[case]
+    for jit in (None, False):
+        with pytest.raises(ValueError, match=rule) as caught:
+            read(predictions, targets, weights, jit=jit, **options)
+        assert "{" not in str(caught.value) and len(str(caught.value)) < 400
+    # XLA has no errors: an infinite weight makes the update's gradients infinite or NaN, so that it is not applied.
+    assert np.isinf(read(predictions, targets, weights, jit=True, **options)).any()
+    assert np.isfinite(read(predictions, targets, check=False, **options)).all()
+
+
+def test_values_that_count_for_nothing_may_be_anything():
+    mask, weights = tf.constant([[True, False], [False, True]]), [[1.0, 5.0], [0.0, 0.0]]
+    found = read((None, 2, 3), [[0, 77], [88, 99]], weights, mask, jit=False, **CLASSES)
+    np.testing.assert_array_equal(found, [[1, 0], [0, 0]])
+    found = read((None, 1), [NAN, 1.0, 0.0], [NAN, -1.0 + 1, 2.0], jit=False, **BINARY)
+    np.testing.assert_array_equal(found, [[0], [0], [2]])
+    found = read((None, 2), [[0.5, 0.4999], [1.0005, -0.0005]], jit=False, **BINARY)  # by the rounding of a mean
+    np.testing.assert_array_equal(found, np.ones((2, 2)))
+
+
+SHAPES = {
+    "vector for columns": ("mse", (None, 6), (6,), None, r"`targets\['a'\]` must have the shape of the predictions, \(None, 6\).*\(6,\) for"),
+    "column for columns": ("mse", (None, 3), (6, 1), None, r"targets of shape \(6, 1\) for predictions of shape \(None, 3\)"),
+    "columns for one": ("huber", (None, 1), (6, 3), None, r"targets of shape \(6, 3\) for predictions of shape \(None, 1\)"),
+    "classes for one-hot": ("categorical_crossentropy", (None, 3), (6,), None, r"For class numbers choose 'sparse_categorical_crossentropy'"),
+    "one-hot for classes": ("sparse_categorical_crossentropy", (None, 3), (6, 3), None, r"For one value per class choose 'categorical_"),
+    "steps": ("sparse_categorical_crossentropy", (None, 4, 3), (6, 5), None, r"one class number for each prediction, shape \(None, 4\)"),
+    "weights of other rows": ("mse", (None, 1), (6,), (5,), r"`sample_weights\['a'\]` must have.*\(6, 1\).*Received: shape \(5,\)"),
+    "one weight for six": ("mse", (None, 1), (6,), (1,), r"`sample_weights\['a'\]` must have the shape.*Received: shape \(1,\)"),
+    "weights of columns": ("categorical_crossentropy", (None, 3), (6, 3), (6, 3), r"must have the shape of the head's labels, \(6,\).*per row"),
+    "scalar weight": ("mse", (None, 1), (6,), (), r"`sample_weights\['a'\]` must have the shape.*Received: shape \(\)"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shapes_that_would_broadcast_by_accident(case):
+    loss, predictions, targets, weights, rule = SHAPES[case]
+    with pytest.raises(ValueError, match=rule):
+        read(predictions, np.zeros(targets), None if weights is None else np.ones(weights), loss=loss)
+
+
+DTYPES = {
+    "negative in uint8": ("uint8", -1),
+    "large in int8": ("int8", 200),
+    "fraction in int64": ("int64", 0.5),
+    "2 in bool": ("bool", 2),
+    "-1 in bool": ("bool", -1),
+    "float16": ("float16", 1e5),
+}
+
+
+@pytest.mark.parametrize("case", DTYPES)
+def test_a_label_that_the_dtype_cannot_hold_marks_nothing(case):
+    dtype, label = DTYPES[case]
+    with pytest.raises(ValueError, match=rf"`ignore_label` of head 'a' must be a value that its targets can hold.*dtype {dtype}"):
+        read((None, 1), np.zeros(3, dtype), loss="mse", ignore_label=label)
+
+
+@pytest.mark.parametrize(
+    "dtype, label, marked",
+    [("uint8", 255, 255), ("bool", 0, False), ("int64", -1.0, -1), ("float32", -99.9, np.float32(-99.9)), ("float16", -9, -9)],
+)
+def test_a_label_that_the_dtype_holds_marks_missing_ones(dtype, label, marked):
+    targets = np.array([1, marked, 1], dtype)
+    np.testing.assert_array_equal(read((None, 1), targets, loss="mse", ignore_label=label)[:, 0], [1, 0, 1])
+
+
+def test_what_is_no_label_at_all():
+    for targets, rule in (
+        (tf.constant(["a", "b"]), r"`targets\['a'\]` must be numbers or booleans\. Received: dtype string.*StringLookup"),
+        (tf.ragged.constant([[1], [0, 1]]), r"`targets\['a'\]` must be a dense tensor\. Received: a RaggedTensor.*to_tensor\(-1\)"),
+        (tf.sparse.from_dense([[1], [0]]), r"`targets\['a'\]` must be a dense tensor\. Received: a SparseTensor.*to_dense"),
+        (tf.TensorSpec(None), r"`targets\['a'\]` must have a known number of axes"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=rule):
+            Head("a", tf.identity, "mse").build(targets, tf.TensorSpec([None, 1]))
+    trainer = trainer_of("mse")
+    with pytest.raises(TypeError, match=r"`sample_weights\['a'\]` must be a dense tensor. Received: a RaggedTensor"):
+        gradients(trainer, np.ones((2, 3)), np.ones(2), tf.ragged.constant([[1.0], [1.0, 2.0]]))
+
+
+def test_an_ignore_label_that_rows_contain():
+    with pytest.raises(ValueError, match=r"`ignore_label` of head 'a' must be a number that no row.*Received: ignore_label=0"):
+        read((None, 3), np.eye(3), loss="categorical_crossentropy", ignore_label=0)
+
+
+@pytest.mark.parametrize("label", ["-1", [-1], True, NAN, None.__class__])
+def test_what_cannot_mark_a_missing_label(label):
+    with pytest.raises(TypeError, match=r"`ignore_label` must be a finite number\. Received: ignore_label="):
+        Head("a", tf.identity, "mse", ignore_label=label)
+
+
+@pytest.mark.parametrize(
+    "weights, rule",
+    [
+        ("balanced", r"`class_weight` must be a dict.*class_weight=multihead.class_weights\(labels\)"),
+        ({}, "must be a dict of weights by class number"),
+        ({-1: 1.0}, "must be a dict of weights by class number"),
+        ({0: -1.0, 1: 2.0}, r"must hold finite numbers of at least 0.*\{0: -1.0\}"),
+        ({0: 0, 1: 0}, "must hold finite numbers of at least 0, and one above it"),
+        ({3: 2.0}, r"`class_weight` of head 'a' must name the classes 0 to 2\. Received: a weight for class 3"),
+    ],
+)
+def test_class_weights_that_cannot_be(weights, rule):
+    with pytest.raises(ValueError, match=rule):
+        read((None, 3), [0, 1], class_weight=weights, **CLASSES)
+
+
+@pytest.mark.parametrize(
+    "labels, rule",
+    [([], "at least one label"), ([-1], r"Received: \[-1\] among"), ([0.5], "whole numbers"), (["a"], "must be class numbers")],
+)
+def test_labels_without_class_weights(labels, rule):
+    with pytest.raises(ValueError, match=f"`labels` must.*{rule}|{rule}"):
+        class_weights(labels)
+
+
+@pytest.mark.parametrize("weight", [lambda step: None, lambda step: [1.0, 2.0], lambda step: "x"])
+def test_a_function_that_gives_no_weight(weight):
+    with pytest.raises(ValueError, match="`weight` of head 'a' must give one number at each update. Received: "):
+        Head("a", tf.identity, "mse", weight=weight)
+
+
+def test_numbers_of_numpy_are_weights():
+    for weight in (np.float32(0.5), np.array(0.5), np.float64(0.5)):
+        assert Head("a", tf.identity, "mse", weight=weight).weight == 0.5
+
+
+@pytest.mark.parametrize("loss", [keras.losses.Circle] if keras.__version__.startswith("3") else [])
+def test_a_loss_that_compares_examples_is_no_sum_over_them(loss):
+    with pytest.raises(ValueError, match="`loss` must be a sum over examples"):
+        Head("a", tf.identity, loss())
+
+
+def test_a_loss_of_ones_own_with_a_mask():
+    def loss(y, p):
+        return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=0)
+
+    with pytest.raises(ValueError, match="a mask of their own.*`ignore_label`|`ignore_label`.*a mask of their own"):
+        read((None, 3), [0, 1], loss=loss)
+
+
+# ------------------------------------------------------------------------------------------------- in training
+
+
+def data(targets, weights=None):
+    x = reference.inputs(rows=len(targets))
+    return (x, {"a": targets}) if weights is None else (x, {"a": targets}, {"a": weights})
+
+
+def unbatched(*batch):
+    """A data set of one batch whose sizes are not known before."""
+    signature = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), batch)
+    return tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=signature)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return trainer_of("sparse_categorical_crossentropy", 3, "softmax")
+
+
+def test_training_and_evaluation_stop_at_such_labels(classifier):
+    bad = np.array([0, 1, 2, 9])
+    classifier.compute_gradients(data(np.array([0, 1, 2, 2])))
+    weights = [w.copy() for w in classifier.get_weights()]
+    for call in (
+        lambda: classifier.fit(*data(bad), verbose=0),
+        lambda: classifier.fit(unbatched(*data(bad)), verbose=0),
+        lambda: classifier.evaluate(*data(bad), verbose=0),
+        lambda: classifier.evaluate(unbatched(*data(bad)), verbose=0),
+        lambda: classifier.diagnose([data(bad)]),
+        lambda: classifier.compute_gradients(data(bad)),
+    ):
+        with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 4"):
+            call()
+    assert all((before == after).all() for before, after in zip(weights, classifier.get_weights()))
+
+
+def test_one_row_is_not_broadcast(classifier):
+    x, one = reference.inputs(rows=4), np.array([1])
+    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1\) for \(4\)"):
+        classifier.evaluate(unbatched(x, {"a": one}), verbose=0)
+    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1,\) for \(4,\)"):
+        classifier.compute_gradients((x, {"a": one}))
+    with pytest.raises(ValueError, match=r"^`sample_weights\['a'\]` must have as many rows as the targets.*\(1\) for \(4\)"):
+        classifier.evaluate(unbatched(x, {"a": np.zeros(4, int)}, {"a": np.ones(1)}), verbose=0)
+
+
+def test_xla_stops_before_the_batch():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer.compile("sgd", jit_compile=True)
+    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 4"):
+        trainer.fit(unbatched(*data(np.array([0, 1, 2, 9]))), verbose=0)
+    step = tf.function(lambda x, y: trainer.compute_gradients((x, {"a": y}))[0][0], jit_compile=True)
+    assert np.isfinite(step(*data(np.array([0, 1, 2, 0]))[:1], np.array([0, 1, 2, 0]))).all()
+    assert not np.isfinite(step(*data(np.array([0, 1, 2, 9]))[:1], np.array([0, 1, 2, 9]))).any()
+
+
+def test_a_head_gives_one_dense_tensor():
+    for module in (lambda r: {"p": r}, lambda r: (r, r), lambda r: tf.RaggedTensor.from_tensor(r)):
+        trainer = MultiHeadTrainer(keras.layers.Dense(4))
+        trainer.add_head("a", module, "mse")
+        trainer.compile("sgd")
+        with pytest.raises(ValueError, match="The module of head 'a' must give one tensor"):
+            trainer.compute_gradients(data(np.zeros((3, 4))))
+
+
+def test_none_is_no_target():
+    trainer = trainer_of("mse")
+    trainer.add_head("b", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd")
+    x = reference.inputs()
+    found = trainer.compute_gradients((x, {"a": np.zeros(8), "b": None}))
+    assert [gradient is None for gradient, _ in found] == [False] * 4 + [True] * 2
