@@ -39,6 +39,58 @@ def test_sampling_proportions():
     np.testing.assert_allclose([counts[n] / 600 for n in ("tag", "price", "size")], [0.6, 0.3, 0.1], atol=0.08)
 
 
+def chosen(mixed):
+    """The head of each batch."""
+    return [next(name for name, weight in weights.items() if weight.numpy().any()) for _, _, weights in mixed]
+
+
+def numbered(**lengths):
+    """Data sets of some numbers of batches of one example each."""
+    return {
+        name: tf.data.Dataset.from_tensor_slices((np.zeros((length, 1, 1), "float32"), np.zeros((length, 1), "int32")))
+        for name, length in lengths.items()
+    }
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_proportions_follow_the_temperature(temperature):
+    lengths = np.array([400, 100, 25])
+    heads = chosen(mix_datasets(numbered(a=400, b=100, c=25), temperature=temperature, seed=3))
+    assert len(heads) == lengths.sum()
+    expected = lengths ** (1 / temperature) / np.sum(lengths ** (1 / temperature))
+    actual = [heads.count(name) / len(heads) for name in "abc"]
+    np.testing.assert_allclose(actual, expected, atol=0.07)  # three standard deviations
+
+
+def test_the_order_is_that_of_the_seed():
+    orders = [chosen(mix_datasets(numbered(a=20, b=20), seed=seed)) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(set(orders[0])) == ["a", "b"]
+
+
+def test_the_other_heads_get_placeholders_of_their_kind():
+    inputs = np.arange(8.0, dtype="float32").reshape(4, 2)
+    tags, weights = np.arange(12).reshape(4, 3), np.arange(12.0).reshape(4, 3)
+    own = {"size": (inputs, inputs[:, 0]), "tag": (inputs, tags, weights)}
+    data = {name: tf.data.Dataset.from_tensor_slices(arrays).batch(3) for name, arrays in own.items()}
+    seen = {"size": [], "tag": []}
+    for given, targets, sample_weights in mix_datasets(data, weights={"size": 1, "tag": 1}, seed=0):
+        name = "tag" if sample_weights["tag"].numpy().any() else "size"
+        seen[name].append((given, targets[name], sample_weights[name]))
+        assert targets["size"].dtype == tf.float32 and targets["tag"].dtype == tf.int64
+        assert all(weight.dtype == tf.float32 for weight in sample_weights.values())
+        assert sample_weights["tag"].shape[0] == sample_weights["size"].shape[0] == len(given)
+        assert len(targets["tag"].shape) == 2 and len(targets["size"].shape) == 1
+        other = {"tag": "size", "size": "tag"}[name]
+        assert not targets[other].numpy().any() and not sample_weights[other].numpy().any()
+    for name, batches in seen.items():
+        wanted = [*own[name], np.ones(4, "float32")][:3]
+        for parts, array in zip(zip(*batches), wanted):
+            whole = np.concatenate(parts)
+            repeated = np.concatenate([array] * (len(whole) // 4 + 1))  # one that runs out starts again
+            np.testing.assert_array_equal(whole, repeated[: len(whole)])
+
+
 ERRORS = {
     "mix": (lambda: mix_datasets({}), r"`datasets` must be a mapping"),
     "both": (

@@ -17,7 +17,8 @@ def test_distribution(draw, distribution):
     assert stats.kstest(values, distribution).pvalue > 0.01
     neighbours = [draw([20000], 8, 3), draw([20000], 7, 4), np.roll(values, 1)]
     assert all(abs(np.corrcoef(values, other)[0, 1]) < 0.03 for other in neighbours)
-    streams = np.array([draw([1], 7, update).numpy()[0] for update in range(2000)])
+    of_update = tf.function(lambda update: draw([1], 7, update)[0])
+    streams = np.array([of_update(update) for update in tf.range(2000, dtype=tf.int64)])
     assert stats.kstest(streams, distribution).pvalue > 0.01
 
 

@@ -13,7 +13,8 @@ from multihead._method import Observation
 
 def drawn(schedule, count, names=("price", "reply")):
     schedule.bind(list(names))
-    return np.array([schedule.active(tf.constant(u, tf.int64)).numpy() for u in range(count)])
+    active = tf.function(schedule.active)
+    return np.array([active(step) for step in tf.range(count, dtype=tf.int64)])
 
 
 def test_alternate_gives_each_head_its_turns():
