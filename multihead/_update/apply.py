@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._gradients import deduplicate, is_finite
-from multihead._keras import Gradient, apply_reduced_gradients, record_finite, tensor_variable
-from multihead._update.network import Gradients, Network, Ownership
+from multihead._keras import apply_reduced_gradients, record_finite, tensor_variable
+from multihead._update.network import Gradients, Ownership
 from multihead._update.spec import UpdateSpec
 
 Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
@@ -19,39 +19,6 @@ Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
 def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Tensor]]:
     """Variables with their current values."""
     return [(variable, tf.identity(variable.read_value())) for variable in variables]
-
-
-class ComputedGradients(list[tuple[Any, Any]]):
-    """Pairs of gradient and variable, with what only their computation knows. A list made of them is a plain one.
-
-    Attributes:
-        active: `[num_heads]`: which heads the update trains.
-        saved: What to put back if the update is skipped.
-    """
-
-    active: Any = None
-    saved: Saved = ()
-
-
-def active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
-    """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
-
-    A head counts by the variables that no other head trains, if it has any; without variables it is active.
-
-    Returns:
-        `[num_heads + 1]` booleans; the last is True, so that gradients of the encoder alone are applied, too.
-    """
-    active = []
-    for k, positions in enumerate(network.own):
-        alone = [i for i in positions if not any(i in others for j, others in enumerate(network.own) if j != k)]
-        of_head = [gradients.heads[i] for i in alone or positions]
-        found = [tf.reduce_any(tf.not_equal(_values(each), 0)) for each in of_head if each is not None]
-        active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
-    return tf.stack([*active, tf.constant(True)])
-
-
-def _values(gradient: Gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
 def apply_once(
@@ -66,7 +33,7 @@ def apply_once(
         spec: The network and the ownership of its variables.
         optimizer: The built optimizer.
         gradients: The gradients of the network's variables, reduced and clipped, without loss scaling.
-        active: `[num_heads]` booleans, or of `active_by_gradients`.
+        active: Which heads are trained, `[num_heads]` booleans; in a custom loop with one more, for the encoder.
         counter: The number of updates applied so far, incremented if the update is applied.
         saved: The values to restore if the update is skipped.
 

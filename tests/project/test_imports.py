@@ -35,8 +35,10 @@ LAYERS = [
     {"_update.apply"},
     {"_update.pipeline"},
     {"telemetry"},
-    {"_options", "diagnosis", "_export", "_data"},
+    {"_custom_loop", "_options", "diagnosis", "_export", "_data"},
     {"_build", "_trace"},
+    {"_building"},
+    {"_saving"},
     {"trainer", "testing"},
     {"__init__"},
 ]

@@ -1,0 +1,212 @@
+"""What `MultiHeadTrainer` knows from data: built on the first batch, and built again when heads or options change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._build import build_spec
+from multihead._data.arrays import as_arrays
+from multihead._keras import KerasHooks, Untracked, add_state, tensor_variable, unlock
+from multihead._labels.data import check_arrays, checked
+from multihead._options import CompileOptions
+from multihead._trace import trace_predictions
+from multihead._update.batch import Batch, as_tensors, open_batch_size, unpack
+from multihead._update.spec import UpdateSpec
+from multihead._update.weights import head_weights_at
+from multihead._validation import quoted
+from multihead.heads import Head, weigh_classes
+from multihead.telemetry import LogMetrics
+
+
+class BuiltFromData(KerasHooks, keras.Model):
+    """The heads, options and state of a trainer, and what is created from them and from a batch's specs.
+
+    Args:
+        encoder: The encoder.
+        name: Name of the model.
+    """
+
+    def __init__(self, encoder: Callable[[Any], Any], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.encoder = encoder
+        self.update_count = add_state(self, "update_count", (), dtype="int64")
+        self.weighting: Any = None
+        self.balancer: Any = None
+        self.schedule: Any = None
+        self._head_modules: dict[str, Any] = {}
+        self._heads = Untracked([])
+        self._options: CompileOptions | None = None
+        # Known from data: the specs of a batch, the predictions of each built head, the leaves of the representation.
+        self._specs = Untracked(None)
+        self._predictions = Untracked({})
+        self._num_leaves = 0
+        # Built from both; None before, and again after `add_head`, `drop_head` and `compile`.
+        self._spec: UpdateSpec | None = None
+        self._fit_spec: UpdateSpec | None = None  # the same with other weights of classes, during a `fit` that has some
+        self._logs: LogMetrics | None = None
+        self._wants_every_head = False
+        self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        """The registered heads by name, in the order in which they were added."""
+        return {head.name: head for head in self._heads.value}
+
+    @property
+    def metrics(self) -> list[Any]:
+        """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
+        return [] if self._logs is None else self._logs.all
+
+    def _assert_ready(self, method: str) -> CompileOptions:
+        if self._options is None:
+            raise ValueError(
+                f"`{method}` requires a compiled trainer. Received: a trainer that was not compiled since the last "
+                "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
+            )
+        return self._options
+
+    def _built(self) -> tuple[UpdateSpec, LogMetrics]:
+        if self._spec is None or self._logs is None:
+            raise ValueError("The trainer is not built. Received: no data yet. Call `compute_gradients(batch)` first.")
+        return self._spec, self._logs
+
+    def _forget(self) -> None:
+        """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
+        self._options, self._spec, self._logs = None, None, None
+
+    def _step(self) -> tf.Tensor:
+        """The number of updates applied so far."""
+        return tf.identity(tensor_variable(self.update_count).read_value())
+
+    @contextmanager
+    def _requiring_every_head(self, required: bool) -> Iterator[None]:
+        """A context in which every batch must, or need not, have targets for all heads."""
+        before, self._wants_every_head = self._wants_every_head, required
+        try:
+            yield
+        finally:
+            self._wants_every_head = before
+
+    def _check_every_head(self, targets: Mapping[str, Any]) -> None:
+        absent = [name for name in self.heads if name not in targets]
+        if self._wants_every_head and absent:
+            raise ValueError(
+                f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+                f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(self.heads)}. "
+                "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing."
+            )
+
+    def _prepared(self, batch: Any) -> Batch:
+        """A batch of a custom training loop, as tensors. Unlike in `fit`, heads may be without targets."""
+        with self._requiring_every_head(False):  # a callback may call this during `fit`
+            return self._unpack(as_tensors(unpack(as_arrays("batch", tuple(batch)), list(self.heads))))
+
+    def _unpack(self, data: Any) -> Batch:
+        """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
+        batch = unpack(data, list(self.heads))
+        batch = Batch(*as_tensors(tuple(batch)))  # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly
+        self._check_every_head(batch.targets)
+        if self._lacks(batch.targets):
+            specs = open_batch_size(tuple(batch))
+            with tf.init_scope():
+                self._build(specs)
+        return batch
+
+    def _lacks(self, targets: Mapping[str, Any]) -> bool:
+        """Whether a batch with these targets requires something that is not built yet."""
+        built = [head.name for head in self._heads.value if head.name in self._predictions.value and head.is_built]
+        return self._spec is None or any(name not in built for name in targets)
+
+    def _renew(self, function: str, specs: Any) -> None:
+        """Drops what Keras has traced for data of other ranks: it would trace it again for tensors of unknown rank."""
+        key = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
+        if self._traced_for.value.setdefault(function, key) != key:
+            setattr(self, function, None)
+        self._traced_for.value[function] = key
+
+    def _build_for(self, specs: Any) -> None:
+        if specs is None:
+            return  # known only from the first batch
+        batch = unpack(specs, list(self.heads))
+        self._check_every_head(batch.targets)
+        if self._lacks(batch.targets):
+            self._build(open_batch_size(tuple(batch)))
+
+    def _with_checked_labels(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """The `x` of `fit`: arrays of labels are checked at once, and data sets outside of what XLA compiles."""
+
+        def check(data: Any) -> None:
+            batch = unpack(data, list(self.heads))
+            for name, targets in batch.targets.items():
+                predictions = self._predictions.value[name]
+                if not predictions.masked:  # else only a batch can tell which labels count
+                    self.heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
+
+        if y is not None:
+            check_arrays(check, y, sample_weight)
+        elif self.jit_compile and isinstance(x, tf.data.Dataset):
+            return checked(check, x)
+        return x
+
+    def _build(self, specs: Any) -> None:
+        """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer."""
+        unlock(self)
+        batch, heads = Batch(*specs), self._heads.value
+        with self.distribute_strategy.scope():
+            traced = trace_predictions(self.encoder, heads, batch, self._predictions.value)
+            self._specs.value, self._num_leaves = tuple(batch), traced.num_leaves
+            for head in heads:
+                if head.name in traced.predictions:
+                    predictions, self._predictions.value[head.name] = traced.predictions[head.name]
+                    if head.name in batch.targets:
+                        head.build(batch.targets[head.name], predictions)
+            if self._options is not None:
+                self._spec = self._spec_of(heads, self._options)
+                if self._logs is None:
+                    self._logs = LogMetrics(self._spec, self._options.telemetry)
+        self.built = True
+
+    def _spec_of(self, heads: Sequence[Head], options: CompileOptions) -> UpdateSpec:
+        """How updates of built heads are computed."""
+        return build_spec(
+            encoder=self.encoder,
+            heads=heads,
+            predictions=self._predictions.value,
+            num_leaves=self._num_leaves,
+            options=options,
+            balancer=self.balancer,
+            optimizer=self.optimizer,
+            ownership=None if self._spec is None else self._spec.ownership,
+        )
+
+    @contextmanager
+    def _weighing_classes(self, class_weight: Any, options: CompileOptions) -> Iterator[None]:
+        """A context in which the labels of training also count by these weights of their classes, by head name."""
+        if class_weight is None:
+            yield
+            return
+        self._built()
+        with self.distribute_strategy.scope():
+            self._fit_spec = self._spec_of(weigh_classes(self._heads.value, class_weight), options)
+        self.train_function = None  # what was traced before does not know of these weights, and nothing later may
+        try:
+            yield
+        finally:
+            self._fit_spec, self.train_function = None, None
+
+    def _latest_logs(self, logs: Any) -> Any:
+        """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
+        if self._logs is None or not isinstance(logs, dict):
+            return logs
+        results = self._logs.training_logs()
+        if set(results) != set(logs):
+            present, step = [name for name in self.heads if f"{name}_loss" in logs], self._step()
+            results = self._logs.evaluation_logs(head_weights_at(self._heads.value, step), present, step)
+        if set(results) != set(logs):
+            return logs
+        return {name: value.numpy() if hasattr(value, "numpy") else value for name, value in results.items()}

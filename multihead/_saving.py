@@ -1,0 +1,54 @@
+"""How Keras saves and loads a trainer: its configuration, what it was built for, and the options of `compile`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from multihead._building import BuiltFromData
+from multihead._reads import decode_reads
+from multihead._update.batch import decode_specs, encode_specs
+
+
+class SavedByKeras(BuiltFromData):
+    """A trainer that `keras.models.save_model` and `keras.models.load_model` save and load, optimizer included."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments and the heads."""
+        return {
+            "name": self.name,
+            "encoder": keras.saving.serialize_keras_object(self.encoder),
+            "heads": [head.get_config() for head in self._heads.value],
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Creates a trainer with its heads from the result of `get_config`."""
+        restore = keras.saving.deserialize_keras_object
+        trainer: Any = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
+        for head in config["heads"]:
+            arguments = {key: restore(value, custom_objects=custom_objects) for key, value in head.items()}
+            trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
+        return trainer
+
+    def get_build_config(self) -> dict[str, Any]:
+        """The specs of the batches that the trainer was built for."""
+        return {"specs": encode_specs(self._specs.value)}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all variables, from the result of `get_build_config`."""
+        if config and config.get("specs") is not None:
+            self._build(decode_specs(config["specs"]))
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """The arguments of `compile`."""
+        serialize = keras.saving.serialize_keras_object
+        config = {} if self._options is None else self._options.by_name()
+        return {"optimizer": serialize(self.optimizer), **{key: serialize(value) for key, value in config.items()}}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
+        self.compile(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
+        if self._specs.value is not None:
+            self._build(self._specs.value)
