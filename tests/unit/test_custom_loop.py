@@ -1,0 +1,65 @@
+"""Gradients as pairs with their variables: what a custom training loop gets and gives back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._custom_loop import ComputedGradients
+from tests.helpers import tiny
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    built = tiny.trainer("adam")
+    built.compute_gradients(tiny.data(4, missing=False))
+    return built
+
+
+def test_an_idle_head_has_no_gradient(trainer):
+    pairs = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
+    assert isinstance(pairs, ComputedGradients) and pairs.active.numpy().tolist() == [False, True, False]
+    of_tag = {id(tiny.tensor_variable(variable)) for variable in trainer.heads["tag"].module.trainable_variables}
+    missing = {id(tiny.tensor_variable(variable)) for gradient, variable in pairs if gradient is None}
+    assert of_tag <= missing
+
+
+def test_the_list_applies_as_it_came_and_a_new_one_of_its_pairs_by_its_gradients(trainer):
+    pairs = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
+    zeros = [(tf.zeros_like(variable) if gradient is None else gradient, variable) for gradient, variable in pairs]
+    before = tiny.values(trainer.heads["tag"].module.trainable_variables)
+    for given in (pairs, zeros):
+        assert trainer.apply_gradients(given)
+        for old, new in zip(before, tiny.values(trainer.heads["tag"].module.trainable_variables)):
+            np.testing.assert_array_equal(old, new)
+
+
+def test_in_a_graph_the_list_still_knows_which_heads_are_idle(trainer):
+    absent = []
+
+    @tf.function
+    def update(inputs, targets):
+        pairs = trainer.compute_gradients((inputs, targets))
+        absent.extend(gradient is None for gradient, _ in pairs)
+        return trainer.apply_gradients(pairs)
+
+    before = tiny.values(trainer.heads["size"].module.trainable_variables)
+    inputs, targets = tiny.data(4, missing=False)
+    targets["size"][:] = np.nan
+    assert update(*tf.nest.map_structure(tf.constant, (inputs, targets)))
+    assert absent and not any(absent)
+    for old, new in zip(before, tiny.values(trainer.heads["size"].module.trainable_variables)):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_nothing_to_apply(trainer):
+    pairs = trainer.compute_gradients(tiny.data(4))
+    count = int(trainer.update_count)
+    assert not trainer.apply_gradients([(None, variable) for _, variable in pairs])
+    assert int(trainer.update_count) == count
+
+
+def test_other_variables_are_refused(trainer):
+    with pytest.raises(ValueError, match="must contain only trainable variables of the trainer. Received: 1 others"):
+        trainer.apply_gradients([(tf.ones([]), tf.Variable(1.0))])

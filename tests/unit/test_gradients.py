@@ -1,0 +1,100 @@
+"""Arithmetic on gradients that are dense, sparse or absent, compared with dense NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import _gradients
+
+SPARSE = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2]))
+DENSE = tf.reshape(tf.range(8.0), [4, 2])
+KINDS = {"none": None, "sparse": SPARSE, "dense": DENSE}
+
+
+def dense(gradient):
+    return np.zeros((4, 2)) if gradient is None else tf.convert_to_tensor(gradient).numpy()
+
+
+def kind(gradient):
+    return "none" if gradient is None else "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ("none", "none", "none"),
+        ("none", "sparse", "sparse"),
+        ("dense", "none", "dense"),
+        ("sparse", "sparse", "sparse"),
+        ("sparse", "dense", "dense"),
+        ("dense", "dense", "dense"),
+    ],
+)
+def test_added(first, second, wanted):
+    found = _gradients.added(KINDS[first], KINDS[second])
+    assert kind(found) == wanted
+    np.testing.assert_array_equal(dense(found), dense(KINDS[first]) + dense(KINDS[second]))
+
+
+def test_deduplicate_leaves_each_row_once():
+    found = _gradients.deduplicate(SPARSE)
+    assert sorted(found.indices.numpy()) == [0, 2]
+    np.testing.assert_array_equal(dense(found), dense(SPARSE))
+    assert _gradients.deduplicate(DENSE) is DENSE and _gradients.deduplicate(None) is None
+
+
+def test_scaled_is_at_least_float32():
+    half = tf.constant([60000.0], tf.float16)
+    assert _gradients.scaled(half, tf.constant(2.0)).numpy() == pytest.approx(120000.0, rel=1e-3)
+    assert _gradients.scaled(None, tf.constant(2.0)) is None
+    np.testing.assert_array_equal(dense(_gradients.scaled(SPARSE, tf.constant(0.5))), dense(SPARSE) / 2)
+
+
+@pytest.mark.parametrize("values", [[3e30, 4e30], [3e-30, 4e-30], [3.0, 4.0], [0.0, 0.0], []])
+def test_norm_neither_overflows_nor_underflows(values):
+    found = _gradients.norm(tf.constant(values, tf.float32))
+    np.testing.assert_allclose(found, np.linalg.norm(np.array(values, "float64")), rtol=1e-6)
+
+
+def test_is_finite():
+    broken = tf.IndexedSlices(tf.constant([[np.nan]]), tf.constant([0]), tf.constant([3, 1]))
+    assert _gradients.is_finite(DENSE) and _gradients.is_finite(SPARSE) and not _gradients.is_finite(broken)
+    assert not _gradients.is_finite(tf.constant([1.0, np.inf]))
+
+
+def test_size_is_the_variables():
+    assert _gradients.size(SPARSE) == 8 and _gradients.size(DENSE) == 8
+
+
+@pytest.mark.parametrize("kinds", [["sparse", "sparse"], ["sparse", "none"], ["dense", "sparse", "none"], ["dense"]])
+def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
+    rows = _gradients.as_rows([KINDS[each] for each in kinds])
+    wanted = np.stack([dense(KINDS[each]).ravel() for each in kinds])
+    gramian = _gradients.gramian([rows.values], len(kinds))
+    assert gramian.dtype == tf.float64
+    np.testing.assert_allclose(gramian, wanted @ wanted.T)
+    factors = tf.range(1.0, len(kinds) + 1)
+    combined = rows.restore(tf.reduce_sum(rows.times(factors).values, axis=0))
+    assert kind(combined) == ("dense" if "dense" in kinds else "sparse")
+    np.testing.assert_allclose(dense(combined).ravel(), factors.numpy() @ wanted)
+
+
+def test_rows_of_nothing():
+    assert _gradients.as_rows([None, None]) is None
+    np.testing.assert_array_equal(_gradients.gramian([], 2), np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("in_graph", [True, False], ids=["graph", "eager"])
+def test_computed_if(holds, in_graph):
+    def compute(condition):
+        shapes = [tf.constant([4, 2]), None, tf.constant([4, 2])]
+        found = _gradients.computed_if(condition, lambda: [DENSE, None, SPARSE], shapes)
+        return [each for each in found if each is not None], found[1] is None
+
+    (first, second), is_none = (tf.function(compute) if in_graph else compute)(tf.constant(holds))
+    assert is_none
+    np.testing.assert_array_equal(dense(first), dense(DENSE) * holds)
+    np.testing.assert_array_equal(dense(second), dense(SPARSE) * holds)

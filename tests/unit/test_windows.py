@@ -1,0 +1,52 @@
+"""Windows of batches as elements of a dataset: each batch once, in order, the last window padded with empty batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._data.windows import Windows, batches_of, is_window
+
+
+def batches(num_examples=5, size=1):
+    pair = (np.arange(num_examples), {"a": np.arange(num_examples)[:, None] * 10})
+    return tf.data.Dataset.from_tensor_slices(pair).batch(size)
+
+
+def windows(dataset, steps):
+    return list(Windows(steps, tf.distribute.get_strategy()).arguments_of_fit(dataset, None)["x"])
+
+
+def test_batches_keep_their_order_and_the_last_window_is_padded():
+    found = windows(batches(5), 2)
+    assert [[inputs.numpy().tolist() for inputs, _ in batches_of(each)] for each in found] == [[[0], [1]], [[2], [3]], [[4], []]]
+    assert batches_of(found[2])[1][1]["a"].shape == (0, 1)
+    assert all(is_window(each) for each in found)
+
+
+def test_what_is_no_window_is_one_batch():
+    batch = next(iter(batches()))
+    assert not is_window(batch) and batches_of(batch) == [batch]
+
+
+def test_ragged_and_sparse_batches_are_padded_too():
+    ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1, 2], [3]])).map(lambda x: (x, tf.sparse.eye(2)))
+    (window,) = windows(ragged, 2)
+    (first, sparse), (empty, no_rows) = batches_of(window)
+    assert first.to_list() == [[1, 2], [3]] and empty.to_list() == []
+    assert sparse.shape == (2, 2) and no_rows.shape[0] == 0
+
+
+def test_replicas_get_the_parts_of_each_batch(two_replicas):
+    arguments = Windows(2, two_replicas).arguments_of_fit(batches(6, size=3), None)
+    assert arguments["steps_per_epoch"] == 1
+    window = next(iter(arguments["x"]))
+    parts = [two_replicas.experimental_local_results(inputs) for inputs, _ in batches_of(window)]
+    assert [[part.numpy().tolist() for part in each] for each in parts] == [[[0], [1, 2]], [[3], [4, 5]]]
+
+
+def test_replicas_need_the_number_of_updates(two_replicas):
+    endless = batches().repeat()
+    with pytest.raises(ValueError, match="`steps_per_epoch` is required with accumulate_steps on several replicas"):
+        Windows(2, two_replicas).arguments_of_fit(endless, None)
