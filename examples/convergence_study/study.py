@@ -111,7 +111,7 @@ class Study:
         """The library's diagnosis of a price loss that is summed over the batch, before training."""
         arm = all_arms(optimizer)[f"unreduced_{optimizer}"]
         self.network.set(self.network.draw(0))
-        return make_trainer(self.network, arm, self._rows).diagnose(self._batches[0], DIAGNOSED_BATCHES)
+        return make_trainer(self.network, arm, self._rows).diagnose(self._batches[0], batches=DIAGNOSED_BATCHES)
 
     def _try_weights(self, arm: Arm, advance: Advance) -> dict[str, float]:
         """The product of both heads' losses for each weight; it does not depend on the units of either loss."""

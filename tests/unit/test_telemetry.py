@@ -81,10 +81,10 @@ def test_losses_alone_on_request():
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
     model = trainer()
-    bad = {**TARGETS, "price": np.full_like(TARGETS["price"], 3e38)}  # its square overflows
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'price'"):
+    bad = {**TARGETS, "size": np.full_like(TARGETS["size"], 3e38)}  # with its weight of 2, even the gradient overflows
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'size'"):
         logs = logs_of_one_update(model, bad)
-    assert logs["skipped_updates"] == 1 and logs["size_updates"] == 0 and logs["size_norm"] == 0
+    assert logs["skipped_updates"] == 1 and logs["price_updates"] == 0 and logs["price_norm"] == 0
 
 
 def test_one_entry_makes_a_further_figure(monkeypatch):
