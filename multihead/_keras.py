@@ -6,7 +6,8 @@ The rest of the package uses the names below and does not depend on the Keras ve
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -63,12 +64,68 @@ class KerasHooks:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
+class ProgressLine(keras.callbacks.ProgbarLogger):
+    """Keras's progress line, with some of the logs.
+
+    Args:
+        shown: A function from all logs to those that are shown.
+    """
+
+    async_safe = True  # as Keras 3 treats its own
+
+    def __init__(self, shown: Callable[[Any], dict[str, Any]]) -> None:
+        super().__init__(**({} if KERAS_3 else {"count_mode": "steps"}))
+        self._shown = shown
+        self._are_means: set[str] = set()
+
+    def _select(self, logs: Any) -> dict[str, Any]:
+        selected = self._shown(logs or {})
+        if not KERAS_3:  # Keras 2 would average over the steps what is an average of the steps already
+            self._are_means.update(selected)
+            self.stateful_metrics = self._are_means
+        return selected
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras after each step."""
+        super().on_train_batch_end(batch, self._select(logs))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras after each batch of an evaluation."""
+        super().on_test_batch_end(batch, self._select(logs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras after each epoch."""
+        super().on_epoch_end(epoch, self._select(logs))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Called by Keras after an evaluation."""
+        super().on_test_end(self._select(logs))
+
+
+@contextmanager
+def renamed(layers: Sequence[tuple[str, Any]]) -> Iterator[None]:
+    """A context in which layers have other names.
+
+    Args:
+        layers: Pairs of name and layer.
+    """
+    attribute = "name" if KERAS_3 else "_name"
+    before = [(layer, layer.name) for _, layer in layers]
+    try:
+        for name, layer in layers:
+            setattr(layer, attribute, name)
+        yield
+    finally:
+        for layer, name in before:
+            setattr(layer, attribute, name)
+
+
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build") if KERAS_3 else ("_validate_and_get_metrics_result",),
     "Layer": (
         "_clear_losses",
         "_flatten_layers",
-        *(("_tracker", "_allow_non_tensor_positional_args", "_convert_input_args") if KERAS_3 else ()),
+        *(("_tracker", "_allow_non_tensor_positional_args", "_convert_input_args") if KERAS_3 else ("_name",)),
     ),
     "Tensor": ("_keras_mask",),
     "LossScaleOptimizer": (

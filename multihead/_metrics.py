@@ -189,7 +189,8 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
     if isinstance(metric, type):
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
-        return metric
+        # Under the name that was given, not the one of Keras's class.
+        return type(metric).from_config({**metric.get_config(), "name": spec}) if isinstance(spec, str) else metric
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +23,33 @@ _INSTEAD = {
     "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
     "gradient_accumulation_steps": "accumulate_steps={value}",
 }
+_OF_HEADS = {
+    "loss": "loss",
+    "metrics": "loss, metrics=[...]",
+    "loss_weights": "loss, weight=...",
+    "weighted_metrics": "loss, metrics=[...]",
+}
+"""What Keras's `compile` takes and ours does not, with the argument of `add_head` that stands for it."""
+
+
+def refuse_options_of_heads(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Explains where an argument of Keras's `compile` belongs.
+
+    Args:
+        positional: What `compile` was given after the optimizer, by position.
+        options: What it was given by names that it does not have.
+
+    Raises:
+        TypeError: There is something.
+    """
+    given = {**dict(zip(_OF_HEADS, positional)), **options}
+    for name, value in given.items():
+        if name not in _OF_HEADS:
+            raise TypeError(f"`compile` has no argument `{name}`. Received: {name}={value!r}. Correct its name, or omit it.")
+        raise TypeError(
+            f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
+            f"`trainer.add_head(name, module, {_OF_HEADS[name]})`, before `compile`."
+        )
 
 
 def check_optimizer(optimizer: Any) -> Any:

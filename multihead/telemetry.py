@@ -6,15 +6,18 @@ parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
 - `{head}_loss`: its unweighted loss, over all labelled elements of the epoch's updates so far, skipped ones left out;
 - `{head}_norm`: `|g_k|`;
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
-- `{head}_coefficient`: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>` with `d` the combined gradient);
-  norm, share and coefficient are means over the updates that train the head;
+- `{head}_coefficient`, with a balancer: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>` with `d` the
+  combined gradient); norm, share and coefficient are means over the updates that train the head;
 - `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
   head;
 - `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
 - `loss`: the total loss, as a mean over updates (in evaluation: from the heads' losses over all labelled elements);
 - `{head}_updates`: the number of updates in the epoch so far that have trained the head;
 - `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
-  heads had labels.
+  heads had labels. It is there even if it is 0, since Keras's `CSVLogger` has the columns of the first epoch, and `History`
+  does not say which epochs a figure is of.
+
+All of them are in `History`, and so in CSV files and TensorBoard. The progress line shows each head's loss and first metric.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
@@ -119,13 +122,17 @@ def _shows_norms(spec: UpdateSpec, level: str) -> bool:
     return level == "norms"
 
 
+def _shows_coefficients(spec: UpdateSpec, level: str) -> bool:
+    return level == "norms" and spec.balancer is not None
+
+
 # To add a figure, add one entry here, and a line to the docstring above.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, per_head=False),
     Figure("weight", lambda update: update.total.weights, _has_changing_weights),
     Figure("norm", lambda update: update.combined.norms, _shows_norms),
     Figure("share", _shares, _shows_norms),
-    Figure("coefficient", lambda update: update.combined.coefficients, _shows_norms),
+    Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients),
     Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
 """The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
@@ -152,6 +159,8 @@ class LogMetrics:
         ]
         self.skipped = keras.metrics.Sum(name="skipped_updates")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
+        self._names_in_logs: list[str] | None = None
+        self._main_names: list[str] | None = None
 
     def _names(self, figure: Figure) -> list[str]:
         return [f"{head.name}_{figure.name}" for head in self.heads] if figure.per_head else [figure.name]
@@ -209,6 +218,18 @@ class LogMetrics:
             f"{skipped} of the epoch's updates were skipped because a gradient was not finite: from {whose}, in {names}. "
             "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
         )
+
+    def names(self) -> list[str]:
+        """The names of all figures of an epoch."""
+        if self._names_in_logs is None:
+            self._names_in_logs = list(self.training_logs())
+        return self._names_in_logs
+
+    def main_names(self) -> list[str]:
+        """The names of each head's loss and first metric."""
+        if self._main_names is None:
+            self._main_names = [name for k, head in enumerate(self.heads) for name in list(self._head_logs(k, head))[:2]]
+        return self._main_names
 
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""

@@ -26,12 +26,14 @@ from multihead._keras import (
     call_module,
     loss_scale,
     over_replicas,
+    renamed,
     replace_layers,
     tensor_variable,
     unlock,
 )
 from multihead._metrics import check_apart
-from multihead._options import CompileOptions, check_optimizer
+from multihead._options import CompileOptions, check_optimizer, refuse_options_of_heads
+from multihead._progress import with_progress
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
 from multihead._update.apply import snapshot
@@ -172,7 +174,7 @@ class MultiHeadTrainer(SavedByKeras):
     def compile(
         self,
         optimizer: Any = "rmsprop",
-        *,
+        *others: Any,
         weighting: Any = None,
         balancer: Any = None,
         balance_at: str = "representation",
@@ -185,11 +187,13 @@ class MultiHeadTrainer(SavedByKeras):
         run_eagerly: bool | None = None,
         steps_per_execution: int = 1,
         jit_compile: bool | str | None = None,
+        **options_of_heads: Any,
     ) -> None:
-        """Configures training.
+        """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself.
+            *others: Not accepted: the other arguments are passed by name.
             weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None
                 is the sum of the losses times the `weight` of each head. The weighting's variables are trained by the same
                 optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
@@ -211,12 +215,15 @@ class MultiHeadTrainer(SavedByKeras):
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
+            **options_of_heads: Not accepted: `loss`, `metrics`, `loss_weights` and `weighted_metrics` are arguments of
+                `add_head` (`weight` and `metrics` there).
 
         Raises:
             ValueError: There is no head yet, an option is out of range or names an unknown method or head, or the optimizer
                 clips or accumulates gradients.
-            TypeError: An option has the wrong type.
+            TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
+        refuse_options_of_heads(others, options_of_heads)
         if not self._heads.value:
             raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
         optimizer = check_optimizer(optimizer)
@@ -289,6 +296,7 @@ class MultiHeadTrainer(SavedByKeras):
             self._renew("train_function", data.specs)
             arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
             arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
+            arguments = with_progress(arguments, lambda: self._logs)
             if options.accumulate_steps > 1:
                 windows = Windows(options.accumulate_steps, self.distribute_strategy)
                 arguments = prepare_windows(arguments, data, windows)
@@ -305,11 +313,18 @@ class MultiHeadTrainer(SavedByKeras):
             self._build_for(data.specs)
             self._renew("test_function", data.specs)
             arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
-            return super().evaluate(**arguments)
+            return super().evaluate(**with_progress(arguments, lambda: self._logs))
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
         return super().predict(read_inputs(x), *args, **kwargs)
+
+    def summary(self, *args: Any, **kwargs: Any) -> Any:
+        """Prints the encoder, the heads by name, and their numbers of parameters; accepts the arguments of Keras's own."""
+        parts = [("encoder", self.encoder), *((head.name, head.module) for head in self._heads.value)]
+        parts += [("weighting", self.weighting), ("balancer", self.balancer), ("schedule", self.schedule)]
+        with renamed([(name, part) for name, part in parts if isinstance(part, keras.layers.Layer)]):
+            return super().summary(*args, **kwargs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""

@@ -35,7 +35,7 @@ LAYERS = [
     {"_update.apply"},
     {"_update.pipeline"},
     {"telemetry"},
-    {"_custom_loop", "_options", "diagnosis", "_export", "_data"},
+    {"_custom_loop", "_options", "diagnosis", "_export", "_data", "_progress"},
     {"_build", "_trace"},
     {"_building"},
     {"_saving"},
