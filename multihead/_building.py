@@ -34,11 +34,12 @@ class BuiltFromData(KerasHooks, keras.Model):
     def __init__(self, encoder: Callable[[Any], Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.encoder = encoder
-        self.update_count = add_state(self, "update_count", (), dtype="int64")
+        # The optimizer counts the updates itself; a second count of all of them would differ from its own where Keras
+        # restores the weights of an earlier epoch.
+        self.updates_before = add_state(self, "updates_before", (), dtype="int64")
         self.weighting: Any = None
         self.balancer: Any = None
         self.schedule: Any = None
-        self._head_modules: dict[str, Any] = {}
         self._heads = Untracked([])
         self._options: CompileOptions | None = None
         # Known from data: the specs of a batch, the predictions of each built head, the leaves of the representation.
@@ -56,6 +57,12 @@ class BuiltFromData(KerasHooks, keras.Model):
     def heads(self) -> dict[str, Head]:
         """The registered heads by name, in the order in which they were added."""
         return {head.name: head for head in self._heads.value}
+
+    @property
+    def update_count(self) -> Any:
+        """The number of updates applied so far, with this optimizer and those before it, an int64 scalar."""
+        earlier = tf.identity(tensor_variable(self.updates_before).read_value())
+        return earlier if self._options is None else earlier + tf.cast(tensor_variable(self.optimizer.iterations), tf.int64)
 
     @property
     def metrics(self) -> list[Any]:
@@ -77,11 +84,8 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     def _forget(self) -> None:
         """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
+        self.updates_before.assign(self.update_count)
         self._options, self._spec, self._logs = None, None, None
-
-    def _step(self) -> tf.Tensor:
-        """The number of updates applied so far."""
-        return tf.identity(tensor_variable(self.update_count).read_value())
 
     @contextmanager
     def _requiring_every_head(self, required: bool) -> Iterator[None]:
@@ -205,7 +209,7 @@ class BuiltFromData(KerasHooks, keras.Model):
             return logs
         results = self._logs.training_logs()
         if set(results) != set(logs):
-            present, step = [name for name in self.heads if f"{name}_loss" in logs], self._step()
+            present, step = [name for name in self.heads if f"{name}_loss" in logs], self.update_count
             results = self._logs.evaluation_logs(head_weights_at(self._heads.value, step), present, step)
         if set(results) != set(logs):
             return logs

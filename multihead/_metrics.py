@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from multihead._keras import options_of, wrapped_function
 from multihead._known_losses import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead._validation import quoted
 from multihead.losses import aligned, aligned_shape, with_columns
@@ -56,9 +57,9 @@ class HeadMetric(NamedTuple):
     @classmethod
     def of(cls, metric: Any) -> HeadMetric:
         """Finds out what a Keras metric reads."""
-        options = getattr(metric, "_fn_kwargs", {})
+        options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
-            what = known(metric._fn, options)
+            what = known(wrapped_function(metric), options)
             return cls(metric, None if what is None else what.over)
         if not is_keras(type(metric)) or options.get("axis", -1) != -1:
             return cls(metric, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -13,6 +14,20 @@ from multihead._update.batch import decode_specs, encode_specs
 
 class SavedByKeras(BuiltFromData):
     """A trainer that `keras.models.save_model` and `keras.models.load_model` save and load, optimizer included."""
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Saves the trainer, with the optimizer's state, as a `.keras` file; accepts the arguments of `keras.Model.save`.
+
+        Raises:
+            ValueError: `filepath` does not end in `.keras`.
+        """
+        if not os.fspath(filepath).endswith(".keras") or kwargs.get("save_format") not in (None, "keras"):
+            options = f", save_format={kwargs['save_format']!r}" if "save_format" in kwargs else ""
+            raise ValueError(
+                "`filepath` must end in '.keras', the one format that holds a trainer whole. Received: "
+                f"filepath={os.fspath(filepath)!r}{options}. Use `save_weights` for weights, `export` for a SavedModel."
+            )
+        super().save(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
@@ -33,7 +48,9 @@ class SavedByKeras(BuiltFromData):
         return trainer
 
     def get_build_config(self) -> dict[str, Any]:
-        """The specs of the batches that the trainer was built for."""
+        """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
+        if self._specs.value is not None and self._spec is None:
+            self._build(self._specs.value)  # a head was added or dropped since
         return {"specs": encode_specs(self._specs.value)}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -41,11 +58,15 @@ class SavedByKeras(BuiltFromData):
         if config and config.get("specs") is not None:
             self._build(decode_specs(config["specs"]))
 
-    def get_compile_config(self) -> dict[str, Any]:
-        """The arguments of `compile`."""
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """The arguments of `compile`; None if the trainer is not compiled."""
+        if self._options is None:
+            return None
         serialize = keras.saving.serialize_keras_object
-        config = {} if self._options is None else self._options.by_name()
-        return {"optimizer": serialize(self.optimizer), **{key: serialize(value) for key, value in config.items()}}
+        return {
+            "optimizer": serialize(self.optimizer),
+            **{key: serialize(value) for key, value in self._options.by_name().items()},
+        }
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""

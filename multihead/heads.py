@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from multihead import losses
-from multihead._keras import call_module
+from multihead._keras import call_module, serialized
 from multihead._known_losses import CLASSES
 from multihead._labels.checks import LabelSpec, check_specs
 from multihead._labels.class_weights import ClassWeight
@@ -98,9 +98,9 @@ class Head:
         return {
             "name": self.name,
             "module": serialize(self.module),
-            "loss": serialize(self.loss.original),
+            "loss": serialized(self.loss.original),
             "weight": serialize(self.weight),
-            "metrics": [serialize(metric) for metric in self.metric_specs],
+            "metrics": [serialized(metric) for metric in self.metric_specs],
             "teacher_forcing": self.teacher_forcing,
             "ignore_label": self.ignore_label,
             "class_weight": None if self.class_weight is None else dict(self.class_weight.weights),

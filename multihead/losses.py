@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._keras import AUTOGRAPH, keras_mask, targets_for_loss, with_logits
+from multihead._keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
 from multihead._known_losses import CLASSES, ELEMENTS, Known, is_keras, known
 
 __all__ = ["ElementLoss", "SequenceCrossentropy", "get"]
@@ -208,7 +208,7 @@ def get(loss: Any) -> ElementLoss:
                 "as 'sparse_categorical_crossentropy' or 'mse', a `keras.losses.Loss`, or a function."
             ) from error
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
-        loss = loss()
+        loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
         reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
         if reduction in ("sum", "none"):
@@ -218,7 +218,7 @@ def get(loss: Any) -> ElementLoss:
                 "more, pass `weight=` to `add_head`."
             )
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
-            return _of_keras(loss.fn, str(loss.name), original, dict(loss._fn_kwargs))
+            return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
         what = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
         return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, what)
     if is_keras(loss):

@@ -23,9 +23,11 @@ from multihead._data.arguments import (
 from multihead._data.windows import Windows, batches_of
 from multihead._export import export_head
 from multihead._keras import (
+    HEAD,
     call_module,
     loss_scale,
     over_replicas,
+    remove_layer,
     renamed,
     replace_layers,
     tensor_variable,
@@ -144,7 +146,7 @@ class MultiHeadTrainer(SavedByKeras):
         check_apart([(each.name, each.metric_specs) for each in (*self._heads.value, head)])
         unlock(self)
         if isinstance(module, (keras.layers.Layer, tf.Module)):
-            self._head_modules[name] = module
+            setattr(self, HEAD + name, module)
         self._heads.value.append(head)
         self._forget()
 
@@ -167,8 +169,7 @@ class MultiHeadTrainer(SavedByKeras):
             inputs, *by_head = self._specs.value
             self._specs.value = (inputs, *({key: each[key] for key in each if key != name} for each in by_head))
         self._forget()
-        self._head_modules.pop(name, None)
-        self._head_modules = dict(self._head_modules)  # Keras notices a new attribute, but not a removed key
+        remove_layer(self, HEAD + name)
         self.predict_function = None  # the compiled function still includes the removed head
 
     def compile(
@@ -240,13 +241,14 @@ class MultiHeadTrainer(SavedByKeras):
         ).checked(list(self.heads))
         unlock(self)
         options = {} if jit_compile is None else {"jit_compile": jit_compile}
+        self._forget()
         super().compile(
             optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
         )
+        self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
         replace_layers(
             self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule
         )
-        self._forget()
         self._options = checked
 
     # ------------------------------------------------------------------------------------------- the Keras interface
@@ -332,8 +334,8 @@ class MultiHeadTrainer(SavedByKeras):
         spec, logs = self._built()
         spec = self._fit_spec or spec
         saved = snapshot(spec.state)
-        update = compute_update(spec, batches, self._step(), loss_scale(self.optimizer))
-        applied = apply_update(spec, self.optimizer, update.gradients, update.active, self.update_count, saved)
+        update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
+        applied = apply_update(spec, self.optimizer, update.gradients, update.active, saved)
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
@@ -353,7 +355,7 @@ class MultiHeadTrainer(SavedByKeras):
             sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
             head.update_metrics(head_labels.targets, predictions, head_labels.weights)
         logs.add_losses(tf.stack(sums), count_labels(labels))
-        step = self._step()
+        step = self.update_count
         weights = head_weights_at(self._heads.value, step)
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
@@ -379,7 +381,7 @@ class MultiHeadTrainer(SavedByKeras):
         prepared = self._prepared(batch)
         spec, _ = self._built()
         saved = snapshot(spec.state)
-        update = compute_update(spec, [prepared], self._step(), loss_scale(self.optimizer))
+        update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
         return ComputedGradients.of(spec.network, update, saved)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
@@ -403,7 +405,7 @@ class MultiHeadTrainer(SavedByKeras):
                 "Call `compute_gradients(batch)` or `fit` first."
             )
         gradients, active, saved = to_apply(self._spec.network, grads_and_vars)
-        return apply_update(self._spec, self.optimizer, gradients, active, self.update_count, saved)
+        return apply_update(self._spec, self.optimizer, gradients, active, saved)
 
     @errors_in_words()
     def diagnose(
@@ -439,7 +441,7 @@ class MultiHeadTrainer(SavedByKeras):
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = snapshot([*spec.network.state, *of_metrics])
         try:
-            return measure(spec, prepared, self._step(), loss_scale(self.optimizer))
+            return measure(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
             for variable, value in before:
                 variable.assign(value)

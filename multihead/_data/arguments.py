@@ -13,6 +13,7 @@ from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.batches import read_iterable, read_sequence, specs_of_dataset
 from multihead._data.data import Data
 from multihead._data.windows import Windows
+from multihead._keras import validates_during_fit
 from multihead._validation import is_number
 
 
@@ -104,7 +105,7 @@ def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
 def prepare_evaluate(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tuple[dict[str, Any], Data]:
     """The arguments of an `evaluate` as Keras takes them, checked, and its data."""
     # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
-    others = {} if arguments.get("_use_cached_eval_dataset") else {"batch_size": arguments.get("batch_size")}
+    others = {} if validates_during_fit(arguments) else {"batch_size": arguments.get("batch_size")}
     data = read(arguments["x"], arguments["y"], arguments.get("sample_weight"), head_names, **others)
     return {**arguments, **_as_arguments(data)}, data
 

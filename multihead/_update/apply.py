@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._gradients import deduplicate, is_finite
-from multihead._keras import apply_reduced_gradients, record_finite, tensor_variable
+from multihead._keras import apply_reduced_gradients, record_finite
 from multihead._update.network import Gradients, Ownership
 from multihead._update.spec import UpdateSpec
 
@@ -21,9 +21,7 @@ def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Ten
     return [(variable, tf.identity(variable.read_value())) for variable in variables]
 
 
-def apply_once(
-    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
-) -> tf.Tensor:
+def apply_once(spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, saved: Saved) -> tf.Tensor:
     """Applies one update, or skips it completely if a gradient is not finite or no head is active.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
@@ -34,7 +32,6 @@ def apply_once(
         optimizer: The built optimizer.
         gradients: The gradients of the network's variables, reduced and clipped, without loss scaling.
         active: Which heads are trained, `[num_heads]` booleans; in a custom loop with one more, for the encoder.
-        counter: The number of updates applied so far, incremented if the update is applied.
         saved: The values to restore if the update is skipped.
 
     Returns:
@@ -43,36 +40,29 @@ def apply_once(
     pairs = [(gradient, v) for gradient, v in zip(gradients.all, spec.network.variables.all) if gradient is not None]
     values = [value for _, value in saved]
     if not pairs:
-        put_back = _Once(optimizer, [], spec.ownership, counter, [variable for variable, _ in saved]).put_back
+        put_back = _Once(optimizer, [], spec.ownership, [variable for variable, _ in saved]).put_back
         tf.distribute.get_replica_context().merge_call(put_back, args=(values,))
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [deduplicate(gradient) for gradient, _ in pairs]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
     targets, state = [variable for _, variable in pairs], [variable for variable, _ in saved]
-    once = _Once(optimizer, targets, spec.ownership, counter, state)
+    once = _Once(optimizer, targets, spec.ownership, state)
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    tf.distribute.get_replica_context().merge_call(
-        once.apply_or_skip, args=(present, finite, active, values)
-    )
+    tf.distribute.get_replica_context().merge_call(once.apply_or_skip, args=(present, finite, active, values))
     return finite & tf.reduce_any(active)
 
 
 class _Once:
     """One application of the optimizer, in the cross-replica context."""
 
-    def __init__(
-        self, optimizer: Any, targets: Sequence[Any], ownership: Ownership, counter: Any, state: Sequence[tf.Variable]
-    ) -> None:
+    def __init__(self, optimizer: Any, targets: Sequence[Any], ownership: Ownership, state: Sequence[tf.Variable]) -> None:
         self._optimizer = optimizer
         self._targets = targets
         self._ownership = ownership
-        self._counter = tensor_variable(counter)
         self._state = state
 
-    def apply_or_skip(
-        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, saved: Any
-    ) -> None:
+    def apply_or_skip(self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, saved: Any) -> None:
         """Applies the gradients if they are finite and a head is active; otherwise restores the saved values."""
 
         def apply() -> tf.Tensor:
@@ -81,7 +71,6 @@ class _Once:
                 lambda: _done(lambda: self._apply(strategy, gradients)),
                 lambda: _done(lambda: self._apply_to_active(strategy, gradients, active)),
             )
-            strategy.extended.update(self._counter, lambda v: v.assign_add(1), group=False)
             record_finite(self._optimizer, True)
             return tf.constant(True)
 

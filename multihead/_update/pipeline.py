@@ -103,7 +103,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
 
 def apply_update(
-    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, counter: Any, saved: Saved
+    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, saved: Saved
 ) -> tf.Tensor:
     """Clips and applies an update once, or skips it completely; see `apply_once`.
 
@@ -114,7 +114,6 @@ def apply_update(
         optimizer: The built optimizer.
         gradients: The gradients, reduced over replicas, without loss scaling.
         active: `[num_heads]` booleans.
-        counter: The number of updates applied so far.
         saved: The values to restore if the update is skipped.
 
     Returns:
@@ -123,7 +122,7 @@ def apply_update(
     if spec.clip is not None:
         clipped = [*spec.clip(gradients.of_losses), *gradients.weighting]
         gradients = Gradients.of(clipped, spec.network.variables)
-    return apply_once(spec, optimizer, gradients, active, counter, saved)
+    return apply_once(spec, optimizer, gradients, active, saved)
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:

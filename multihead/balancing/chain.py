@@ -56,6 +56,8 @@ class Chain(Balancer):
                 f"Received: {quoted(f'{type(step).__name__} at {step.levels}' for step in self.steps)}. Change one."
             )
         self._declare(dict.fromkeys(_earlier.NAMES.get(name, name) for step in self.steps for name in step.uses))
+        for number, step in enumerate(self.steps):  # TensorFlow's checkpoints do not look into Keras 3's lists
+            setattr(self, f"step_{number}", step)
         self.num_folds = max(step.num_folds for step in self.steps)
         self.levels = tuple(level for level in Balancer.levels if all(level in step.levels for step in self.steps))
         limits = [step.max_heads for step in self.steps if step.max_heads is not None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
 from tests.helpers import tiny
@@ -40,3 +42,131 @@ def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
     tiny.fit_once(loaded, x, y, epochs=2)
     for a, b in zip(tiny.weights_of(trainer), tiny.weights_of(loaded), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64"), "c": X[:, :1]}
+
+
+def small(heads="ab", optimizer="adam", **options):
+    """A trainer of some of the heads a, b and c; the modules of a and c have variables of the same shapes."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    for name in heads:
+        units, loss = {"a": (1, "mse"), "b": (2, keras.losses.SparseCategoricalCrossentropy(True)), "c": (1, "mae")}[name]
+        trainer.add_head(name, keras.layers.Dense(units), loss)
+    if optimizer:
+        trainer.compile(optimizer, **options)
+    return trainer
+
+
+def fit(trainer, **options):
+    return tiny.fit_once(trainer, X, {name: Y[name] for name in trainer.heads}, **options)
+
+
+def assert_equal_weights(one, other):
+    for name in one.heads:
+        for a, b in zip(tiny.values(one.heads[name].module.weights), tiny.values(other.heads[name].module.weights), strict=True):
+            np.testing.assert_array_equal(a, b)
+    for a, b in zip(tiny.values(one.encoder.weights), tiny.values(other.encoder.weights), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.Huber(delta=0.3),
+        keras.losses.Huber,
+        keras.losses.CosineSimilarity(axis=-1),
+        keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.2),
+        keras.losses.BinaryFocalCrossentropy(gamma=3.0, alpha=0.4, apply_class_balancing=True),
+    ],
+    ids=["option", "class", "axis", "logits", "focal"],
+)
+def test_a_loss_keeps_its_options(loss, tmp_path):
+    """Keras 3 saves some losses without their options, so that they would come back as others."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    metric = keras.metrics.BinaryCrossentropy(from_logits=True, label_smoothing=0.1, name="entropy")
+    trainer.add_head("a", keras.layers.Dense(2, activation="hard_sigmoid"), loss, metrics=[metric])
+    trainer.compile("sgd", run_eagerly=True)
+    targets = {"a": (X[:, :2] > 0).astype("float32")}
+    trainer.compute_gradients((X, targets))
+    trainer.save(tmp_path / "trainer.keras")
+    loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    wanted = trainer.evaluate(X, targets, verbose=0, return_dict=True)
+    assert loaded.evaluate(X, targets, verbose=0, return_dict=True) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
+    saved, other = small("ac"), small("ca")
+    for trainer in (saved, other):
+        trainer.compute_gradients((X, {name: Y[name] for name in "ac"}))
+    saved.save_weights(tmp_path / "of.weights.h5")
+    other.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, other)
+
+
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+@pytest.mark.parametrize("change", ["not compiled", "head added", "head added and compiled", "head dropped"])
+def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path):
+    trainer = small("ab", optimizer=None if change == "not compiled" else "adam", run_eagerly=True)
+    if change != "not compiled":
+        fit(trainer)
+    if change.startswith("head added"):
+        trainer.add_head("c", keras.layers.Dense(1), "mse")
+    if change == "head added and compiled":
+        trainer.compile("adam", run_eagerly=True)
+    if change == "head dropped":
+        trainer.drop_head("b")
+    trainer.save(tmp_path / "trainer.keras")
+    loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    assert list(loaded.heads) == list(trainer.heads)
+    if change != "not compiled":
+        assert_equal_weights(trainer, loaded)
+    loaded.compile("adam", run_eagerly=True)
+    fit(loaded)
+    assert int(loaded.update_count) == int(trainer.update_count) + 1
+
+
+@pytest.mark.parametrize("balancer", ["MoCo", "DBMTL", "ExcessMTL", "GradVac", "Chain"])
+def test_tensorflows_checkpoints_hold_the_state_of_methods(balancer, tmp_path):
+    def built():
+        config = balancing.Chain("EqualNorms", "MoCo") if balancer == "Chain" else balancer
+        trainer = small("ab", "sgd", balancer=config, balance_at="parameters", run_eagerly=True)
+        trainer.compute_gradients((X, {name: Y[name] for name in "ab"}))
+        return trainer
+
+    saved, restored = built(), built()
+    fit(saved, epochs=2)
+    path = tf.train.Checkpoint(saved).save(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(restored).restore(path)
+    state = tiny.values(saved.balancer.non_trainable_variables)
+    assert state
+    for a, b in zip(state, tiny.values(restored.balancer.non_trainable_variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_of_an_earlier_epoch_leave_one_count_of_updates():
+    class Worse(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = float(epoch)
+
+    trainer = small(run_eagerly=True)
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    fit(trainer, epochs=4, callbacks=[Worse(), stop])
+    assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [2, 2]
+    assert int(small(optimizer=None).update_count) == 0
+
+
+@pytest.mark.parametrize("path", ["trainer.h5", "trainer", "trainer.tf"])
+def test_other_formats_are_refused(path, tmp_path):
+    with pytest.raises(ValueError, match="`filepath` must end in '.keras'"):
+        small().save(tmp_path / path)
+
+
+def test_json():
+    trainer = small()
+    if keras.__version__ < "3":
+        with pytest.raises(NotImplementedError, match="Use `save`"):
+            trainer.to_json()
+    else:
+        assert list(keras.models.model_from_json(trainer.to_json()).heads) == ["a", "b"]

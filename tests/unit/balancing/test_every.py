@@ -76,8 +76,8 @@ def test_between_solves_the_update_has_the_last_coefficients():
     pairs = trainer.compute_gradients((inputs, targets))
     fresh = tiny.trainer("sgd", weights={k: w * c for (k, w), c in zip(tiny.WEIGHTS.items(), cached)})
     fresh.compute_gradients((inputs, targets))
-    for mine, its in zip([fresh.encoder, *fresh._head_modules.values()], [trainer.encoder, *trainer._head_modules.values()]):
-        mine.set_weights(its.get_weights())
+    for mine, other in [(fresh.encoder, trainer.encoder), *((fresh.heads[k].module, trainer.heads[k].module) for k in fresh.heads)]:
+        mine.set_weights(other.get_weights())
     wanted = fresh.compute_gradients((inputs, targets))[: len(encoder)]
     for (gradient, _), (expected, _) in zip(pairs, wanted):
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-7)

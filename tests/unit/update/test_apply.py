@@ -22,7 +22,7 @@ def setting():
     net = Network.of(layers[0], [Head("a", layers[1], "mse"), Head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    return SimpleNamespace(network=net, ownership=ownership), optimizer, tf.Variable(0, dtype=tf.int64), tf.Variable([5.0])
+    return SimpleNamespace(network=net, ownership=ownership), optimizer, tf.Variable([5.0])
 
 
 def values(net, optimizer):
@@ -31,17 +31,17 @@ def values(net, optimizer):
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
-    spec, optimizer, counter, state = setting()
+    spec, optimizer, state = setting()
     gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, gradients, active, counter, snapshot([state]))
+        return apply_once(spec, optimizer, gradients, active, snapshot([state]))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
     idle = [v.numpy().copy() for v in spec.ownership.groups[1][1]]
     moving = [v.numpy().copy() for v in spec.ownership.groups[0][1]]
-    assert run(tf.constant([True, False])) and int(counter) == 2
+    assert run(tf.constant([True, False])) and int(optimizer.iterations) == 2
     for old, variable in zip(idle, spec.ownership.groups[1][1]):
         np.testing.assert_array_equal(old, variable.numpy())
     assert any((old != variable.numpy()).any() for old, variable in zip(moving, spec.ownership.groups[0][1]))
@@ -49,17 +49,17 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
 
 @pytest.mark.parametrize(("value", "active"), [(np.nan, [True, True]), (np.inf, [True, False]), (1.0, [False, False])])
 def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value, active):
-    spec, optimizer, counter, state = setting()
+    spec, optimizer, state = setting()
     before = values(spec.network, optimizer)
     saved = snapshot([state])
     state.assign([7.0])
     gradients = Gradients([tf.fill([2, 1], value)], [tf.ones([2, 1])] * 2, [])
-    assert not apply_once(spec, optimizer, gradients, tf.constant(active), counter, saved)
-    assert state.numpy() == [5.0] and int(counter) == 0
+    assert not apply_once(spec, optimizer, gradients, tf.constant(active), saved)
+    assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
 def test_without_any_gradient_nothing_is_applied():
-    spec, optimizer, counter, _ = setting()
-    assert not apply_once(spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), counter, [])
+    spec, optimizer, _ = setting()
+    assert not apply_once(spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), [])
