@@ -1,4 +1,4 @@
-"""Collects `models/` under the name by which it is installed."""
+"""Collects the package and `models/` under the names by which they are installed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 MODELS = Path(__file__).parent / "models"
+PACKAGE = Path(__file__).parent / "multihead"
 
 
 def pytest_configure() -> None:
@@ -22,10 +23,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collect_file(file_path: Path) -> None:
-    """Imports a file of `models/` as part of `multihead.models`.
+    """Imports the package before one of its files, and a file of `models/` as part of `multihead.models`.
 
-    By its path pytest would name it `models.encoder`, import it a second time, and register its layers with Keras twice.
+    By its path alone pytest would import a file a second time, and register its classes with Keras twice.
     """
+    if PACKAGE in file_path.parents:
+        importlib.import_module("multihead")
     if file_path.parent == MODELS and file_path.suffix == ".py":
         name = "models" if file_path.stem == "__init__" else f"models.{file_path.stem}"
         sys.modules[name] = importlib.import_module(f"multihead.{name}")

@@ -16,7 +16,7 @@ from multihead.losses import aligned, aligned_shape, with_columns
 FIGURES = ("loss", "weight", "norm", "share", "coefficient", "updates")
 """What the trainer itself may log of a head, as `{head}_{figure}`."""
 
-_TOTALS = ("loss", "regularizer", "skipped_updates", "learning_rate", "lr")
+TOTALS = ("loss", "regularizer", "skipped_updates", "learning_rate", "lr")
 """What it, or Keras, logs of no head."""
 
 _OVER_ELEMENTS = (
@@ -225,7 +225,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
 
 def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with what they stand for."""
-    yield from ((name, "a figure of no head") for name in _TOTALS)
+    yield from ((name, "a figure of no head") for name in TOTALS)
     for head, metrics in heads:
         yield from ((f"{head}_{figure}", f"the {figure} of head {head!r}") for figure in FIGURES)
         for metric in metrics:

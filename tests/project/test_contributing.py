@@ -201,6 +201,7 @@ def test_map_shows_every_stage_and_every_private_module() -> None:
     shown = {name for name in named("CONTRIBUTING.md") if name.startswith("multihead/")}
     stages = {f"multihead/_update/{path.name}" for path in (ROOT / "multihead" / "_update").glob("[a-z]*.py")}
     private = {f"multihead/{path.name}" for path in (ROOT / "multihead").glob("_[a-z]*.py")} - {"multihead/_version.py"}
+    private |= {f"multihead/{path.parent.name}/" for path in (ROOT / "multihead").glob("_[a-z]*/__init__.py")}
     assert stages and stages | private <= shown, sorted((stages | private) - shown)
 
 

@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, schedules, telemetry
+from multihead import MultiHeadTrainer, _metrics, balancing, schedules, telemetry
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 TARGETS = {
     "price": X[:, :1] - 2.0,
     "size": np.where(np.arange(8)[:, None] % 2 == 0, np.nan, 3.0 * X[:, 1:2]).astype("float32"),  # half are missing
 }
+
+
+def test_no_metric_can_take_the_name_of_a_figure():
+    per_head = {figure.name for figure in telemetry.FIGURES if figure.per_head}
+    assert per_head < set(_metrics.FIGURES)
+    assert {figure.name for figure in telemetry.FIGURES} - per_head < set(_metrics.TOTALS)
 
 
 def trainer(**options):
