@@ -104,15 +104,18 @@ class Seq2SeqDecoder(keras.layers.Layer):
             )
         if engine == "addons":
             _addons_loops.check_installed()
+        self._create_layers()
+
+    def _create_layers(self) -> None:
         policy = self.dtype_policy
-        self.bridge = StateBridge(units, cell, num_layers, name="bridge", dtype=policy)
+        self.bridge = StateBridge(self.units, self.cell, self.num_layers, name="bridge", dtype=policy)
         self.decoder_cell = DecoderCell(
-            vocabulary_size,
-            embedding_size,
-            units,
-            kind=cell,
-            num_layers=num_layers,
-            attention=attention,
+            self.vocabulary_size,
+            self.embedding_size,
+            self.units,
+            kind=self.cell,
+            num_layers=self.num_layers,
+            attention=self.attention,
             input_feeding=self.input_feeding,
             dropout=self.dropout,
             start_id=self.start_id,
@@ -122,7 +125,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         # Attributes of this layer, under which Keras finds and saves the weights.
         self.embedding = self.decoder_cell.embedding
         self.recurrent_layers = self.decoder_cell.recurrent_layers
-        if attention is not None:
+        if self.attention is not None:
             self.attention_layer = self.decoder_cell.attention_layer
             self.vector_layer = self.decoder_cell.vector_layer
         self.output_layer = self.decoder_cell.output_layer
