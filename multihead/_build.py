@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import tensorflow as tf
+
 from multihead._keras import build_optimizer
 from multihead._options import CompileOptions
 from multihead._update.backward import Measure
@@ -28,6 +30,8 @@ def build_spec(
     balancer: Any,
     optimizer: Any,
     ownership: Ownership | None,
+    awake: tf.Variable,
+    may_be_idle: bool,
 ) -> UpdateSpec:
     """Creates the variables of the methods and the optimizer, and the specification of updates.
 
@@ -40,6 +44,8 @@ def build_spec(
         balancer: The balancer of the options, or a wrapper around it.
         optimizer: The optimizer.
         ownership: The ownership from an earlier spec with the same heads and built optimizer, or None.
+        awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
+        may_be_idle: Whether that may change.
     """
     if options.weighting is not None:
         options.weighting.build((len(heads),))
@@ -61,6 +67,8 @@ def build_spec(
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         ownership=ownership,
+        awake=awake,
+        may_be_idle=may_be_idle,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -11,14 +12,14 @@ import tensorflow as tf
 
 from multihead._build import build_spec
 from multihead._data.arrays import as_arrays
-from multihead._keras import KerasHooks, Untracked, add_state, tensor_variable, unlock
+from multihead._keras import KerasHooks, Untracked, add_state, first_replica_variable, tensor_variable, unlock
 from multihead._labels.data import check_arrays, checked
 from multihead._options import CompileOptions
 from multihead._trace import trace_predictions
 from multihead._update.batch import Batch, as_tensors, open_batch_size, unpack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead._validation import quoted
+from multihead._validation import check_head_names, quoted
 from multihead.heads import Head, weigh_classes
 from multihead.telemetry import LogMetrics
 
@@ -50,6 +51,10 @@ class BuiltFromData(KerasHooks, keras.Model):
         self._spec: UpdateSpec | None = None
         self._fit_spec: UpdateSpec | None = None  # the same with other weights of classes, during a `fit` that has some
         self._logs: LogMetrics | None = None
+        # 1 for each head that may be trained, 0 for idle ones; None before the trainer is built.
+        self._awake = Untracked(None)
+        self._idle_heads: list[str] = []
+        self._may_be_idle = False
         self._wants_every_head = False
         self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
 
@@ -69,6 +74,32 @@ class BuiltFromData(KerasHooks, keras.Model):
         """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._logs is None else self._logs.all
 
+    def set_idle(self, heads: Sequence[str]) -> None:
+        """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
+
+        The encoder and the other heads are trained further, without a new trace; turns of a schedule that has only idle
+        heads go to all others. Each `fit` begins without idle heads.
+
+        Args:
+            heads: The names of all heads that are idle; an empty list for none.
+
+        Raises:
+            ValueError: There is no head with such a name.
+        """
+        check_head_names("heads", heads, list(self.heads))
+        if self._spec is not None and not self._may_be_idle:
+            self._spec = replace(self._spec, may_be_idle=True)
+        self._may_be_idle = True
+        self._wake_all_but(heads)
+
+    def _wake_all_but(self, idle: Sequence[str]) -> None:
+        self._idle_heads = list(idle)
+        if self._awake.value is not None:
+            self._awake.value.assign(self._awake_heads())
+
+    def _awake_heads(self) -> list[float]:
+        return [float(name not in self._idle_heads) for name in self.heads]
+
     def _assert_ready(self, method: str) -> CompileOptions:
         if self._options is None:
             raise ValueError(
@@ -86,6 +117,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
         self.updates_before.assign(self.update_count)
         self._options, self._spec, self._logs = None, None, None
+        self._awake.value, self._idle_heads = None, []
 
     @contextmanager
     def _requiring_every_head(self, required: bool) -> Iterator[None]:
@@ -170,6 +202,8 @@ class BuiltFromData(KerasHooks, keras.Model):
                     if head.name in batch.targets:
                         head.build(batch.targets[head.name], predictions)
             if self._options is not None:
+                if self._logs is None:
+                    self._awake.value = first_replica_variable(tf.constant(self._awake_heads()))
                 self._spec = self._spec_of(heads, self._options)
                 if self._logs is None:
                     self._logs = LogMetrics(self._spec, self._options.telemetry)
@@ -186,6 +220,8 @@ class BuiltFromData(KerasHooks, keras.Model):
             balancer=self.balancer,
             optimizer=self.optimizer,
             ownership=None if self._spec is None else self._spec.ownership,
+            awake=self._awake.value,
+            may_be_idle=self._may_be_idle,
         )
 
     @contextmanager

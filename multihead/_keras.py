@@ -260,6 +260,11 @@ def add_state(
     return variable
 
 
+def first_replica_variable(value: tf.Tensor) -> tf.Variable:
+    """A variable that no layer saves, equal on every replica."""
+    return tf.Variable(value, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
 def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
     """Creates a named, saved, trainable float32 scalar.
 

@@ -294,6 +294,11 @@ class _Report(keras.callbacks.Callback):
         self._metrics = metrics
         self._others = others
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        for callback in self._others:
+            if hasattr(callback, "check_others"):
+                callback.check_others(self._others)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.
         for callback in self._others:

@@ -302,6 +302,7 @@ class MultiHeadTrainer(SavedByKeras):
             if options.accumulate_steps > 1:
                 windows = Windows(options.accumulate_steps, self.distribute_strategy)
                 arguments = prepare_windows(arguments, data, windows)
+            self._wake_all_but([])
             with self._weighing_classes(class_weight, options):
                 return super().fit(**arguments)
 

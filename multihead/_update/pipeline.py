@@ -68,8 +68,11 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights = head_weights_at(heads, step)
+    trainable = (head_weights > 0) & (spec.awake > 0)
     scheduled = spec.schedule.active(step)
-    active = scheduled & (counts > 0) & (head_weights > 0)
+    # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
+    scheduled |= ~tf.reduce_any(scheduled & trainable)
+    active = scheduled & trainable & (counts > 0)
     weights = LossWeights(spec.weighting, head_weights, counts, active, step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
@@ -97,7 +100,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 5. The total loss, and the gradients of what the weighting learns.
     total = weights.total(gathered.loss_sums, combined.norms)
     all_gradients = Gradients(combined.gradients, own, total.learned)
-    local_counts = tf.where(scheduled, gathered.counts, 0.0)
+    is_computed = scheduled & (active | ~tf.constant(conditional))
+    local_counts = tf.where(is_computed, gathered.counts, 0.0)
     sums = (gathered.loss_sums, local_counts, gathered.added_loss)
     return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches)
 
@@ -147,7 +151,7 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
 
 def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
     """For each head, whether it is computed under a condition, so that nothing of it changes while it is idle."""
-    by_schedule = not spec.schedule.always_all
+    by_schedule = spec.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     return [
         by_schedule or head.name in weighted or bool(spec.network.state_of(k)) for k, head in enumerate(spec.network.heads)

@@ -28,6 +28,8 @@ class UpdateSpec:
         num_micro_batches: Micro-batches per batch.
         clip: Limits the gradients, or None.
         ownership: The variables that must not change while their heads are idle.
+        awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
+        may_be_idle: Whether that may change, so that idle heads should cost nothing.
     """
 
     network: Network
@@ -39,6 +41,8 @@ class UpdateSpec:
     num_micro_batches: int
     clip: Any
     ownership: Ownership
+    awake: tf.Variable
+    may_be_idle: bool
 
     @property
     def methods(self) -> list[Any]:

@@ -21,6 +21,9 @@ LAYERS = [
     {"losses", "schedules", "clipping", "accumulation", "mixing"},
     {"_labels", "_metrics"},
     {"heads", "weighting", "balancing"},
+    {"_directions", "_best"},
+    {"_backup"},
+    {"callbacks"},
     # The stages of one update.
     {"_update"},
     {"_update.batch"},

@@ -1,0 +1,281 @@
+"""`PerHead`: beside Keras's own callbacks, figures computed by hand, and runs that were not interrupted."""
+
+from __future__ import annotations
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+
+from multihead import MultiHeadTrainer, schedules
+from multihead.callbacks import PerHead
+from tests.helpers import tiny
+
+RNG = np.random.default_rng(0)
+X, DEV = RNG.normal(size=(2, 16, 3)).astype("float32")
+TARGETS = {"price": X[:, :1] + RNG.normal(size=(16, 1)).astype("float32"), "size": X[:, 1:2]}
+DEV_TARGETS = {"price": DEV[:, :1] + RNG.normal(size=(16, 1)).astype("float32"), "size": DEV[:, 1:2]}
+
+
+class Counted(keras.layers.Dense):
+    """A dense layer that counts how often Python calls it."""
+
+    calls = 0
+
+    def call(self, inputs):
+        self.calls += 1
+        return super().call(inputs)
+
+
+def trainer(heads=("price", "size"), rate=0.05, **options):
+    keras.utils.set_random_seed(0)
+    result = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    for name in heads:
+        result.add_head(name, Counted(1), "mse", metrics=["mae"])
+    result.compile(keras.optimizers.Adam(rate), **options)
+    return result
+
+
+def fit(model, callbacks, epochs=40, **options):
+    data = {"x": X, "y": TARGETS, "validation_data": (DEV, DEV_TARGETS)}
+    return model.fit(**{**data, **options}, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
+
+
+def told(callback, model, figures):
+    """Calls the callback as `fit` does, with logs that are given; the epochs that it lets run, and the scores."""
+    callback.set_model(model)
+    model.stop_training = False
+    callback.on_train_begin()
+    scores = []
+    for epoch, logs in enumerate(figures):
+        callback.on_epoch_begin(epoch)
+        callback.on_epoch_end(epoch, logs)
+        scores.append(logs.get("val_score"))
+        if model.stop_training:
+            break
+    return scores
+
+
+@pytest.fixture(scope="module")
+def one():
+    return trainer(["price"])
+
+
+@pytest.fixture(scope="module")
+def two():
+    return trainer()
+
+
+@pytest.mark.parametrize("options", [{}, {"patience": 2}, {"patience": 3, "min_delta": 0.2}, {"start_from_epoch": 4}])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
+    for seed in range(20):
+        figures = np.random.default_rng(seed).normal(size=30).cumsum().astype("float32")
+        logs = [{"val_price_mae": float(figure)} for figure in figures]
+        ours = PerHead({"price": "val_price_mae"}, mode=mode, restore_best_weights=False, **options)
+        keras_own = keras.callbacks.EarlyStopping("val_price_mae", mode=mode, **options)
+        told(keras_own, one, [dict(row) for row in logs])
+        told(ours, one, [dict(row) for row in logs])
+        assert ours.stopped_epoch == keras_own.stopped_epoch and ours.best["price"] == keras_own.best
+
+
+def test_with_one_head_it_restores_what_early_stopping_restores():
+    runs = []
+    for callback in (
+        PerHead(patience=3),
+        keras.callbacks.EarlyStopping("val_price_loss", mode="min", patience=3, restore_best_weights=True),
+    ):
+        model = trainer(["price"], rate=0.1)
+        data = {"y": {"price": TARGETS["price"]}, "validation_data": (DEV, {"price": DEV_TARGETS["price"]})}
+        history = fit(model, [callback], **data)
+        runs.append((history.epoch, tiny.weights_of(model)))
+    (epochs, weights), (keras_epochs, keras_weights) = runs
+    assert epochs == keras_epochs and 4 < len(epochs) < 40
+    for a, b in zip(weights, keras_weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+FIGURES = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0), (0.9, 2.2), (0.6, 1.0), (0.6, 1.5))]
+
+
+def test_the_score_is_the_mean_with_each_figures_sign(two):
+    monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
+    callback = PerHead(monitor, mode=mode, patience=9, restore_best_weights=False)
+    scores = told(callback, two, [dict(row) for row in FIGURES])
+    assert scores == pytest.approx([(0.5 - 2) / 2, (0.9 - 2.2) / 2, (0.6 - 1) / 2, (0.6 - 1.5) / 2])
+    assert callback.best == {"price": 0.9, "size": 1.0} and callback.best_epoch == {"price": 1, "size": 2}
+    assert (callback.best_score, callback.best_score_epoch) == (pytest.approx(-0.2), 2)
+
+
+def test_the_score_is_the_mean_gain_over_single_tasks(two):
+    monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
+    single = {"price": 0.8, "size": 1.25}
+    callback = PerHead(monitor, mode=mode, patience=9, single_task=single, restore_best_weights=False)
+    scores = told(callback, two, [dict(row) for row in FIGURES])
+    # (0.5 - 0.8) / 0.8 = -0.375 and -(2 - 1.25) / 1.25 = -0.6, and so on
+    assert scores == pytest.approx([(-0.375 - 0.6) / 2, (0.125 - 0.76) / 2, (-0.25 + 0.2) / 2, (-0.25 - 0.2) / 2])
+    assert callback.best_score_epoch == 2
+
+
+def test_it_goes_on_while_a_head_improves(two):
+    rows = [{"val_price_loss": 1.0 + epoch, "val_size_loss": abs(5.0 - epoch)} for epoch in range(12)]
+    callback = PerHead(patience=2, restore_best_weights=False)
+    told(callback, two, [dict(row) for row in rows])
+    assert callback.idle_heads == ["price", "size"] and callback.stopped_epoch == 7
+    rows[6]["val_price_loss"] = 0.5  # improves again after it became idle
+    callback = PerHead(patience=2, restore_best_weights=False)
+    told(callback, two, [dict(row) for row in rows])
+    assert callback.stopped_epoch == 7 and callback.best["price"] == 0.5
+    trained_on = PerHead(patience=2, idle=False, restore_best_weights=False)
+    told(trained_on, two, [dict(row) for row in rows])
+    assert trained_on.stopped_epoch == 8 and trained_on.idle_heads == []
+
+
+def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
+    rows = [{"val_price_loss": np.nan, "val_size_loss": 1.0}, {"loss": 1.0}, {"val_price_loss": 2.0, "val_size_loss": 1.5}]
+    callback = PerHead(patience=5, restore_best_weights=False)
+    scores = told(callback, two, rows)
+    assert np.isnan(scores[0]) and scores[1:] == [None, -1.75] and callback.best == {"price": 2.0, "size": 1.0}
+
+
+def test_later_callbacks_see_the_score(tmp_path):
+    model = trainer(rate=0.02)
+    log = tmp_path / "log.csv"
+    keras_callbacks = [
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "best.weights.h5"), "val_score", mode="max", save_best_only=True, save_weights_only=True
+        ),
+        keras.callbacks.ReduceLROnPlateau("val_score", mode="max", patience=1, factor=0.5, min_delta=100.0),
+        keras.callbacks.EarlyStopping("val_score", mode="max", patience=3, min_delta=100.0),
+        keras.callbacks.CSVLogger(str(log)),
+    ]
+    callback = PerHead(patience=50)
+    history = fit(model, [callback, *keras_callbacks])
+    assert len(history.epoch) == 4 and float(np.array(model.optimizer.learning_rate)) == pytest.approx(0.02 / 8)
+    losses = zip(history.history["val_price_loss"], history.history["val_size_loss"])
+    assert history.history["val_score"] == pytest.approx([-(a + b) / 2 for a, b in losses])
+    with log.open() as rows:
+        assert [float(row["val_score"]) for row in csv.DictReader(rows)] == pytest.approx(history.history["val_score"])
+    restored = tiny.weights_of(model)
+    model.load_weights(str(tmp_path / "best.weights.h5"))
+    for a, b in zip(restored, tiny.weights_of(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+class Watch(keras.callbacks.Callback):
+    """The weights of each head after each epoch, and how often modules were called."""
+
+    def __init__(self, stop_after=None):
+        super().__init__()
+        self.stop_after, self.weights, self.calls = stop_after, [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        modules = [self.model.encoder, *(head.module for head in self.model.heads.values())]
+        optimizer = self.model.optimizer.variables
+        of_optimizer = optimizer() if callable(optimizer) else optimizer
+        slots = [v for v in of_optimizer if tuple(v.shape) != ()]
+        self.weights.append([tiny.values(module.variables) for module in modules] + [tiny.values(slots)])
+        self.calls.append(sum(module.calls for module in modules[1:]))
+        if epoch == self.stop_after:
+            raise InterruptedError
+
+
+def equal(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("schedule", [None, schedules.Alternate({"price": 1, "size": 1})])
+def test_a_head_that_no_longer_improves_does_not_change(schedule):
+    model, watch = trainer(schedule=schedule), Watch()
+    callback = PerHead(patience=2, min_delta={"size": 100.0}, restore_best_weights=False)
+    history = fit(model, [callback, watch], epochs=8, validation_data=(X, TARGETS))
+    assert callback.idle_heads == ["size"] and len(history.epoch) == 8
+    assert history.history["size_updates"] == ([2, 2, 2] if schedule is None else [1, 1, 1]) + [0] * 5
+    assert history.history["price_updates"][3:] == [2] * 5 and not any(history.history["skipped_updates"])
+    assert not np.isnan(history.history["val_size_loss"]).any()
+    for before, after in zip(watch.weights[2:], watch.weights[3:]):
+        assert not equal(before[0], after[0]) and not equal(before[1], after[1]) and equal(before[2], after[2])
+        changed = [not np.array_equal(a, b) for a, b in zip(before[3], after[3], strict=True)]
+        assert (len(changed), sum(changed)) == (12, 8)  # two slots of each variable, and two variables of each module
+    assert len(set(watch.calls)) == 1  # traced once, in the first epoch
+    fit(model, [watch], epochs=1)
+    assert not equal(watch.weights[-1][2], watch.weights[-2][2])  # each fit begins without idle heads
+
+
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
+    def run(folder, stop_after=None):
+        model, watch = trainer(rate=0.1), Watch(stop_after)
+        model.compute_gradients((X[:2], {name: targets[:2] for name, targets in TARGETS.items()}))  # builds
+        callback = PerHead(patience=3, backup_dir=tmp_path / folder / "heads")
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / folder / "keras"))
+        try:
+            history = fit(model, [callback, watch, backup])
+        except InterruptedError:
+            return None
+        return history, callback, tiny.weights_of(model)
+
+    history, callback, weights = run("whole")
+    assert callback.stopped_epoch > 7 and not (tmp_path / "whole" / "heads").exists()
+    assert run("cut", stop_after=4) is None  # PerHead has counted this epoch, BackupAndRestore has not
+    again, resumed, restored = run("cut")
+    assert again.epoch == history.epoch[4:]
+    for name in ("best", "best_epoch", "best_score", "best_score_epoch", "idle_heads", "stopped_epoch"):
+        assert getattr(resumed, name) == getattr(callback, name), name
+    for a, b in zip(weights, restored, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_each_heads_best_can_be_restored():
+    model, watch = trainer(rate=0.1), Watch()
+    callback = PerHead(patience=3)
+    fit(model, [callback, watch])
+    assert callback.best_epoch["price"] != callback.best_epoch["size"]
+    for k, head in enumerate(("price", "size"), start=1):
+        callback.restore(head)
+        kept = watch.weights[callback.best_epoch[head]]
+        assert equal(tiny.values(model.encoder.variables), kept[0])
+        assert equal(tiny.values(model.heads[head].module.variables), kept[k])
+        found = model.evaluate(DEV, DEV_TARGETS, verbose=0, return_dict=True)
+        assert found[f"{head}_loss"] == pytest.approx(callback.best[head], rel=1e-5)
+    with pytest.raises(ValueError, match=r"`head` must be a head with kept weights\. Received: head='prize'; .*'price', 'size'"):
+        callback.restore("prize")
+
+
+@pytest.mark.parametrize("mode", ["auto", "min"])
+@pytest.mark.parametrize("kind", ["EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"])
+def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mode, two):
+    where = ("x.weights.h5",) if kind == "ModelCheckpoint" else ()
+    for_lower = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode=mode)
+    with pytest.raises(ValueError, match=rf"`mode` of {kind} must be 'max'.*Pass `mode='max'`"):
+        fit(two, [PerHead(), for_lower])
+    late = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="max")
+    with pytest.raises(ValueError, match=f"Received: {kind} before PerHead"):
+        fit(two, [late, PerHead()])
+
+
+WRONG = [
+    ({"monitor": "val_loss"}, r"`monitor` must be a dict from head names .*Received: monitor='val_loss'"),
+    ({"monitor": {"prize": "val_price_loss"}}, r"`monitor` must name only heads: 'prize' is not a head"),
+    ({"patience": -1}, r"`patience` must be a whole number of at least 0\. Received: patience=-1"),
+    ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number, or a dict of these by head name"),
+    ({"mode": "up"}, r"`mode` must be one of 'auto', 'min', 'max'.*Received: mode='up'"),
+    ({"single_task": {"price": 0.9}}, r"`single_task` must name every head.* 'size' is missing"),
+    ({"single_task": {"price": 0.9, "size": 0}}, r"`single_task` must be a number other than 0"),
+    (
+        {"monitor": {"price": "val_price_f2"}},
+        r"`mode` must say whether 'val_price_f2' is better if it is higher or lower.*`mode=\{'price': 'max'\}`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_what_cannot_be_watched(options, message, two):
+    with pytest.raises(ValueError, match=message):
+        told(PerHead(**options), two, [])
+
+
+def test_a_figure_that_is_not_in_the_logs(two):
+    callback = PerHead({"price": "val_price_f2"}, mode="max")
+    with pytest.raises(ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"):
+        told(callback, two, [{"val_price_loss": 1.0}])
