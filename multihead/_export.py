@@ -1,4 +1,4 @@
-"""Exports one head as a standalone SavedModel: its variables and lookup tables, and the names of its inputs and outputs."""
+"""Exports heads as one standalone SavedModel: their variables and lookup tables, and the names of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,69 @@ import gc
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._keras import AUTOGRAPH, all_layers, call_module
-from multihead._validation import quoted
+from multihead._validation import check_choice, check_head_names, quoted
 from multihead.heads import Head
 
 Step = Callable[[Any], Any] | None
 
 
-def export_head(
+def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container[str]) -> tuple[Any, list[str]]:
+    """The path and the names of the heads that `export` was asked for.
+
+    Args:
+        path: The path, or the name of a head in the earlier order of the arguments.
+        head: A head's name, several, or None for all.
+        names: All heads.
+        built: The heads that are built.
+
+    Raises:
+        ValueError: A head is unknown, or is not built.
+    """
+    if path in names and isinstance(head, (str, os.PathLike)) and head not in names:
+        path, head = head, path
+    asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
+    for name in asked or [head]:
+        check_choice("head", name, names)
+        if name not in built:
+            raise ValueError(
+                f"`head` must be built before it is exported. Received: head={name!r}, without data since it was added. "
+                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+            )
+    return path, asked
+
+
+def export_heads(
     path: str | os.PathLike[str],
     encoder: Any,
-    head: Head,
+    heads: Sequence[Head],
     encoder_specs: Any,
     *,
+    by_head: bool,
     preprocess: Step,
     inputs: Any,
-    generate: Step,
-    postprocess: Step,
+    generate: Step | Mapping[str, Step],
+    postprocess: Step | Mapping[str, Step],
 ) -> None:
-    """Writes a built encoder and head as a SavedModel; `encoder_specs` are the specs of the encoder's inputs.
+    """Writes a built encoder and heads as a SavedModel; `encoder_specs` are the specs of the encoder's inputs.
 
-    See `MultiHeadTrainer.export` for the other arguments and the errors.
+    With `by_head`, a head's dict of outputs gets its name as a prefix. See `MultiHeadTrainer.export` for the other
+    arguments and the errors.
     """
     if os.path.isfile(path):
         raise ValueError(
             f"`path` must be a folder or a new path. Received: path={os.fspath(path)!r}, which is a file. Choose another."
         )
-    steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
-    for argument, step in steps.items():
-        if step is not None and not callable(step):
-            raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
+    names = [head.name for head in heads]
+    generators = _steps("generate", generate, names)
+    finishers = _steps("postprocess", postprocess, names)
+    _check_callable("preprocess", preprocess)
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten([] if inputs is None else inputs)):
         raise TypeError(
             f"`inputs` must be a tf.TensorSpec or a nest of them. Received: inputs={inputs!r}. "
@@ -60,16 +87,43 @@ def export_head(
         if preprocess is not None:
             given = _checked(call_module(preprocess, given, training=False), encoder_specs)
         representation = call_module(encoder, given, training=False)
-        output = head.generate(representation) if generate is None else generate(head.read(representation))
-        return _as_outputs(output if postprocess is None else call_module(postprocess, output, training=False), head.name)
+        outputs: dict[str, tf.Tensor] = {}
+        for head in heads:
+            step = generators[head.name]
+            output = head.generate(representation) if step is None else step(head.read(representation))
+            step = finishers[head.name]
+            output = output if step is None else call_module(step, output, training=False)
+            _add_outputs(outputs, output, head.name, by_head)
+        return outputs
 
-    parts = [encoder, head.module, *(step for step in steps.values() if step is not None)]
+    steps = [preprocess, *generators.values(), *finishers.values()]
+    parts = [encoder, *(head.module for head in heads), *(step for step in steps if step is not None)]
     with _without_cudnn(parts):
         traced = tf.function(answer, autograph=AUTOGRAPH).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
     exported.holds = [*traced.variables, *_tables(traced, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=traced)
+
+
+def _check_callable(argument: str, step: Any) -> None:
+    if step is not None and not callable(step):
+        raise TypeError(f"`{argument}` must be callable. Received: {argument}={step!r}. Pass a function or a layer.")
+
+
+def _steps(argument: str, given: Any, heads: Sequence[str]) -> dict[str, Step]:
+    """One function or None for each head, from a function for a single head or a dict by head name."""
+    if isinstance(given, Mapping):
+        check_head_names(argument, given, heads)
+    elif given is not None and len(heads) > 1:
+        raise TypeError(
+            f"`{argument}` must be a dict by head name if several heads are exported. Received: {argument}={given!r} for "
+            f"the heads {quoted(heads)}. Pass, for example, {{{heads[0]!r}: ...}}."
+        )
+    steps = given if isinstance(given, Mapping) else dict.fromkeys(heads, given)
+    for step in steps.values():
+        _check_callable(argument, step)
+    return {name: steps.get(name) for name in heads}
 
 
 def _by_path(nest: Any, path: str = "") -> dict[str, Any]:
@@ -95,15 +149,22 @@ def _checked(given: Any, specs: Any) -> Any:
     return given
 
 
-def _as_outputs(output: Any, name: str) -> dict[str, tf.Tensor]:
-    """The signature's outputs: a dict of tensors is unchanged, a single tensor gets the head's name."""
-    outputs = output if isinstance(output, Mapping) else {name: output}
-    if not outputs or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in outputs.items()):
+def _add_outputs(outputs: dict[str, tf.Tensor], output: Any, name: str, by_head: bool) -> None:
+    """Adds a head's outputs to the signature's: a single tensor gets the head's name, a dict keeps its keys."""
+    own = output if isinstance(output, Mapping) else {name: output}
+    if not own or not all(isinstance(key, str) and isinstance(value, tf.Tensor) for key, value in own.items()):
         raise ValueError(
             f"`postprocess` must return a tensor or a dict of tensors by name. Received: {output}. Pass a `postprocess` "
             "that converts the head's output to one."
         )
-    return dict(outputs)
+    for key, value in own.items():
+        full = f"{name}_{key}" if by_head and isinstance(output, Mapping) else key
+        if full in outputs:
+            raise ValueError(
+                f"`postprocess` must lead to distinct names. Received: {full!r} twice, the second time of head {name!r}. "
+                "Rename a key."
+            )
+        outputs[full] = value
 
 
 @contextmanager

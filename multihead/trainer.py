@@ -21,7 +21,7 @@ from multihead._data.arguments import (
     read_inputs,
 )
 from multihead._data.windows import Windows, batches_of
-from multihead._export import export_head
+from multihead._export import export_heads, heads_to_export
 from multihead._keras import (
     HEAD,
     call_module,
@@ -451,43 +451,50 @@ class MultiHeadTrainer(SavedByKeras):
 
     def export(
         self,
-        head: str,
         path: str | os.PathLike[str],
+        head: str | Sequence[str] | None = None,
         *,
         preprocess: Callable[[Any], Any] | None = None,
         inputs: Any = None,
-        generate: Callable[[Any], Any] | None = None,
-        postprocess: Callable[[Any], Any] | None = None,
+        generate: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        postprocess: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
-        """Exports the encoder and one head as a TensorFlow SavedModel that runs without this library and without Keras.
+        """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
 
         The model runs in inference mode, with the signature `serving_default`: `tf.saved_model.load(path)
-        .signatures["serving_default"](inputs=...)` returns a dict of tensors. It includes variables and lookup tables, and
-        runs on a CPU regardless of where it was exported. The trainer does not change.
+        .signatures["serving_default"](inputs=...)` returns a dict of tensors, and computes the encoder once. It includes
+        variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
-            head: The head's name.
-            path: A folder; an existing export in it is replaced.
+            path: A folder; an existing export in it is replaced. (The earlier order, `export(head, path)`, works for one
+                release.)
+            head: The head's name, or a list of names; None: all heads.
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
             inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
                 name of the argument. None: the encoder's inputs or, with `preprocess`, strings,
                 `tf.TensorSpec([None], tf.string)`; the argument is then named `inputs`, or by its key in a dict.
-            generate: A function from what the head reads of the representation to its output, to control generation. None:
-                as in `predict`, `module.generate(representation)` with teacher forcing, otherwise `module(representation)`.
+            generate: A function from what the head reads of the representation to its output, to control generation; for
+                several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
+                teacher forcing, otherwise `module(representation)`.
             postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
-                name, or a dict of tensors. None: the head's output.
+                name, or a dict of tensors; for several heads, a dict of these by head name. None: the head's output. If
+                several or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
 
         Raises:
             ValueError: There is no such head, it is not built yet, the path is a file, or the result of `preprocess` or
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        check_choice("head", head, list(self.heads))
-        if head not in self._predictions.value:
-            raise ValueError(
-                f"`head` must be built before it is exported. Received: head={head!r}, without data since it was added. "
-                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
-            )
-        steps = {"preprocess": preprocess, "generate": generate, "postprocess": postprocess}
-        export_head(path, self.encoder, self.heads[head], self._specs.value[0], inputs=inputs, **steps)
+        path, names = heads_to_export(path, head, list(self.heads), self._predictions.value)
+        export_heads(
+            path,
+            self.encoder,
+            [self.heads[name] for name in names],
+            self._specs.value[0],
+            by_head=head is None or len(names) > 1,
+            preprocess=preprocess,
+            inputs=inputs,
+            generate=generate,
+            postprocess=postprocess,
+        )

@@ -211,8 +211,8 @@ class PriceModel:
         """
         if self.decoder is not None:
             self.trainer.export(
-                "reply",
                 folder / "reply",
+                "reply",
                 preprocess=self._ids,
                 generate=lambda representation: self.decoder.generate(
                     representation, beam_width=beam_width, engine="native"
@@ -220,10 +220,10 @@ class PriceModel:
                 postprocess=self.read_target.read,
             )
         if self.classifier is not None:
-            self.trainer.export("price", folder / "price", preprocess=self._ids, postprocess=self._most_probable)
+            self.trainer.export(folder / "price", "price", preprocess=self._ids, postprocess=self._most_probable)
         for column in self.columns:
             options = column.export_options(self.trainer.heads[column.head].module)
-            self.trainer.export(column.head, folder / column.head, preprocess=self._ids, **options)
+            self.trainer.export(folder / column.head, column.head, preprocess=self._ids, **options)
 
     def _ids(self, texts: tf.Tensor) -> tf.Tensor:
         """Padded source ids, int32 `[batch, time]`, of texts `[batch]`."""

@@ -70,7 +70,7 @@ def test_reads_are_saved_and_exported(tmp_path):
     wanted = trainer.predict(X, verbose=0)
     for name, got in loaded.predict(X, verbose=0).items():
         np.testing.assert_allclose(got, wanted[name], rtol=1e-6)
-    trainer.export("b", tmp_path / "b")
+    trainer.export(tmp_path / "b", "b")
     exported = tf.saved_model.load(str(tmp_path / "b")).signatures["serving_default"]
     np.testing.assert_allclose(exported(inputs=tf.constant(X))["b"], wanted["b"], rtol=1e-5)
 

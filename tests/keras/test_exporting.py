@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from types import SimpleNamespace
 
 import keras
@@ -125,6 +126,44 @@ def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
     assert got["finished"] == {"letter": [letter + 1 for letter in letters]}
 
 
+def test_all_heads_in_one_answer_as_predict_does(shared, tmp_path):
+    trainer, counts = shared, counts_of(TEXTS)
+    trainer.export(tmp_path / "all")
+    trainer.export(tmp_path / "some", ["letter"], postprocess={"letter": lambda output: output["letter"] + 1})
+    trainer.export("letter", tmp_path / "earlier")  # the earlier order of the arguments
+    finish = {"letter": lambda output: output["letter"], "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)}}
+    trainer.export(path=tmp_path / "finished", head=["price", "letter"], postprocess=finish)
+    asked = ["all", "some", "earlier", "finished"]
+    got = dict(zip(asked, alone.answers([(tmp_path / name, {"inputs": counts.tolist()}) for name in asked], tmp_path)))
+    predicted = trainer.predict(counts, verbose=0)
+    assert set(got["all"]) == {"price", "letter_letter", "letter_number"}
+    np.testing.assert_allclose(got["all"]["price"], predicted["price"], rtol=1e-6)
+    for key in ("letter", "number"):
+        np.testing.assert_array_equal(got["all"][f"letter_{key}"], predicted["letter"][key])
+    assert got["some"] == {"letter": [letter + 1 for letter in got["all"]["letter_letter"]]}
+    assert got["earlier"] == {"letter": got["all"]["letter_letter"], "number": got["all"]["letter_number"]}
+    best = predicted["price"].argmax(axis=1).tolist()
+    assert got["finished"] == {"letter": got["all"]["letter_letter"], "price_best": best}
+    graph = tf.saved_model.load(str(tmp_path / "all")).signatures["serving_default"].graph.as_graph_def()
+    operations = [node.op for function in graph.library.function for node in function.node_def]
+    assert operations.count("Tanh") == 1  # the encoder, once for both heads
+
+
+def test_heads_without_a_loop_run_in_tensorflow_lite(shared, tmp_path):
+    """The way to TensorFlow Lite: from the SavedModel."""
+    if not hasattr(tf, "lite"):
+        pytest.skip("this TensorFlow has no converter")
+    counts = counts_of(TEXTS)
+    shared.export(tmp_path / "all")
+    model = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "all")).convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow 2.21 wants another package to run it
+        answer = tf.lite.Interpreter(model_content=model).get_signature_runner("serving_default")(inputs=counts)
+    predicted = shared.predict(counts, verbose=0)
+    np.testing.assert_allclose(answer["price"], predicted["price"], rtol=1e-5)
+    np.testing.assert_array_equal(answer["letter_letter"], predicted["letter"]["letter"])
+
+
 class Sum(keras.layers.Layer):
     """An encoder of a nest of inputs."""
 
@@ -138,7 +177,7 @@ def test_inputs_are_named_by_their_keys(tmp_path):
     ones = np.ones([3, 2], "float32")
     trainer.compile("sgd")
     trainer.compute_gradients(({"a": ones, "b": (2 * ones, 3 * ones)}, ones))
-    trainer.export("y", tmp_path / "y")
+    trainer.export(tmp_path / "y", "y")
     signature = tf.saved_model.load(str(tmp_path / "y")).signatures["serving_default"]
     assert sorted(signature.structured_input_signature[1]) == ["a", "b_0", "b_1"]
     given = {"a": ones[:1], "b_0": ones[:1], "b_1": 2 * ones[:1]}
@@ -149,7 +188,7 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         "b": (tf.TensorSpec([None, 2], name="x"), tf.TensorSpec([None, 2])),
     }
     with pytest.raises(ValueError, match=r"`inputs` must have distinct names\. Received: 'x', 'b_1'\."):
-        trainer.export("y", tmp_path / "z", inputs=same_name)
+        trainer.export(tmp_path / "z", "y", inputs=same_name)
 
 
 def test_exporting_changes_nothing(tmp_path):
@@ -158,7 +197,7 @@ def test_exporting_changes_nothing(tmp_path):
         trainer = words_trainer()
         if export:
             before = tiny.values(trainer.variables)
-            trainer.export("price", tmp_path / "price")
+            trainer.export(tmp_path / "price", "price")
             assert all(np.array_equal(a, b) for a, b in zip(before, tiny.values(trainer.variables), strict=True))
         counts, labels = counts_of(TEXTS), np.array([0, 1, 2, 0])
         trainer.fit(counts, {"price": labels, "letter": labels}, verbose=0)
@@ -173,7 +212,7 @@ def test_heads_trained_on_two_replicas(two_replicas, tmp_path):
         trainer = tiny.trainer(heads=("price",))
     inputs, targets = tiny.data(8)
     trainer.fit(inputs, {"price": targets["price"]}, verbose=0)
-    trainer.export("price", tmp_path / "price")
+    trainer.export(tmp_path / "price", "price")
     exported = tf.saved_model.load(str(tmp_path / "price")).signatures["serving_default"]
     np.testing.assert_allclose(
         exported(tf.constant(inputs))["price"], trainer.predict(inputs, verbose=0)["price"], rtol=1e-6
@@ -193,7 +232,7 @@ def test_no_kernel_for_graphics_cards_alone(tmp_path, monkeypatch):
 
     traced = tf.function(trainer.encoder).get_concrete_function(tf.TensorSpec([None, 3, 1]))
     assert "CudnnRNNV3" in {node.op for node in traced.graph.as_graph_def().node}
-    trainer.export("y", tmp_path / "y")
+    trainer.export(tmp_path / "y", "y")
     exported = tf.saved_model.load(str(tmp_path / "y")).signatures["serving_default"]
     assert "MatMul" in operations(exported.graph) and "CudnnRNNV3" not in operations(exported.graph)
     assert trainer.encoder.use_cudnn == "auto"
@@ -205,6 +244,14 @@ WRONG = {
         ValueError,
         r"`head` must be one of 'price', 'letter'\. Received: head='prize'\. Did you mean",
     ),
+    "heads": ({"head": ["price", "prize"]}, ValueError, r"`head` must be one of 'price', 'letter'\. Received: head='prize'"),
+    "none": ({"head": []}, ValueError, r"`head` must be one of 'price', 'letter'\. Received: head=\[\]"),
+    "step": (
+        {"head": None, "postprocess": tf.identity},
+        TypeError,
+        r"`postprocess` must be a dict by head name if several heads are exported\. Received: .*Pass, for example, \{'price'",
+    ),
+    "step's head": ({"head": None, "generate": {"prize": tf.identity}}, ValueError, r"`generate` must name only heads: 'prize'"),
     "preprocess": ({"preprocess": "lower"}, TypeError, r"`preprocess` must be callable\. Received: preprocess='lower'\."),
     "postprocess": ({"postprocess": 1}, TypeError, r"`postprocess` must be callable\. Received: postprocess=1\."),
     "generate": ({"generate": 1}, TypeError, r"`generate` must be callable\. Received: generate=1\."),
@@ -251,25 +298,25 @@ def test_a_table_that_cannot_be_found(shared, tmp_path):
 
     assert postprocess(tf.eye(3)).numpy().tolist() == [name.encode() for name in NAMES]
     with pytest.raises(ValueError, match=r"`preprocess` and `postprocess` may use only lookup tables .* Received: 1 that"):
-        shared.export("price", tmp_path / "x", postprocess=postprocess)
+        shared.export(tmp_path / "x", "price", postprocess=postprocess)
     del table
 
 
 def test_a_path_that_is_a_file(shared, tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(ValueError, match=r"`path` must be a folder or a new path\. Received: path='.*x', which is a file\."):
-        shared.export("price", tmp_path / "x")
+        shared.export(tmp_path / "x", "price")
 
 
 def test_a_head_without_variables_yet(tmp_path):
     trainer = tiny.trainer(heads=("price",))
     message = r"`head` must be built before it is exported\. Received: head='{}', without data since it was added\. Call"
     with pytest.raises(ValueError, match=message.format("price")):
-        trainer.export("price", tmp_path / "x")
+        trainer.export(tmp_path / "x", "price")
     inputs, targets = tiny.data(4)
     trainer.compute_gradients((inputs, {"price": targets["price"]}))
     trainer.add_head("late", tiny.On("mean", 2), "mse")
     with pytest.raises(ValueError, match=message.format("late")):
-        trainer.export("late", tmp_path / "x")
-    trainer.export("price", tmp_path / "x")
+        trainer.export(tmp_path / "x", "late")
+    trainer.export(tmp_path / "x", "price")
     assert (tmp_path / "x" / "saved_model.pb").is_file()
