@@ -24,11 +24,18 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
+# Optimizing a graph (Grappler) takes half the time of its first run, and most tests run it once or twice.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
 
 def pytest_collection_finish():
-    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector."""
+    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector.
+
+    Every trace makes tens of thousands of objects: with the usual thresholds the rounds take a twentieth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,6 +49,14 @@ def pytest_fixture_setup(fixturedef):
 def two_replicas():
     """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def optimized_graphs():
+    """Graphs are optimized, as outside of these tests."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.fixture(autouse=True)

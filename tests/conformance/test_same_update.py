@@ -16,6 +16,7 @@ from tests.helpers.gathering import (
 )
 
 
+@pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),
     pairwise(GATHERINGS, BALANCINGS, (None, 0.3), (True, False), OPTIMIZERS),
