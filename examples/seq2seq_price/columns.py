@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from examples.seq2seq_price.metrics import class_figures, number_figures
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges
-from examples.seq2seq_price.tables import InputError
+from examples.seq2seq_price.tables import InputError, listed
 from examples.seq2seq_price.text import tokens_per_word
 from multihead import MultiHeadTrainer, losses
 from multihead.models import Classifier, Regressor, TokenTagger
@@ -29,6 +29,10 @@ def head_names(columns: Sequence[str]) -> list[str]:
     """
     names = [re.sub(r"[^A-Za-z0-9-]+", "_", column) for column in columns]
     for place, name in enumerate(names):
+        if columns[place] in columns[:place]:
+            raise InputError(
+                f"--label, --number and --tags must name each column once. Received: {columns[place]!r} twice. Omit one."
+            )
         if name in ("reply", "price", *names[:place]):
             raise InputError(
                 f"The columns of --label, --number and --tags must lead to different names of heads. Received: "
@@ -221,7 +225,7 @@ class TagColumn:
             if unknown:
                 raise InputError(
                     f"The column `{self.column}` must contain tags that occur in the training rows: "
-                    f"{', '.join(map(repr, self.names))}. Received: {unknown[0]!r}. Correct or remove the tags."
+                    f"{listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the tags."
                 )
             row = np.zeros([sum(counts)], np.int32)
             if tags:

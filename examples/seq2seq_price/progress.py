@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -49,12 +50,12 @@ class ProgressBar(keras.callbacks.Callback):
         now = time.perf_counter()
         if now - self._shown > _EVERY_SECONDS:
             self._shown = now
-            self._progress.update(self._task, completed=batch + 1, figures=_figures(logs))
+            self._progress.update(self._task, completed=batch + 1, figures=_figures(logs, self.model.heads))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._progress.remove_task(self._task)
         seconds = time.perf_counter() - self._started
-        line = f"epoch {epoch + 1}/{self.params['epochs']}  {seconds:.0f} s  {_figures(logs)}"
+        line = f"epoch {epoch + 1}/{self.params['epochs']}  {seconds:.0f} s  {_figures(logs, self.model.heads)}"
         self.console.print(line, soft_wrap=True, highlight=False)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -96,11 +97,11 @@ class BestWeights(keras.callbacks.Callback):
             variable.assign(value)
 
 
-def _figures(logs: Any) -> str:
+def _figures(logs: Any, heads: Iterable[str]) -> str:
     """`reply loss 0.21 share 62 % token_accuracy 0.95 (0.96) | price ...`, with validation metrics in parentheses."""
     logs = logs or {}
     parts = []
-    for head in [key.removesuffix("_loss") for key in logs if key.endswith("_loss") and not key.startswith("val_")]:
+    for head in [name for name in heads if f"{name}_loss" in logs]:
         part = [head, f"loss {_pair(logs, f'{head}_loss')}"]
         if f"{head}_share" in logs:
             part.append(f"share {logs[f'{head}_share']:.0%}")

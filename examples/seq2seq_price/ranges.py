@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.seq2seq_price.tables import InputError
+from examples.seq2seq_price.tables import InputError, listed
 
 NO_LABEL = -1
 """The label of a row whose price range is missing and ignored."""
@@ -84,7 +84,7 @@ class PriceRanges:
             else:
                 raise InputError(
                     f"The column `{column}` must contain labels that occur in the training rows: "
-                    f"{', '.join(map(repr, self.names))}. Received: {value!r}. Correct or remove the label."
+                    f"{listed(self.names)}. Received: {value!r}. Correct or remove the label."
                 )
         return numbers
 

@@ -161,6 +161,12 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
     Raises:
         InputError: The balancer, its level or the schedule does not fit the model.
     """
+    heads = list(model.trainer.heads)
+    if options.schedule is not None and set(options.schedule) != set(heads):
+        raise InputError(
+            f"`--schedule` must name each head: {', '.join(heads)}. Received: {', '.join(options.schedule)}. Write, for "
+            f"example, {':'.join(heads)}={':'.join('1' for _ in heads)}."
+        )
     rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
     try:
         model.trainer.compile(

@@ -17,6 +17,12 @@ class InputError(ValueError):
     """Invalid user input; the message is one line for the user."""
 
 
+def listed(names: Sequence[str], limit: int = 10) -> str:
+    """Names for a message: all of them, or the first and the number of the others."""
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
 def read_table(path: str | Path, columns: Iterable[str]) -> list[dict[str, str]]:
     r"""Reads columns of a CSV or TSV file, plain or gzipped, in UTF-8.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
 
 from benchmarks import linear_baseline, restaurants
-from examples.seq2seq_price import columns, command, run, text
+from examples.seq2seq_price import columns, command, progress, run, text
 from examples.seq2seq_price.metrics import number_figures
 from examples.seq2seq_price.tables import InputError
 from tests.helpers import alone
@@ -26,6 +26,19 @@ def test_heads_are_named_after_columns():
     for names in (["reply"], ["area", "price"], ["a b", "a/b"]):
         with pytest.raises(InputError, match=rf"must lead to different names of heads\. Received: {names[-1]!r}, whose"):
             columns.head_names(names)
+    with pytest.raises(InputError, match=r"must name each column once\. Received: 'area' twice"):
+        columns.head_names(["area", "area"])
+
+
+def test_a_message_lists_a_few_names_only():
+    column = columns.TagColumn.fit("tags", "tag", [" ".join(f"tag{i:02}" for i in range(30))])
+    with pytest.raises(InputError, match=r"'tag00', .*'tag09' and 20 more\. Received: 'new'"):
+        column.targets(["new"], ["word"])
+
+
+def test_the_line_of_an_epoch_has_the_heads_in_their_order():
+    logs = {"area_loss": 1.0, "loss": 3.0, "price_accuracy": 0.5, "price_loss": 2.0, "val_price_loss": 2.5}
+    assert progress._figures(logs, ["price", "area"]) == "price loss 2.000 (2.500) accuracy 0.500 | area loss 1.000"
 
 
 def test_tags_belong_to_the_first_tokens_of_words():
