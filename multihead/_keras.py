@@ -175,6 +175,16 @@ def all_layers(module: Any) -> list[keras.layers.Layer]:
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
+def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
+    """For each variable of a module, the name of the innermost layer that contains it; its own name if there is none."""
+    names, used = {}, {}
+    for layer in all_layers(module):  # outer layers come before the layers in them
+        used[layer.name] = used.get(layer.name, 0) + 1
+        name = layer.name if used[layer.name] == 1 else f"{layer.name} ({used[layer.name]})"
+        names.update({id(tensor_variable(variable)): name for variable in layer.variables})
+    return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
+
+
 def recurrent_states(module: Any) -> list[tf.Variable]:
     """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
     layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]

@@ -44,7 +44,7 @@ from multihead._update.pipeline import apply_update, compute_update, observe
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.clipping import AbstractClipping
-from multihead.diagnosis import Diagnosis, measure
+from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads import Head, Weight
 from multihead.telemetry import with_report
 
@@ -442,7 +442,7 @@ class MultiHeadTrainer(SavedByKeras):
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = snapshot([*spec.network.state, *of_metrics])
         try:
-            return measure(spec, prepared, self.update_count, loss_scale(self.optimizer))
+            return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
             for variable, value in before:
                 variable.assign(value)

@@ -10,6 +10,7 @@ from multihead.weighting._base import Weighting
 from multihead.weighting._registry import get
 from multihead.weighting.dwa import DWA
 from multihead.weighting.famo import FAMO
+from multihead.weighting.fixed import Fixed
 from multihead.weighting.geometric_mean import GeometricMean
 from multihead.weighting.gradnorm import GradNorm
 from multihead.weighting.imtll import IMTLL
@@ -22,6 +23,7 @@ __all__ = [
     "DWA",
     "FAMO",
     "IMTLL",
+    "Fixed",
     "GeometricMean",
     "GradNorm",
     "LogLoss",

@@ -14,9 +14,9 @@ from tests.helpers.sources import ROOT, imported, sources
 
 # Imports go from a later line to an earlier one, or within a line; never to a later one.
 LAYERS = [
-    {"_compatibility", "_version"},
+    {"_compatibility", "_extras", "_version"},
     {"_keras", "_known_losses", "_stopping", "_validation"},
-    {"_gradients", "_replicas", "_random", "_earlier", "_reads"},
+    {"_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables"},
     {"_method"},
     {"losses", "schedules", "clipping", "accumulation", "mixing"},
     {"_labels", "_metrics"},

@@ -1,0 +1,168 @@
+"""Measures the heads' gradients, losses and labels on batches, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from multihead import schedules
+from multihead._gradients import as_rows, deduplicate, gramian, norm, scaled
+from multihead._keras import AUTOGRAPH, Gradient, owner_names, tensor_variable
+from multihead._update.backward import MicroBatchGradients
+from multihead._update.batch import Batch, batch_size
+from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of
+from multihead._update.labels import Labels, read_labels
+from multihead._update.network import Network
+from multihead._update.pipeline import compute_update
+from multihead._update.representation import RepresentationGradients
+from multihead._update.spec import UpdateSpec
+from multihead.losses import with_columns
+
+
+class Measured(NamedTuple):
+    """Raw figures; the first axis of arrays is the batch unless stated otherwise.
+
+    Attributes:
+        losses: `[batches, heads]` loss sums.
+        counts: `[batches, heads]` weighted counts of labelled elements.
+        weights: `[batches, heads]` weights of the losses.
+        labelled: `[batches, heads]` fractions of elements with a label.
+        examples: `[batches]` numbers of examples.
+        representation: `[batches, heads, heads]` inner products of the representation gradients.
+        layers: `[batches, layers, heads, heads]` inner products of the parameters' gradients, by encoder layer.
+        of_sums: `[layers, heads, heads]` the same of the sums of the gradients over all batches.
+        before: `[batches]` norms of the whole gradient.
+        after: `[batches]` the same after clipping.
+        names: The encoder's layers with trainable variables.
+        labels: For each head, its labels in each batch, or None.
+    """
+
+    losses: np.ndarray
+    counts: np.ndarray
+    weights: np.ndarray
+    labelled: np.ndarray
+    examples: np.ndarray
+    representation: np.ndarray
+    layers: np.ndarray
+    of_sums: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    names: tuple[str, ...]
+    labels: list[list[Labels | None]]
+
+
+class Measure(Combiner):
+    """The plain sum, which also keeps each head's gradients of the encoder's parameters.
+
+    Args:
+        network: The encoder and the heads.
+        heads: The heads in this update.
+
+    Attributes:
+        rows: For each head, the gradients of its weighted loss, one per encoder variable.
+    """
+
+    measure = staticmethod(RepresentationGradients.gramian)
+
+    def __init__(self, network: Network, heads: HeadsAtStep) -> None:
+        self._sum = SumHeads(network, self.measure, heads)
+        self._heads = heads
+        self.rows: list[list[Gradient]] = []
+
+    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
+        factors = self._heads.weights.factors(gathered.loss_sums)
+        rows = enumerate(gathered.per_head)
+        self.rows = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in rows]
+        return self._sum.combine(gathered, folds)._replace(gramian=products_of(self.rows))
+
+
+def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Measured:
+    """Measures batches. Metrics and the modules' state change as in training, and the caller must restore them.
+
+    Args:
+        spec: How updates are computed.
+        batches: At least one batch.
+        step: The number of updates applied so far.
+        loss_scale: The factor of loss scaling, or None.
+    """
+    network = spec.network
+    together = schedules.Together()
+    together.bind([head.name for head in network.heads])
+    owners = owner_names(network.encoder, network.variables.encoder)
+    names = tuple(dict.fromkeys(owners))
+    layers = [[i for i, owner in enumerate(owners) if owner == name] for name in names]
+
+    def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
+        combiners: list[Measure] = []
+
+        def combiner(heads: HeadsAtStep) -> Measure:
+            combiners.append(Measure(network, heads))
+            return combiners[-1]
+
+        alone = replace(spec, schedule=together, num_micro_batches=1, combiner=combiner)
+        update = compute_update(alone, [batch], step, loss_scale)
+        gradients = update.gradients.of_losses
+        rows = _dense_rows(network, combiners[-1].rows)
+        labels = read_labels(network, spec.predictions, batch)
+        found = {
+            "losses": update.loss_sums,
+            "counts": update.counts,
+            "weights": update.total.weights,
+            "labelled": tf.stack([_labelled(each, spec.predictions[k].spec) for k, each in enumerate(labels)]),
+            "examples": batch_size(batch.inputs),
+            "representation": update.combined.at_representation,
+            "layers": _by_layer(rows, layers, len(network.heads)),
+            "before": _global_norm(gradients),
+            "after": _global_norm(gradients if spec.clip is None else spec.clip(gradients)),
+        }
+        return found, rows, labels
+
+    traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
+    by_batch, labels, sums = [], [], []
+    for batch in batches:
+        found, rows, of_batch = traced(batch)
+        by_batch.append({name: value.numpy() for name, value in found.items()})
+        labels.append(of_batch)
+        sums = [a + b for a, b in zip(sums, rows)] if sums else rows
+    stacked = {name: np.array([each[name] for each in by_batch]) for name in by_batch[0]}
+    of_sums = _by_layer(sums, layers, len(network.heads)).numpy()
+    return Measured(**stacked, of_sums=of_sums, names=names, labels=[list(of_head) for of_head in zip(*labels)])
+
+
+def _dense_rows(network: Network, rows: Sequence[list[Gradient]]) -> list[tf.Tensor]:
+    """For each encoder variable, the heads' gradients as a matrix `[num_heads, n]`; zeros where there is none."""
+    found = []
+    for variable, gradients in zip(network.variables.encoder, zip(*rows)):
+        zero = tf.zeros(tensor_variable(variable).shape, tf.float32)
+        matrix = as_rows([zero if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients])
+        if matrix is not None:
+            found.append(matrix.values)
+    return found
+
+
+def _by_layer(rows: Sequence[tf.Tensor], layers: Sequence[Sequence[int]], num_heads: int) -> tf.Tensor:
+    """`[layers, heads, heads]`: inner products of the rows of each layer's variables."""
+    if not layers:
+        return tf.zeros([0, num_heads, num_heads], tf.float64)
+    return tf.stack([gramian([rows[i] for i in variables], num_heads) for variables in layers])
+
+
+def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
+    """The fraction of a batch's elements that have a label; steps after the last label of a sequence are padding."""
+    if labels is None:
+        return tf.constant(0.0)
+    present = tf.cast(labels.weights > 0, tf.float32)
+    elements = tf.ones_like(present)
+    if present.shape.rank > 1 and with_columns(predictions.shape).rank > 2:
+        elements = tf.cast(tf.cumsum(present, axis=1, reverse=True) > 0, tf.float32)
+    num_rows = tf.cast(tf.shape(present)[0], tf.float32)
+    return tf.math.divide_no_nan(tf.reduce_sum(present), tf.maximum(tf.reduce_sum(elements), num_rows))
+
+
+def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    norms = [norm(deduplicate(gradient)) for gradient in gradients if gradient is not None]
+    return norm(tf.stack(norms)) if norms else tf.constant(0.0)

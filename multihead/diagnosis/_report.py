@@ -1,0 +1,160 @@
+"""The result of `diagnose`: figures, findings, and the arguments of `compile` that follow from them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from multihead._keras import keras
+from multihead.diagnosis._statistics import Cosines
+from multihead._tables import as_text
+
+LEVELS = ("representation", "parameters")
+
+
+class Finding(str):
+    """A sentence about the heads.
+
+    Args:
+        sentence: What was found, and what to do about it.
+        kind: A short name of what was found, such as `"scale"`; see `Diagnosis`.
+        heads: The heads that it is about.
+    """
+
+    kind: str
+    heads: tuple[str, ...]
+
+    def __new__(cls, sentence: str, kind: str = "", heads: Sequence[str] = ()) -> Finding:
+        finding = super().__new__(cls, sentence)
+        finding.kind = kind
+        finding.heads = tuple(heads)
+        return finding
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Measurements on a number of batches, and findings about them; `print` it.
+
+    With `g_k` the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
+    `"parameters"`:
+
+    Attributes:
+        heads: The heads' names, in the order of all arrays below.
+        batches: The number of batches measured.
+        losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
+        constant_losses: `[heads]`: the same if a head predicted the best constant, such as the mean for `"mse"` and the
+            frequencies of the classes for a cross-entropy; NaN if unknown.
+        progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"done"` (a loss of
+            almost nothing, or nothing left in its gradient but noise), or `"unknown"`.
+        weights: `[heads]`: mean weights of the losses.
+        labelled: `[heads]`: the fraction of elements that have a label, padding left out.
+        label_means: `[heads]`: the mean of the labels of heads that predict numbers; otherwise NaN.
+        label_deviations: `[heads]`: their standard deviation; otherwise NaN.
+        is_summed: For each head, whether its loss of each element grows with the number of examples in the batch.
+        equal_labels: The positions of pairs of heads with the same labels.
+        reads: For each head, whether it reads each floating-point tensor of the representation.
+        norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
+        shares: By level, `[heads]`: `|g_k| / sum_j |g_j|`, from `norms`.
+        cosines: By level, `[heads, heads]`: the mean cosine of `g_i` and `g_j`; NaN for heads without a common batch.
+        spreads: By level, the cosines' standard deviation over batches, and the ends of a 95 % confidence interval of
+            their mean: `deviation`, `low` and `high`, `[heads, heads]` each.
+        conflicts: By level, `[heads, heads]`: the fraction of batches in which this cosine is negative.
+        mean_cosines: `[heads, heads]`: the cosines of the means of `g_i` and `g_j` over all batches, at the parameters.
+        signal_to_noise: `[heads]`: the squared norm of the mean of `g_k` over the variance of `g_k` of one batch, at the
+            parameters; NaN for a single batch.
+        has_signal: `[heads]`: whether this mean is larger than what noise alone would leave.
+        layer_norms: By encoder layer, `[heads]`: as `norms`.
+        layer_cosines: By encoder layer, the cosines there and their spread, as in `spreads`.
+        update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
+        clipped: The fraction of this norm that remains after clipping; 1 without clipping.
+        finite: `[heads]`: whether all losses and gradients were finite.
+        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` that it is about.
+        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. Empty if the plain
+            sum is the safest choice.
+    """
+
+    heads: tuple[str, ...]
+    batches: int
+    losses: np.ndarray
+    constant_losses: np.ndarray
+    progress: tuple[str, ...]
+    weights: np.ndarray
+    labelled: np.ndarray
+    label_means: np.ndarray
+    label_deviations: np.ndarray
+    is_summed: tuple[bool, ...]
+    equal_labels: tuple[tuple[int, int], ...]
+    reads: tuple[tuple[bool, ...], ...]
+    norms: dict[str, np.ndarray]
+    shares: dict[str, np.ndarray]
+    cosines: dict[str, np.ndarray]
+    spreads: dict[str, Cosines]
+    conflicts: dict[str, np.ndarray]
+    mean_cosines: np.ndarray
+    signal_to_noise: np.ndarray
+    has_signal: np.ndarray
+    layer_norms: dict[str, np.ndarray]
+    layer_cosines: dict[str, Cosines]
+    update_norm: float
+    clipped: float
+    finite: np.ndarray
+    findings: tuple[Finding, ...] = ()
+    suggestion: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
+        return "\n\n".join([*tables, "\n".join(f"- {finding}" for finding in self.findings)])
+
+    def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Title, columns and rows of the tables that `print` and rich show."""
+        columns = ["head", "loss", "constant", "progress", "weight", "labelled"]
+        columns += ["norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
+        rows = []
+        for k, head in enumerate(self.heads):
+            figures = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
+            first = [f"{self.losses[k]:.4g}", f"{self.constant_losses[k]:.4g}", self.progress[k], f"{self.weights[k]:.4g}"]
+            last = [f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k])]
+            rows.append([head, *first, f"{self.labelled[k]:.0%}", *last])
+        found = [(f"Heads, over {self.batches} batches", columns, rows)]
+        pairs = list(itertools.combinations(range(len(self.heads)), 2))
+        if pairs:
+            rows = [
+                [f"{self.heads[i]} and {self.heads[j]}", *(self._cosine(level, i, j) for level in LEVELS)] for i, j in pairs
+            ]
+            found.append(("Cosines of gradients: mean, 95 % interval", ["heads", *(f"at the {x}" for x in LEVELS)], rows))
+        return found
+
+    def _cosine(self, level: str, i: int, j: int) -> str:
+        spread = self.spreads[level]
+        if np.isnan(spread.mean[i, j]):
+            return "none"
+        interval = "" if np.isnan(spread.low[i, j]) else f" ({spread.low[i, j]:+.2f} to {spread.high[i, j]:+.2f})"
+        return f"{spread.mean[i, j]:+.2f}{interval}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
+
+        What is not a finite number is None.
+        """
+        plain = {name: _plain(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
+        found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
+        serialize = keras.saving.serialize_keras_object
+        suggested = {name: serialize(value) for name, value in (self.suggestion or {}).items()}
+        return {**plain, "findings": found, "suggestion": suggested}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON takes it."""
+    if isinstance(value, Cosines):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,241 @@
+"""What the figures mean: one small rule per finding, each of which returns sentences for people who only want to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from multihead._update.labels import share_nothing
+from multihead._update.spec import UpdateSpec
+from multihead.diagnosis import _conflicts
+from multihead.diagnosis._report import Diagnosis, Finding
+from multihead.diagnosis._suggestion import comparable, factors, in_raw_units, level_of, scales, starved
+
+_SELDOM_LABELLED, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
+
+Rule = Callable[[Diagnosis, UpdateSpec], Iterator[Finding]]
+
+
+def broken(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads whose losses or gradients are not finite."""
+    for k, head in enumerate(found.heads):
+        if not found.finite[k]:
+            yield Finding(
+                f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
+                "inputs for invalid values.",
+                "not finite",
+                [head],
+            )
+
+
+def untrainable(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads that have no weight or few labels."""
+    for k, head in enumerate(found.heads):
+        if found.labelled[k] > 0 and found.finite[k] and not found.weights[k] > 0:
+            yield Finding(
+                f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn.", "no weight", [head]
+            )
+        if found.labelled[k] < _SELDOM_LABELLED:
+            share = f"{found.labelled[k]:.2g}" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
+            yield Finding(
+                f"{head!r} has labels for only {share} of its elements, so its loss is measured on few examples and its "
+                "gradient is noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with "
+                "more of its labels; a balancer cannot create labels.",
+                "few labels",
+                [head],
+            )
+
+
+def unreached(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """A frozen or dead encoder, and heads that do not train it."""
+    at_representation, at_parameters = found.norms["representation"], found.norms["parameters"]
+    if not found.layer_norms:
+        yield Finding(
+            "The encoder is frozen: it has no trainable variables, so the heads cannot help or disturb each other. Weights, "
+            "balancers and schedules change nothing in it. If that is not what you want, set `encoder.trainable = True` "
+            "and call `compile` again.",
+            "frozen encoder",
+        )
+        return
+    silent = [k for k in range(len(found.heads)) if at_representation[k] == 0 and found.finite[k]]
+    for k in silent:
+        yield Finding(
+            f"The representation gradient of {found.heads[k]!r} is zero: this head teaches the encoder nothing. Check for a "
+            "constant loss, saturated or dead outputs (a `relu` whose inputs are all negative), a last layer that starts at "
+            "zero, or a weight that is too small.",
+            "zero gradient",
+            [found.heads[k]],
+        )
+    reaching = [k for k in range(len(found.heads)) if at_representation[k] > 0 and found.finite[k]]
+    lost = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
+    if lost and len(lost) == len(reaching):
+        yield Finding(
+            "The encoder is dead: the heads' gradients arrive at its output, but none reaches its parameters, so it will "
+            "never learn. Look for `relu` units whose inputs are all negative, saturated `tanh` or `sigmoid` units, inputs "
+            "that were not scaled, or a `stop_gradient`. No weight or balancer helps.",
+            "dead encoder",
+        )
+    elif lost:
+        for k in lost:
+            yield Finding(
+                f"{found.heads[k]!r} never reaches the encoder's parameters: what it reads does not depend on trainable "
+                "variables of the encoder. It learns by itself and shares nothing with the other heads. Let it read an "
+                "output of the encoder's layers (`reads`) if it should.",
+                "unreached",
+                [found.heads[k]],
+            )
+
+
+def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Labels that are far from unit scale."""
+    for k, head in enumerate(found.heads):
+        if in_raw_units(found, k):
+            mean, deviation = found.label_means[k], found.label_deviations[k]
+            yield Finding(
+                f"The labels of {head!r} have mean {mean:.4g} and standard deviation {deviation:.3g}. Standardise them before "
+                f"anything else: train on `(y - {mean:.4g}) / {deviation:.3g}`, and multiply and add again after `predict`. "
+                "A head starts near 0 and needs very many updates to reach numbers far from 0 and 1; weights and balancers "
+                "cannot do that for it.",
+                "units",
+                [head],
+            )
+
+
+def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads whose gradients are too small beside the largest one."""
+    heads, level = found.heads, level_of(found)
+    usable, norms = comparable(found), found.norms[level]
+    small = starved(found)
+    if small:
+        largest = usable[np.argmax(norms[usable])]
+        names = " and ".join(repr(heads[k]) for k in small)
+        ratios = " and ".join(f"{norms[largest] / norms[k]:.3g}" for k in small)
+        kind = "encoder" if level == "parameters" else "representation"
+        cause, is_scale = _cause(found, int(largest), small)
+        advice = _advice(found, spec)
+        yield Finding(
+            f"The {kind} gradient of {heads[largest]!r} is {ratios} times as large as that of {names}: almost all of the "
+            f"encoder's update serves {heads[largest]!r}. Cause: {cause}.{_of_clipping(found, spec, names)} {advice}",
+            "scale" if is_scale else "sensitivity",
+            [heads[k] for k in (largest, *small)],
+        )
+    for k in usable:
+        if found.progress[k] == "done" and norms[k] * 10 < norms[usable].max():
+            yield Finding(
+                f"{heads[k]!r} is done: its loss of {found.losses[k]:.3g} is far below the {found.constant_losses[k]:.3g} of "
+                "a constant prediction, and its gradient is small because there is little left to learn. Leave its weight "
+                "alone.",
+                "done",
+                [heads[k]],
+            )
+
+
+def _cause(found: Diagnosis, largest: int, small: list[int]) -> tuple[str, bool]:
+    """Why a head's gradient is much larger than those of others, and whether it is the size of its loss."""
+    norms, size = found.norms[level_of(found)], scales(found)
+    smallest = min(small, key=lambda k: norms[k])
+    ratio = norms[largest] / norms[smallest]
+    by_losses = size[largest] / size[smallest] if size[smallest] > 0 else np.inf
+    why = "it is summed over the batch, or in different units"
+    if found.is_summed[largest]:
+        why = "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
+    elif in_raw_units(found, largest):
+        why = "its labels are in different units, see above"
+    by_size = f"its weighted loss is {by_losses:.3g} times as large; {why}"
+    by_module = "the sensitivity of its module to the representation"
+    if by_losses > ratio**0.5:
+        return by_size, True
+    if by_losses > ratio**0.25:
+        return f"{by_size}. A second cause is {by_module}", True
+    return f"not the size of its loss, but {by_module}", False
+
+
+def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
+    """What to do about different norms."""
+    if spec.weighting is not None or spec.balancer is not None:
+        configured = type(spec.weighting or spec.balancer).__name__
+        return f"{configured} is configured already; watch whether it brings these heads together."
+    suggested = factors(found)
+    if not suggested:
+        return (
+            "That may change as soon as the modules have learned: change nothing yet, train an epoch, and diagnose again. "
+            "If it stays so, try `balancer=balancing.EqualNorms()` and compare."
+        )
+    weights = ", ".join(
+        f"{found.weights[k] * suggested[head]:.3g} for {head!r}" for k, head in enumerate(found.heads) if head in suggested
+    )
+    return (
+        f"Multiply the heads' losses by factors, so that their weights become {weights}: "
+        "`trainer.compile(optimizer, **diagnosis.suggestion)` does."
+    )
+
+
+def _of_clipping(found: Diagnosis, spec: UpdateSpec, names: str) -> str:
+    if spec.clip is None or not found.clipped < _MUCH_CLIPPED:
+        return ""
+    return f" Clipping by a shared norm then leaves almost nothing of the gradient of {names}."
+
+
+def clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Clipping that takes most of the gradient away."""
+    if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
+        yield Finding(
+            f"On average, clipping reduces the gradient norm of {found.update_norm:.3g} to {found.clipped:.2g} of its size. "
+            "This scales all heads by the same factor and leaves almost nothing of small gradients: bring the heads to "
+            "similar norms first, or raise the limit.",
+            "clipping",
+        )
+
+
+def different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads that read different tensors of the representation."""
+    apart = share_nothing(spec.predictions)
+    if apart:
+        heads = found.heads
+        pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
+        yield Finding(
+            f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there (a cosine of 0 "
+            "says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`.",
+            "different tensors",
+            sorted({heads[k] for pair in apart for k in pair}, key=heads.index),
+        )
+
+
+def configured_balancer(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """A reminder that a balancer is not part of the figures."""
+    if spec.balancer is not None:
+        yield Finding(
+            f"All measurements are taken before balancing with {type(spec.balancer).__name__}.", "balancer", found.heads
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    broken, untrainable, unreached, raw_units, different_norms, _conflicts.conflicts, _conflicts.conflicts_in_layers,
+    _conflicts.equal_heads, clipping,
+)  # fmt: skip
+"""The rules, in the order in which their findings are shown."""
+
+NOTES: tuple[Rule, ...] = (_conflicts.cannot_tell, different_tensors, configured_balancer)
+"""Rules about what the figures cannot tell; alone they do not mean that anything is wrong."""
+
+
+def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
+    """All findings about a diagnosis; one says so if nothing stands out."""
+    findings = [finding for rule in RULES for finding in rule(found, spec)]
+    if not findings:
+        findings.append(_nothing(found))
+    return tuple([*findings, *(finding for rule in NOTES for finding in rule(found, spec))])
+
+
+def _nothing(found: Diagnosis) -> Finding:
+    if len(comparable(found)) < 2:
+        return Finding("There is nothing to compare: fewer than two heads have an encoder gradient.", "nothing to compare")
+    if _conflicts.are_known(found):
+        known = "The heads' gradients have similar norms and do not conflict: the plain sum is enough."
+    else:
+        known = (
+            "The heads' gradients have similar norms: the plain sum is enough. Whether they conflict can be told only of "
+            "heads that have learned something and are not done; diagnose again after an epoch if one falls behind."
+        )
+    return Finding(known, "healthy", found.heads)
