@@ -177,7 +177,8 @@ def all_layers(module: Any) -> list[keras.layers.Layer]:
 
 def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
     """For each variable of a module, the name of the innermost layer that contains it; its own name if there is none."""
-    names, used = {}, {}
+    names: dict[int, str] = {}
+    used: dict[str, int] = {}
     for layer in all_layers(module):  # outer layers come before the layers in them
         used[layer.name] = used.get(layer.name, 0) + 1
         name = layer.name if used[layer.name] == 1 else f"{layer.name} ({used[layer.name]})"

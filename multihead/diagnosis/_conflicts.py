@@ -31,10 +31,10 @@ def conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         layer = _most_opposed_layer(found, i, j)
         in_layer = "" if layer is None else f" Most of it is in the layer {layer!r}."
         yield Finding(
-            f"The gradients of {one!r} and {other!r} conflict in {share:.0%} of the batches (mean cosine {cosine:.2f} at the "
-            f"parameters): an update that improves one makes the other worse.{in_layer} Give the encoder more capacity, or "
-            f"these heads layers of their own; or try `balancer=balancing.UPGrad()`{where} and compare both heads with the "
-            "plain sum.",
+            f"The gradients of {one!r} and {other!r} conflict in {share:.0%} of the batches (mean cosine {cosine:.2f} at "
+            f"the parameters): an update that improves one makes the other worse.{in_layer} Give the encoder more capacity, "
+            f"or these heads layers of their own; or try `balancer=balancing.UPGrad()`{where} and compare both heads with "
+            "the plain sum.",
             "conflict",
             [one, other],
         )

@@ -107,9 +107,8 @@ def _of_frequencies(
     head: Head, frequencies: np.ndarray, predictions: tf.TensorSpec, labels: Labels
 ) -> list[np.ndarray]:
     """The frequencies as probabilities or, for a loss that does not change if a number is added, as logits."""
-    logits = np.log(np.maximum(frequencies, 1e-9))
-    one, other = (_mean_loss(head, logits + shift, predictions, [labels]) for shift in (0.0, 3.0))
-    return [logits] if np.isclose(one, other, rtol=1e-4) else [frequencies]
+    one, other = (_mean_loss(head, frequencies + shift, predictions, [labels]) for shift in (0.0, 3.0))
+    return [np.log(np.maximum(frequencies, 1e-9))] if np.isclose(one, other, rtol=1e-4) else [frequencies]
 
 
 def _mean_loss(head: Head, constant: np.ndarray, predictions: tf.TensorSpec, labels: Sequence[Labels]) -> float:
@@ -126,8 +125,8 @@ def _mean_loss(head: Head, constant: np.ndarray, predictions: tf.TensorSpec, lab
 
 def _everywhere(constant: np.ndarray, predictions: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
     """A constant in the shape of the predictions for some targets."""
-    sizes = [*tf.shape(targets).numpy(), *[1] * predictions.shape.rank]
-    shape = [sizes[i] if size is None else size for i, size in enumerate(predictions.shape)]
+    sizes = list(targets.shape[: max(predictions.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
+    shape = [*sizes, *predictions.shape[len(sizes) :]]
     value = constant[0] if predictions.shape.rank == 1 else constant
     return tf.cast(tf.broadcast_to(tf.constant(value, tf.float32), shape), tf.float32)
 

@@ -122,7 +122,8 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         return found, rows, labels
 
     traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
-    by_batch, labels, sums = [], [], []
+    by_batch, labels = [], []
+    sums: list[tf.Tensor] = []
     for batch in batches:
         found, rows, of_batch = traced(batch)
         by_batch.append({name: value.numpy() for name, value in found.items()})

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from multihead._keras import keras
-from multihead.diagnosis._statistics import Cosines
 from multihead._tables import as_text
+from multihead.diagnosis._plot import plot
+from multihead.diagnosis._statistics import Cosines
 
 LEVELS = ("representation", "parameters")
 
@@ -135,26 +136,43 @@ class Diagnosis:
         interval = "" if np.isnan(spread.low[i, j]) else f" ({spread.low[i, j]:+.2f} to {spread.high[i, j]:+.2f})"
         return f"{spread.mean[i, j]:+.2f}{interval}"
 
+    def plot(self) -> Any:
+        """Draws shares and norms of the heads, losses against constant predictions, and cosines by layer.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return plot(self)
+
     def to_dict(self) -> dict[str, Any]:
         """All figures, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
 
         What is not a finite number is None.
         """
-        plain = {name: _plain(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
+        plain = {name: _as_json(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
         serialize = keras.saving.serialize_keras_object
         suggested = {name: serialize(value) for name, value in (self.suggestion or {}).items()}
         return {**plain, "findings": found, "suggestion": suggested}
 
 
-def _plain(value: Any) -> Any:
+def plain(number: float) -> str:
+    """A number with three digits, without an exponent if it is of ordinary size."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"
+
+
+def _as_json(value: Any) -> Any:
     """A value as JSON takes it."""
     if isinstance(value, Cosines):
-        return {name: _plain(each) for name, each in value._asdict().items()}
+        return {name: _as_json(each) for name, each in value._asdict().items()}
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _as_json(each) for name, each in value.items()}
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_as_json(each) for each in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value

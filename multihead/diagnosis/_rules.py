@@ -9,7 +9,7 @@ import numpy as np
 from multihead._update.labels import share_nothing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts
-from multihead.diagnosis._report import Diagnosis, Finding
+from multihead.diagnosis._report import Diagnosis, Finding, plain
 from multihead.diagnosis._suggestion import comparable, factors, in_raw_units, level_of, scales, starved
 
 _SELDOM_LABELLED, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
@@ -34,10 +34,12 @@ def untrainable(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     for k, head in enumerate(found.heads):
         if found.labelled[k] > 0 and found.finite[k] and not found.weights[k] > 0:
             yield Finding(
-                f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn.", "no weight", [head]
+                f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn.",
+                "no weight",
+                [head],
             )
         if found.labelled[k] < _SELDOM_LABELLED:
-            share = f"{found.labelled[k]:.2g}" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
+            share = "less than 1%" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
             yield Finding(
                 f"{head!r} has labels for only {share} of its elements, so its loss is measured on few examples and its "
                 "gradient is noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with "
@@ -91,12 +93,12 @@ def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Labels that are far from unit scale."""
     for k, head in enumerate(found.heads):
         if in_raw_units(found, k):
-            mean, deviation = found.label_means[k], found.label_deviations[k]
+            mean, deviation = plain(found.label_means[k]), plain(found.label_deviations[k])
             yield Finding(
-                f"The labels of {head!r} have mean {mean:.4g} and standard deviation {deviation:.3g}. Standardise them before "
-                f"anything else: train on `(y - {mean:.4g}) / {deviation:.3g}`, and multiply and add again after `predict`. "
-                "A head starts near 0 and needs very many updates to reach numbers far from 0 and 1; weights and balancers "
-                "cannot do that for it.",
+                f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Standardise them before "
+                f"anything else: train on `(y - {mean}) / {deviation}`".replace(",", "")
+                + ", and multiply and add again after `predict`. A head starts near 0 and needs very many updates to reach "
+                "numbers far from 0 and 1; weights and balancers cannot do that for it.",
                 "units",
                 [head],
             )
@@ -110,7 +112,7 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     if small:
         largest = usable[np.argmax(norms[usable])]
         names = " and ".join(repr(heads[k]) for k in small)
-        ratios = " and ".join(f"{norms[largest] / norms[k]:.3g}" for k in small)
+        ratios = " and ".join(plain(norms[largest] / norms[k]) for k in small)
         kind = "encoder" if level == "parameters" else "representation"
         cause, is_scale = _cause(found, int(largest), small)
         advice = _advice(found, spec)
@@ -123,9 +125,9 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     for k in usable:
         if found.progress[k] == "done" and norms[k] * 10 < norms[usable].max():
             yield Finding(
-                f"{heads[k]!r} is done: its loss of {found.losses[k]:.3g} is far below the {found.constant_losses[k]:.3g} of "
-                "a constant prediction, and its gradient is small because there is little left to learn. Leave its weight "
-                "alone.",
+                f"{heads[k]!r} is done: its loss of {plain(found.losses[k])} is far below the "
+                f"{plain(found.constant_losses[k])} of a constant prediction, and its gradient is small because there is "
+                "little left to learn. Leave its weight alone.",
                 "done",
                 [heads[k]],
             )
@@ -137,18 +139,27 @@ def _cause(found: Diagnosis, largest: int, small: list[int]) -> tuple[str, bool]
     smallest = min(small, key=lambda k: norms[k])
     ratio = norms[largest] / norms[smallest]
     by_losses = size[largest] / size[smallest] if size[smallest] > 0 else np.inf
-    why = "it is summed over the batch, or in different units"
-    if found.is_summed[largest]:
-        why = "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
-    elif in_raw_units(found, largest):
-        why = "its labels are in different units, see above"
-    by_size = f"its weighted loss is {by_losses:.3g} times as large; {why}"
     by_module = "the sensitivity of its module to the representation"
+    if found.losses[largest] > 4 * found.constant_losses[largest] and by_losses <= ratio**0.5:
+        by_module = "that its outputs are still far from the mean of its labels"
+    by_size = f"its weighted loss is {plain(by_losses)} times as large; {_of_size(found, largest, smallest, by_losses)}"
     if by_losses > ratio**0.5:
         return by_size, True
     if by_losses > ratio**0.25:
         return f"{by_size}. A second cause is {by_module}", True
     return f"not the size of its loss, but {by_module}", False
+
+
+def _of_size(found: Diagnosis, largest: int, smallest: int, by_losses: float) -> str:
+    """Why a weighted loss is much larger than another."""
+    if found.weights[largest] > found.weights[smallest] * by_losses**0.5:
+        times = plain(found.weights[largest] / found.weights[smallest])
+        return f"it has {times} times the weight, as a loss has that is summed over the batch"
+    if found.is_summed[largest]:
+        return "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
+    if in_raw_units(found, largest) or in_raw_units(found, smallest):
+        return "the labels are in different units, see above"
+    return "it is summed over the batch, or in different units"
 
 
 def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
@@ -163,11 +174,12 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
             "If it stays so, try `balancer=balancing.EqualNorms()` and compare."
         )
     weights = ", ".join(
-        f"{found.weights[k] * suggested[head]:.3g} for {head!r}" for k, head in enumerate(found.heads) if head in suggested
+        f"{plain(found.weights[k] * suggested[head])} for {head!r}" for k, head in enumerate(found.heads)
     )
     return (
         f"Multiply the heads' losses by factors, so that their weights become {weights}: "
-        "`trainer.compile(optimizer, **diagnosis.suggestion)` does."
+        "`trainer.compile(optimizer, **diagnosis.suggestion)` does. `balancer=balancing.EqualNorms()` does more, and "
+        "follows the norms as they change; compare both."
     )
 
 
@@ -181,9 +193,9 @@ def clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Clipping that takes most of the gradient away."""
     if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
         yield Finding(
-            f"On average, clipping reduces the gradient norm of {found.update_norm:.3g} to {found.clipped:.2g} of its size. "
-            "This scales all heads by the same factor and leaves almost nothing of small gradients: bring the heads to "
-            "similar norms first, or raise the limit.",
+            f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
+            "size. This scales all heads by the same factor and leaves almost nothing of small gradients: bring the heads "
+            "to similar norms first, or raise the limit.",
             "clipping",
         )
 
@@ -195,8 +207,8 @@ def different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         heads = found.heads
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
         yield Finding(
-            f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there (a cosine of 0 "
-            "says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`.",
+            f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there (a cosine of "
+            "0 says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`.",
             "different tensors",
             sorted({heads[k] for pair in apart for k in pair}, key=heads.index),
         )
@@ -225,7 +237,7 @@ def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
     findings = [finding for rule in RULES for finding in rule(found, spec)]
     if not findings:
         findings.append(_nothing(found))
-    return tuple([*findings, *(finding for rule in NOTES for finding in rule(found, spec))])
+    return (*findings, *(finding for rule in NOTES for finding in rule(found, spec)))
 
 
 def _nothing(found: Diagnosis) -> Finding:

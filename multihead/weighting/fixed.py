@@ -36,8 +36,8 @@ class Fixed(Weighting):
         >>> Fixed()([4.0, 0.5]).numpy().tolist()
         [1.0, 1.0]
 
-    Source: the weighted sum with constant weights, to which Kurin et al., In Defense of the Unitary Scalarization for Deep
-    Multi-Task Learning, NeurIPS 2022, compare all other methods.
+    Source: Kurin et al., In Defense of the Unitary Scalarization for Deep Multi-Task Learning, NeurIPS 2022, who compare all
+    other methods to it.
     """
 
     uses = ()

@@ -16,6 +16,7 @@ from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
     [
         ("GeometricMean", "slices"),
         ("LogLoss", "whole"),
+        ("Fixed", "slices"),
         ("SmoothTchebycheff", "batches"),
         ("Uncertainty", "batches"),
         ("IMTLL", "slices"),

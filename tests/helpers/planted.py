@@ -83,7 +83,7 @@ def done(seed):
     x = inputs(seed)
     trainer = trainer_of(encoder(), {"done": number(), "learning": number()})
     flat = x.reshape(-1, INPUTS)
-    predictions = {name: np.array(v).reshape(BATCHES, ROWS, 1) for name, v in trainer.predict(flat, verbose=0).items()}
+    predictions = {name: np.array(values).reshape(BATCHES, ROWS, 1) for name, values in trainer(flat).items()}
     noise = np.random.default_rng(seed).normal(size=x.shape[:2])[..., None].astype("float32")
     learning = 2 * predictions["learning"] + 0.3 * noise
     return trainer, batches(x, {"done": predictions["done"] + 0.01 * noise, "learning": learning})
@@ -98,10 +98,10 @@ def frozen(seed):
 
 
 def few_labels(seed):
-    """A head with labels for about one of twenty-five examples, in every batch."""
+    """A head with labels for about one of sixteen examples, in every batch."""
     trainer, data = healthy(seed)
     for x, targets in data:
-        targets["b"] = np.where(np.arange(ROWS)[:, None] == seed, targets["b"], np.nan) if len(x) else targets["b"]
+        targets["b"] = np.where(np.arange(len(x))[:, None] == seed, targets["b"], np.nan)
     return trainer, data
 
 

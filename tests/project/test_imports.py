@@ -16,7 +16,7 @@ from tests.helpers.sources import ROOT, imported, sources
 LAYERS = [
     {"_compatibility", "_extras", "_version"},
     {"_keras", "_known_losses", "_stopping", "_validation"},
-    {"_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables"},
+    {"_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables", "_drawing"},
     {"_method"},
     {"losses", "schedules", "clipping", "accumulation", "mixing"},
     {"_labels", "_metrics"},

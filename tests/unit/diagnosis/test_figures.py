@@ -1,0 +1,176 @@
+"""The figures of `diagnose` are those of NumPy on gradients of a tape, and constant losses those of closed forms."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, _extras, losses
+from multihead.diagnosis._statistics import cosines_of, signal_of
+from tests.helpers import planted, tiny
+
+
+@pytest.fixture(scope="module")
+def diagnosed():
+    trainer, data = planted.healthy(0)
+    return trainer, data, trainer.diagnose(data)
+
+
+def gradients(trainer, data):
+    """`[batches, heads, parameters]` by a tape, and where each layer's parameters begin."""
+    variables = [tiny.tensor_variable(variable) for variable in trainer.encoder.trainable_variables]
+    found = []
+    for x, targets in data:
+        rows = []
+        for name, head in trainer.heads.items():
+            with tf.GradientTape() as tape:
+                predictions = head.module(trainer.encoder(x))
+                loss = tf.reduce_mean(keras.losses.get(head.loss.original)(targets[name], predictions))
+            rows.append(np.concatenate([each.numpy().ravel() for each in tape.gradient(loss, variables)]))
+        found.append(rows)
+    ends = np.cumsum([int(np.prod(variable.shape)) for variable in variables])
+    return np.array(found, np.float64), ends
+
+
+def test_cosines_layers_and_signal_are_those_of_a_tape(diagnosed):
+    trainer, data, report = diagnosed
+    rows, ends = gradients(trainer, data)
+    unit = rows / np.linalg.norm(rows, axis=2, keepdims=True)
+    cosines = unit @ unit.transpose(0, 2, 1)
+    spread = report.spreads["parameters"]
+    np.testing.assert_allclose(report.cosines["parameters"], cosines.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(spread.deviation, cosines.std(axis=0, ddof=1), atol=1e-5)
+    margin = 2.364624 * cosines.std(axis=0, ddof=1) / np.sqrt(len(data))  # Student's 97.5 % quantile of 7 degrees
+    pairs = ~np.eye(3, dtype=bool)
+    np.testing.assert_allclose(spread.high[pairs], (cosines.mean(axis=0) + margin)[pairs], atol=1e-4)
+    np.testing.assert_allclose(spread.low[pairs], (cosines.mean(axis=0) - margin)[pairs], atol=1e-4)
+
+    mean = rows.mean(axis=0)
+    variance = rows.var(axis=0, ddof=1).sum(axis=1)
+    expected = np.maximum((mean**2).sum(axis=1) - variance / len(data), 0) / variance
+    np.testing.assert_allclose(report.signal_to_noise, expected, rtol=1e-3)
+    np.testing.assert_allclose(report.mean_cosines, mean @ mean.T / np.sqrt(np.outer(*[(mean**2).sum(axis=1)] * 2)), atol=1e-5)
+
+    names = [layer.name for layer in trainer.encoder.layers]
+    assert list(report.layer_norms) == list(report.layer_cosines) == names
+    first = rows[:, :, : ends[1]]  # a kernel and a bias
+    np.testing.assert_allclose(report.layer_norms[names[0]], np.sqrt((first**2).sum(axis=2).mean(axis=0)), rtol=1e-4)
+    unit = first / np.linalg.norm(first, axis=2, keepdims=True)
+    np.testing.assert_allclose(report.layer_cosines[names[0]].mean, (unit @ unit.transpose(0, 2, 1)).mean(axis=0), atol=1e-5)
+
+
+def test_signal_and_intervals_of_random_gradients():
+    rng = np.random.default_rng(0)
+    true = np.array([[1.0] * 50, [0.0] * 50])
+    rows = true + rng.normal(size=(400, 2, 50))
+    products = rows @ rows.transpose(0, 2, 1)
+    signal = signal_of(products, rows.sum(axis=0) @ rows.sum(axis=0).T, np.ones((400, 2), bool))
+    np.testing.assert_allclose(signal.to_noise, [1.0, 0.0], atol=0.05)
+    assert signal.is_clear[0]
+    one = cosines_of(products[:1])
+    assert np.isnan(one.low).all() and np.isfinite(one.mean).all()
+    few = cosines_of(products[:3])
+    deviation = few.deviation[0, 1]
+    np.testing.assert_allclose(few.high[0, 1] - few.mean[0, 1], 4.302653 * deviation / np.sqrt(3), rtol=1e-5)
+
+
+CONSTANTS = {
+    "mse": ("mse", 1, lambda y: y.var()),
+    "mae": ("mae", 1, lambda y: np.abs(y - np.median(y)).mean()),
+    "two columns": ("mse", 2, lambda y: y.var(axis=0).mean()),
+    "a vector": ("mse", 0, lambda y: y.var()),
+    "a function of one's own": (lambda a, b: tf.reduce_mean((a - b) ** 2, axis=-1), 1, lambda y: y.var()),
+}
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_constant_losses_of_numbers(case):
+    loss, columns, expected = CONSTANTS[case]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(33, 3)).astype("float32")
+    y = rng.normal(3, 2, size=(33, columns) if columns else 33).astype("float32")
+    module = keras.layers.Dense(max(columns, 1))
+    if not columns:
+        module = keras.Sequential([module, keras.layers.Reshape([])])
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", module, loss)
+    trainer.compile("sgd")
+    report = trainer.diagnose([(x, {"a": y})])
+    np.testing.assert_allclose(report.constant_losses, [expected(y)], rtol=1e-4)
+
+
+def entropy(y):
+    p = np.bincount(y.ravel()) / y.size
+    return -(p[p > 0] * np.log(p[p > 0])).sum()
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "logits", "one-hot", "binary", "binary logits"])
+def test_constant_losses_of_classes(kind):
+    rng = np.random.default_rng(0)
+    binary = kind.startswith("binary")
+    x, y = rng.normal(size=(32, 3)).astype("float32"), rng.integers(0, 2 if binary else 4, 32)
+    y[:10] = 1
+    logits = kind in ("logits", "binary logits")
+    activation = None if logits else "sigmoid" if binary else "softmax"
+    loss = {
+        "one-hot": keras.losses.CategoricalCrossentropy(),
+        "binary": "binary_crossentropy",
+        "binary logits": keras.losses.BinaryCrossentropy(from_logits=True),
+    }.get(kind, keras.losses.SparseCategoricalCrossentropy(from_logits=logits))
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", keras.layers.Dense(1 if binary else 4, activation=activation), loss)
+    trainer.compile("sgd")
+    targets = np.eye(4, dtype="float32")[y] if kind == "one-hot" else y.astype("float32")[:, None] if binary else y
+    report = trainer.diagnose([(x, {"a": targets})])
+    np.testing.assert_allclose(report.constant_losses, [entropy(y)], rtol=1e-3)
+
+
+def test_constant_losses_and_labels_of_sequences():
+    trainer = tiny.trainer("sgd")
+    data = [tiny.data(12, time=time, seed=time) for time in (6, 4)]
+    report = trainer.diagnose(data)
+    tags = np.concatenate([targets["tag"].ravel() for _, targets in data])
+    np.testing.assert_allclose(report.constant_losses[0], entropy(tags[tags > 0]), rtol=1e-3)
+    price = np.concatenate([targets["price"] for _, targets in data])
+    size = np.concatenate([targets["size"] for _, targets in data])
+    np.testing.assert_allclose(report.labelled, [1, (price >= 0).mean(), np.isfinite(size).mean()])  # padding is no lack
+    np.testing.assert_allclose(report.constant_losses[2], np.nanvar(size), rtol=1e-4)
+    assert isinstance(trainer.heads["tag"].loss.original, losses.SequenceCrossentropy)
+
+
+def test_report_as_json_as_text_and_as_a_picture(diagnosed, monkeypatch):
+    _, _, report = diagnosed
+    as_json = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert as_json["heads"] == ["a", "b", "c"] and as_json["findings"][0]["kind"] == "healthy"
+    np.testing.assert_allclose(as_json["norms"]["parameters"], report.norms["parameters"])
+    assert as_json["label_means"][2] is None and as_json["suggestion"] == {}
+    figure = report.plot()
+    assert [axis.get_title(loc="left").split(":")[0] for axis in figure.axes] == [
+        "Who moves the encoder",
+        "How far heads have come",
+        "Which heads agree",
+    ]
+    texts = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert f"{report.shares['parameters'][0]:.1%}" in texts and f"{report.cosines['parameters'][0, 1]:.2f}" in texts
+    with_rich = str(report)
+    monkeypatch.setattr(_extras.importlib, "import_module", _not_installed)
+    without = str(report)
+    assert "┃" in with_rich and "┃" not in without and "signal/noise" in without and str(report.findings[0]) in without
+    with pytest.raises(ImportError, match=r"`Diagnosis.plot` needs matplotlib.*pip install 'multihead\[plots\]'"):
+        report.plot()
+
+
+def _not_installed(name):
+    raise ImportError(name)
+
+
+def test_a_suggestion_as_json():
+    trainer, data = planted.three_scales(0)
+    report = trainer.diagnose(data)
+    as_json = json.loads(json.dumps(report.to_dict()))
+    restored = keras.saving.deserialize_keras_object(as_json["suggestion"]["weighting"])
+    assert restored.factors == report.suggestion["weighting"].factors

@@ -1,0 +1,149 @@
+"""Every planted trouble is recognised, with three seeds; where nothing is wrong nothing is recommended, with ten."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers import planted
+
+SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _eagerly():
+    """Tracing these tiny models takes longer than running them."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+def diagnosed(name, seed):
+    keras.utils.set_random_seed(seed)
+    trainer, data = getattr(planted, name)(seed)
+    return trainer, data, trainer.diagnose(data)
+
+
+def found(report, kind):
+    (finding,) = [each for each in report.findings if each.kind == kind]
+    return finding
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_recommended_where_nothing_is_wrong(seed):
+    _, _, report = diagnosed("healthy", seed)
+    (finding,) = report.findings
+    assert finding.kind == "healthy" and "the plain sum is enough" in finding
+    assert report.suggestion == {}
+
+
+@SEEDS
+def test_three_scales_give_a_weight_for_every_head(seed):
+    trainer, data, report = diagnosed("three_scales", seed)
+    finding = found(report, "scale")
+    assert finding.heads == ("c", "a", "b") and "`trainer.compile(optimizer, **diagnosis.suggestion)` does" in finding
+    factors = report.suggestion["weighting"].factors
+    assert set(factors) == {"a", "b", "c"} and factors["b"] > factors["a"] > factors["c"] == 1
+    trainer.compile("adam", **report.suggestion)
+    again = trainer.diagnose(data)
+    norms = again.norms["representation"]
+    assert norms.max() < 10 * norms.min() and np.argmax(norms) == 2  # the head that leads goes on leading
+    assert [each.kind for each in again.findings if each.kind in ("scale", "sensitivity")] == []
+
+
+@SEEDS
+def test_raw_units_are_to_be_standardised_first(seed):
+    _, _, report = diagnosed("raw_units", seed)
+    finding = report.findings[0]
+    assert finding.kind == "units" and finding.heads == ("cents",) and "Standardise them before anything else" in finding
+    mean, deviation = report.label_means[0], report.label_deviations[0]
+    assert (mean, deviation) == (pytest.approx(3000, rel=1e-3), pytest.approx(1000, rel=1e-3))
+    assert "the labels are in different units" in found(report, "scale")
+    assert max(report.suggestion["weighting"].factors.values()) == 1
+
+
+@SEEDS
+def test_an_offset_of_untrained_heads_is_no_conflict(seed):
+    _, _, report = diagnosed("offset", seed)
+    assert report.cosines["parameters"][0, 1] < -0.4 and report.progress == ("untrained", "untrained")
+    assert "It cannot be told yet whether some heads oppose each other: 'a' and 'b'" in found(report, "untrained")
+    assert not {each.kind for each in report.findings} & {"conflict", "conflict in one layer"} and report.suggestion == {}
+
+
+@SEEDS
+def test_a_head_that_is_done_is_not_in_other_units(seed):
+    _, _, report = diagnosed("done", seed)
+    (finding,) = report.findings
+    assert report.progress == ("done", "learning") and report.suggestion == {}
+    assert finding.kind == "done" and finding.heads == ("done",) and "Leave its weight alone" in finding
+
+
+@SEEDS
+def test_a_frozen_encoder(seed):
+    _, _, report = diagnosed("frozen", seed)
+    (finding,) = report.findings
+    assert finding.kind == "frozen encoder" and report.suggestion == {} and "nan" not in finding
+
+
+@SEEDS
+def test_the_share_of_labels_counts_elements(seed):
+    _, _, report = diagnosed("few_labels", seed)
+    np.testing.assert_allclose(report.labelled, [1, 1 / planted.ROWS, 1])
+    assert "'b' has labels for only 6% of its elements" in found(report, "few labels") and report.suggestion == {}
+
+
+@SEEDS
+def test_a_summed_loss(seed):
+    trainer, data, report = diagnosed("summed", seed)
+    assert "it grows with the size of the batch, so it is summed over it" in found(report, "scale")
+    assert report.is_summed == (False, True)
+    assert report.suggestion["weighting"].factors["a"] > 4 * report.suggestion["weighting"].factors["b"]
+
+
+@SEEDS
+def test_a_head_that_never_reaches_the_encoder(seed):
+    _, _, report = diagnosed("unreached", seed)
+    assert found(report, "unreached").heads == ("b",) and report.suggestion == {}
+
+
+@SEEDS
+def test_a_dead_encoder(seed):
+    _, _, report = diagnosed("dead", seed)
+    (finding,) = report.findings
+    assert finding.kind == "dead encoder" and report.suggestion == {}
+
+
+@SEEDS
+def test_two_equal_heads(seed):
+    _, _, report = diagnosed("equal", seed)
+    (finding,) = report.findings
+    assert finding.kind == "equal heads" and finding.heads == ("a", "b") and report.suggestion == {}
+
+
+@SEEDS
+def test_heads_that_read_different_tensors_are_judged_at_the_parameters(seed):
+    _, _, report = diagnosed("two_tensors", seed)
+    assert report.reads == ((True, False), (False, True)) and report.cosines["representation"][0, 1] == 0
+    assert found(report, "scale").startswith("The encoder gradient of 'b' is")
+    assert "their gradients cannot be compared there" in found(report, "different tensors")
+    assert report.suggestion["weighting"].factors["a"] > 50
+
+
+@SEEDS
+def test_heads_that_oppose_each_other(seed):
+    _, _, report = diagnosed("opposed", seed)
+    (finding,) = report.findings
+    assert finding.kind == "conflict" and "conflict in 100% of the batches" in finding
+    assert "Most of it is in the layer 'oppose'" in finding and report.suggestion == {}
+    assert report.spreads["parameters"].high[0, 1] < -0.5
+
+
+@SEEDS
+def test_heads_that_oppose_each_other_in_one_layer_only(seed):
+    _, _, report = diagnosed("opposed_in_one_layer", seed)
+    (finding,) = report.findings
+    assert finding.kind == "conflict in one layer" and "conflict in the layer 'oppose' (cosine -" in finding
+    assert report.cosines["parameters"][0, 1] > 0.3
+    assert list(report.layer_norms) == ["agree", "oppose"] and report.layer_cosines["agree"].mean[0, 1] > 0.9
