@@ -426,7 +426,7 @@ class MultiHeadTrainer(SavedByKeras):
             batches: The maximum number of batches to measure.
 
         Returns:
-            The measurements and findings; `print` it.
+            The measurements, findings and `suggestion`, keyword arguments for `compile`; `print` it.
 
         Raises:
             ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
