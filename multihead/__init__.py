@@ -10,10 +10,14 @@ from multihead import accumulation, balancing, callbacks, clipping, losses, sche
 from multihead._labels.class_weights import class_weights
 from multihead._version import __version__
 from multihead.mixing import mix_datasets
+from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
 
 __all__ = [
+    "ByPath",
+    "LayerwiseDecay",
     "MultiHeadTrainer",
+    "Stages",
     "__version__",
     "accumulation",
     "balancing",

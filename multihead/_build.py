@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import build_optimizer
+from multihead._keras_optimizers import build_optimizer
 from multihead._options import CompileOptions
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
 from multihead._update.labels import Predictions, share_nothing
 from multihead._update.network import Network, Ownership
+from multihead._update.rates import stages_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead.heads import Head
@@ -63,12 +63,13 @@ def build_spec(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.schedule,
-        combiner=_combiner(network, balancer, options),
+        combiner=_combiner(balancer, options),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         ownership=ownership,
         awake=awake,
         may_be_idle=may_be_idle,
+        stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
     )
 
 
@@ -86,16 +87,17 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
         )
 
 
-def _combiner(network: Network, balancer: Any, options: CompileOptions) -> Callable[[HeadsAtStep], Combiner]:
+def _combiner(balancer: Any, options: CompileOptions) -> Callable[[Network, HeadsAtStep], Combiner]:
     """A function that creates the combiner of one update."""
     measures_gramian = "gramian" in options.schedule.uses
     gramian: Measure | None = RepresentationGradients.gramian if measures_gramian else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
-        return partial(SumHeads, network, gramian or (RepresentationGradients.squared_norms if needs_norms else None))
+        measure = gramian or (RepresentationGradients.squared_norms if needs_norms else None)
+        return lambda network, heads: SumHeads(network, measure, heads)
     if options.balance_at == "representation":
-        return partial(BalanceAtRepresentation, network, balancer)
-    return partial(BalanceAtParameters, network, balancer, gramian)
+        return lambda network, heads: BalanceAtRepresentation(network, balancer, heads)
+    return lambda network, heads: BalanceAtParameters(network, balancer, gramian, heads)
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

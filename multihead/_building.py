@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,12 +16,14 @@ from multihead._data.arrays import as_arrays
 from multihead._keras import KerasHooks, Untracked, add_state, first_replica_variable, tensor_variable, unlock
 from multihead._labels.data import check_arrays, checked
 from multihead._options import CompileOptions
+from multihead._stages import StagedFunction
 from multihead._trace import trace_predictions
 from multihead._update.batch import Batch, as_tensors, open_batch_size, unpack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_head_names, quoted
 from multihead.heads import Head, weigh_classes
+from multihead.rates import starts_of
 from multihead.telemetry import LogMetrics
 
 
@@ -31,6 +34,8 @@ class BuiltFromData(KerasHooks, keras.Model):
         encoder: The encoder.
         name: Name of the model.
     """
+
+    train_function: Any
 
     def __init__(self, encoder: Callable[[Any], Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -55,6 +60,8 @@ class BuiltFromData(KerasHooks, keras.Model):
         self._awake = Untracked(None)
         self._idle_heads: list[str] = []
         self._may_be_idle = False
+        self._steps_at_once = 1
+        self._stage = 0  # the position of the stage in which training steps are traced
         self._wants_every_head = False
         self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
 
@@ -118,6 +125,56 @@ class BuiltFromData(KerasHooks, keras.Model):
         self.updates_before.assign(self.update_count)
         self._options, self._spec, self._logs = None, None, None
         self._awake.value, self._idle_heads = None, []
+
+    def _num_updates(self) -> int:
+        """The number of updates applied so far, as known to Python."""
+        with tf.init_scope():
+            return int(self.distribute_strategy.experimental_local_results(self.update_count)[0].numpy())
+
+    @property
+    def stage(self) -> int:
+        """The position of the present stage, from 0, if learning rates have `Stages`; otherwise 0.
+
+        A `tf.function` of a custom training loop is traced for one stage. Pass this number to it as a Python argument, so
+        that it is traced again for the next.
+        """
+        return 0 if self._spec is None else self._spec.stage_at(self._num_updates())
+
+    def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
+        """The specification of the next update in a custom training loop, and what must hold before it in a graph."""
+        spec, _ = self._built()
+        stage = self.stage
+        following = spec.stages[stage + 1 :]
+        if not following or tf.executing_eagerly():
+            return spec.in_stage(stage), []
+        start, end = spec.stages[stage].start, following[0].start
+        message = (
+            f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
+            "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
+        )
+        return spec.in_stage(stage), [tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that Keras calls for each step; if there are several stages, one for each."""
+        if self.train_function is not None and not force:
+            return self.train_function
+        options = self._assert_ready("fit")
+        rates = [rate for head in self._heads.value for rate in (head.learning_rate, head.weight_decay)]
+        has_stages = len(starts_of([options.encoder_learning_rate, options.encoder_weight_decay, *rates])) > 1
+        if has_stages:
+            self._stage = self.stage
+        super().make_train_function(force=True)
+        if has_stages:
+            make_next = partial(self.make_train_function, force=True)
+            self.train_function = StagedFunction(self.train_function, self._updates_left, make_next, self._steps_at_once)
+        return self.train_function
+
+    def _updates_left(self) -> int | None:
+        """The number of updates before the next stage begins; None if no stage follows."""
+        if self._spec is None:
+            return 1  # the first call builds
+        following = self._spec.stages[self._stage + 1 :]
+        return following[0].start - self._num_updates() if following else None
 
     @contextmanager
     def _requiring_every_head(self, required: bool) -> Iterator[None]:
@@ -205,6 +262,7 @@ class BuiltFromData(KerasHooks, keras.Model):
                 if self._logs is None:
                     self._awake.value = first_replica_variable(tf.constant(self._awake_heads()))
                 self._spec = self._spec_of(heads, self._options)
+                self._stage = self._spec.stage_at(self._num_updates())
                 if self._logs is None:
                     self._logs = LogMetrics(self._spec, self._options.telemetry)
         self.built = True

@@ -1,4 +1,4 @@
-"""All differences between Keras 2 and Keras 3.
+"""All differences between Keras 2 and Keras 3, except those of optimizers (`_keras_optimizers`).
 
 The rest of the package uses the names below and does not depend on the Keras version.
 """
@@ -149,6 +149,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
         **_OF_BOTH,
         "Model": ("_validate_and_get_metrics_result",),
         "Layer": ("_clear_losses", "_flatten_layers", "_name"),
+        "Optimizer": ("_apply_weight_decay", "_index_dict", "_model_variables_moving_average", "_var_key"),
         "LossScaleOptimizer": ("_loss_scale",),
     },
     3: {
@@ -161,10 +162,14 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
             "_allow_non_tensor_positional_args",
             "_convert_input_args",
         ),
+        "Optimizer": ("_apply_weight_decay", "_get_variable_index", "_model_variables_moving_average"),
         "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
     },
 }
-"""The private names of Keras that this file overrides, sets or reads, by owner. A test fails if a release drops one."""
+"""The private names of Keras that are overridden, set or read here and in `_keras_optimizers`, by owner.
+
+A test fails if a release drops one.
+"""
 
 PRIVATE_NAMES_OF_TENSORFLOW = ("_in_multi_worker_mode", "_noinline", "_value_specs", "_watched_variables")
 """The same of TensorFlow; they may be used in other files, too."""
@@ -184,6 +189,37 @@ def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
         name = layer.name if used[layer.name] == 1 else f"{layer.name} ({used[layer.name]})"
         names.update({id(tensor_variable(variable)): name for variable in layer.variables})
     return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
+
+
+def blocks(module: Any) -> list[keras.layers.Layer]:
+    """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
+
+    They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
+    """
+    if not isinstance(module, keras.layers.Layer):
+        return []
+    if isinstance(module, keras.Model):
+        layers = list(module.layers)
+    else:
+        layers = list(module._flatten_layers(include_self=False, recursive=False))
+    inner = [blocks(layer) if isinstance(layer, keras.Model) else [] for layer in layers]
+    return [each for layer, found in zip(layers, inner) for each in found or [layer]]
+
+
+@contextmanager
+def frozen_normalization(layers: Sequence[Any]) -> Iterator[None]:
+    """A context in which batch normalization layers run in inference mode, as Keras's `trainable = False` does.
+
+    Args:
+        layers: `keras.layers.BatchNormalization` layers that are otherwise trainable.
+    """
+    for layer in layers:
+        layer.trainable = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.trainable = True
 
 
 def recurrent_states(module: Any) -> list[tf.Variable]:
@@ -410,125 +446,3 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     if "training" in parameters:
         return module(*args, training=training)
     return InMode(module)(args, training=training)
-
-
-def optimizer_core(optimizer: Any) -> Any:
-    """The optimizer itself, without a loss-scaling wrapper."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
-    """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
-    core = optimizer_core(optimizer)
-    names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
-    return {name: getattr(core, name) for name in names if getattr(core, name, None)}
-
-
-def get_optimizer(optimizer: Any) -> Any:
-    """As `keras.optimizers.get`, which on Keras 2 does not know the names of all optimizers that Keras 2 has.
-
-    Raises:
-        ValueError: The name is unknown.
-    """
-    if isinstance(optimizer, str) and not KERAS_3:
-        named = {name.lower(): each for name, each in vars(keras.optimizers).items() if isinstance(each, type)}
-        if optimizer.lower() in named:
-            optimizer = named[optimizer.lower()]()
-    return keras.optimizers.get(optimizer)
-
-
-def is_legacy_optimizer(optimizer: Any) -> bool:
-    """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
-    return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
-
-
-def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
-    """Builds the optimizer on all variables and returns the slots that it creates for each of them.
-
-    Works for any optimizer, by recording which variable each slot is derived from.
-
-    Args:
-        optimizer: A Keras optimizer that is not built yet.
-        variables: Trainable variables, in the order in which they will be updated.
-
-    Returns:
-        One list of slot variables per variable.
-    """
-    core = optimizer_core(optimizer)
-    slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
-    derive = core.add_variable_from_reference
-
-    def derive_and_remember(reference: Any, *args: Any, **kwargs: Any) -> Any:
-        slot = derive(reference, *args, **kwargs)
-        slots[id(tensor_variable(reference))].append(slot)
-        return slot
-
-    # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
-    def intercept(*args: Any, **kwargs: Any) -> Any:
-        for keyword in ("model_variable", "reference_variable"):
-            if keyword in kwargs:
-                return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
-        return derive_and_remember(*args, **kwargs)
-
-    object.__setattr__(core, "add_variable_from_reference", intercept)
-    try:
-        optimizer.build(list(variables))
-    finally:
-        object.__delattr__(core, "add_variable_from_reference")
-    return [slots[id(tensor_variable(variable))] for variable in variables]
-
-
-def loss_scale(optimizer: Any) -> tf.Tensor | None:
-    """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
-    if optimizer_core(optimizer) is optimizer:
-        return None
-    if KERAS_3:
-        return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
-    return tf.cast(optimizer.loss_scale, tf.float32)
-
-
-def record_finite(optimizer: Any, finite: bool) -> None:
-    """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
-
-    Must run in a cross-replica context. Does nothing without loss scaling.
-    """
-    if optimizer_core(optimizer) is optimizer:
-        return
-    if not KERAS_3:
-        if hasattr(optimizer._loss_scale, "update"):
-            optimizer._loss_scale.update([tf.constant(0.0 if finite else float("nan"))])
-    elif finite:
-        optimizer._stateful_handle_finite_grads([], [])
-    else:
-        optimizer._stateful_handle_non_finite_grads()
-
-
-def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Applies gradients that are already reduced over replicas, once.
-
-    Must run in a replica context.
-
-    Args:
-        optimizer: The built optimizer; its loss scaling is not applied.
-        gradients: One gradient per variable, none of them None, without duplicate rows in sparse ones.
-        variables: The variables.
-    """
-    optimizer = optimizer_core(optimizer)
-    if not KERAS_3:
-        optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
-        return
-    # Keras 3 always sums over the replicas again.
-    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if num_replicas > 1:
-        gradients = [_summand(gradient, num_replicas) for gradient in gradients]
-    optimizer.apply(list(gradients), list(variables))
-
-
-def _summand(gradient: Gradient, num_replicas: int) -> Gradient:
-    """The term of each replica, so that the sum over replicas is the gradient that all of them have."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient / tf.cast(num_replicas, gradient.dtype)
-    # The sum of sparse gradients would repeat their rows, which Keras 3's optimizers cannot handle: only one replica adds.
-    is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-    num_rows = tf.where(is_first, tf.shape(gradient.indices)[0], 0)
-    return tf.IndexedSlices(gradient.values[:num_rows], gradient.indices[:num_rows], gradient.dense_shape)

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._keras import get_optimizer, is_legacy_optimizer, optimizer_takes_over
+from multihead._keras_optimizers import get_optimizer, is_legacy_optimizer, optimizer_core, optimizer_takes_over
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.balancing._every import every
 from multihead.clipping import AbstractClipping
+from multihead.heads import Head
+from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
 BALANCE_AT = ("representation", "parameters")
@@ -80,6 +82,27 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
+def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
+    """Checks that the optimizer has the weight decay that is to be multiplied.
+
+    Args:
+        optimizer: The optimizer.
+        rates: The encoder's factors, by the name of their argument.
+        heads: The heads.
+
+    Raises:
+        ValueError: A factor would have no effect.
+    """
+    given = {**rates, **{f"weight_decay of head {head.name!r}": head.weight_decay for head in heads}}
+    for argument, rate in given.items():
+        if rate not in (0, 1) and optimizer_core(optimizer).weight_decay is None:
+            raise ValueError(
+                f"`{argument}` must be 0 or 1 for an optimizer without weight decay: it is a factor of the optimizer's. "
+                f"Received: {rate!r}, and {type(optimizer_core(optimizer)).__name__} without `weight_decay`. Pass "
+                "`weight_decay` to the optimizer, for example keras.optimizers.AdamW(weight_decay=0.01)."
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """The arguments of `MultiHeadTrainer.compile`; see there."""
@@ -92,6 +115,8 @@ class CompileOptions:
     clip: AbstractClipping | None
     micro_batches: int
     accumulate_steps: int
+    encoder_learning_rate: Any
+    encoder_weight_decay: Any
     telemetry: str
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
@@ -126,7 +151,8 @@ class CompileOptions:
         for method in (weighting, balancer, schedule):
             if method is not None:
                 method.bind(head_names)
-        given = {"weighting": weighting, "balancer": balancer, "schedule": schedule, **whole}
+        rates = {name: check_rate(name, getattr(self, name)) for name in ("encoder_learning_rate", "encoder_weight_decay")}
+        given = {"weighting": weighting, "balancer": balancer, "schedule": schedule, **whole, **rates}
         return CompileOptions(**{**self.by_name(), **given})
 
     def by_name(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from multihead._labels.missing import mask_missing, with_same_sizes, without_cla
 from multihead._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead._reads import check_reads, encode_reads, select
 from multihead._validation import check_head_names, is_number, quoted
+from multihead.rates import check_rate
 
 __all__ = ["Head"]
 
@@ -37,6 +38,8 @@ class Head:
         ignore_label: The label of an element without a label (NaN always is one).
         class_weight: Weights by class number, or None.
         reads: Which part of the representation the module is given; None for all of it.
+        learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
+        weight_decay: The factor of the optimizer's weight decay.
 
     Raises:
         ValueError: `name` cannot be one, a weight is negative or not finite, the loss or a metric is unknown.
@@ -55,6 +58,8 @@ class Head:
         ignore_label: float | None = None,
         class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
+        learning_rate: Any = 1.0,
+        weight_decay: Any = 1.0,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -72,6 +77,8 @@ class Head:
         self.ignore_label = check_ignore_label(ignore_label)
         self.class_weight = None if class_weight is None else ClassWeight(class_weight)
         self.reads = check_reads(reads)
+        self.learning_rate = check_rate("learning_rate", learning_rate)
+        self.weight_decay = check_rate("weight_decay", weight_decay)
         labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
         ignore_labels = tuple(label for label in labels if label is not None)
         self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
@@ -105,6 +112,8 @@ class Head:
             "ignore_label": self.ignore_label,
             "class_weight": None if self.class_weight is None else dict(self.class_weight.weights),
             "reads": encode_reads(self.reads),
+            "learning_rate": serialize(self.learning_rate),
+            "weight_decay": serialize(self.weight_decay),
         }
 
     @property

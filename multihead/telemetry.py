@@ -10,6 +10,8 @@ parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
   combined gradient); norm, share and coefficient are means over the updates that train the head;
 - `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
   head;
+- `{head}_learning_rate` and `encoder_learning_rate`, if one of them can change: the factor of the steps that are applied to
+  the head's own variables, or to the encoder's; where it differs by variable, the largest;
 - `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
 - `loss`: the total loss, as a mean over updates (in evaluation: from the heads' losses over all labelled elements);
 - `{head}_updates`: the number of updates in the epoch so far that have trained the head;
@@ -118,6 +120,10 @@ def _has_changing_weights(spec: UpdateSpec, level: str) -> bool:
     return spec.weighting is not None or any(callable(head.weight) for head in spec.network.heads)
 
 
+def _has_changing_rates(spec: UpdateSpec, level: str) -> bool:
+    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+
+
 def _shows_norms(spec: UpdateSpec, level: str) -> bool:
     return level == "norms"
 
@@ -129,10 +135,12 @@ def _shows_coefficients(spec: UpdateSpec, level: str) -> bool:
 # To add a figure, add one entry here, and a line to the docstring above.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, per_head=False),
+    Figure("encoder_learning_rate", lambda update: update.rates.at(update.step)[0], _has_changing_rates, per_head=False),
     Figure("weight", lambda update: update.total.weights, _has_changing_weights),
     Figure("norm", lambda update: update.combined.norms, _shows_norms),
     Figure("share", _shares, _shows_norms),
     Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients),
+    Figure("learning_rate", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
     Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
 """The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""

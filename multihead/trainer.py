@@ -25,7 +25,6 @@ from multihead._export import export_heads, heads_to_export
 from multihead._keras import (
     HEAD,
     call_module,
-    loss_scale,
     over_replicas,
     remove_layer,
     renamed,
@@ -33,8 +32,9 @@ from multihead._keras import (
     tensor_variable,
     unlock,
 )
+from multihead._keras_optimizers import loss_scale
 from multihead._metrics import check_apart
-from multihead._options import CompileOptions, check_optimizer, refuse_options_of_heads
+from multihead._options import CompileOptions, check_optimizer, check_weight_decay, refuse_options_of_heads
 from multihead._progress import with_progress
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
@@ -104,6 +104,8 @@ class MultiHeadTrainer(SavedByKeras):
         ignore_label: float | None = None,
         class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
+        learning_rate: Any = 1.0,
+        weight_decay: Any = 1.0,
     ) -> None:
         """Adds a head. Afterwards, `compile` must be called (again).
 
@@ -122,6 +124,11 @@ class MultiHeadTrainer(SavedByKeras):
             reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
                 tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
                 `representation["states"][0]`; a list of these: a list of the parts.
+            learning_rate: The factor of every step that is applied to the module's variables, weight decay included. A
+                number, of which 0 freezes the module; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`. The
+                encoder's variables have the factor of `compile(encoder_learning_rate=)` even if the module contains them;
+                variables that several heads share have the largest of their factors.
+            weight_decay: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, or two figures of the heads
@@ -138,6 +145,8 @@ class MultiHeadTrainer(SavedByKeras):
             ignore_label=ignore_label,
             class_weight=class_weight,
             reads=reads,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
         )
         if name in self.heads:
             raise ValueError(
@@ -184,6 +193,8 @@ class MultiHeadTrainer(SavedByKeras):
         clip: AbstractClipping | None = None,
         micro_batches: int = 1,
         accumulate_steps: int = 1,
+        encoder_learning_rate: Any = 1.0,
+        encoder_weight_decay: Any = 1.0,
         telemetry: str = "norms",
         run_eagerly: bool | None = None,
         steps_per_execution: int = 1,
@@ -212,6 +223,9 @@ class MultiHeadTrainer(SavedByKeras):
                 head.
             accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
                 a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
+            encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay included.
+                A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`.
+            encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same forms.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"losses"` omits them.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
@@ -237,8 +251,11 @@ class MultiHeadTrainer(SavedByKeras):
             clip=clip,
             micro_batches=micro_batches,
             accumulate_steps=accumulate_steps,
+            encoder_learning_rate=encoder_learning_rate,
+            encoder_weight_decay=encoder_weight_decay,
             telemetry=telemetry,
         ).checked(list(self.heads))
+        check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
         unlock(self)
         options = {} if jit_compile is None else {"jit_compile": jit_compile}
         self._forget()
@@ -249,7 +266,7 @@ class MultiHeadTrainer(SavedByKeras):
         replace_layers(
             self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule
         )
-        self._options = checked
+        self._options, self._steps_at_once = checked, steps_per_execution
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
@@ -333,10 +350,10 @@ class MultiHeadTrainer(SavedByKeras):
         """One update, from one batch or from a window of batches; called by Keras."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
         spec, logs = self._built()
-        spec = self._fit_spec or spec
+        spec = (self._fit_spec or spec).in_stage(self._stage)
         saved = snapshot(spec.state)
         update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
-        applied = apply_update(spec, self.optimizer, update.gradients, update.active, saved)
+        applied = apply_update(spec, self.optimizer, update.gradients, update.active, update.step, saved)
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
@@ -380,9 +397,10 @@ class MultiHeadTrainer(SavedByKeras):
         """
         self._assert_ready("compute_gradients")
         prepared = self._prepared(batch)
-        spec, _ = self._built()
-        saved = snapshot(spec.state)
-        update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+        spec, checks = self._spec_at_step()
+        with tf.control_dependencies(checks):
+            saved = snapshot(spec.state)
+            update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
         return ComputedGradients.of(spec.network, update, saved)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
@@ -405,8 +423,10 @@ class MultiHeadTrainer(SavedByKeras):
                 "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
                 "Call `compute_gradients(batch)` or `fit` first."
             )
-        gradients, active, saved = to_apply(self._spec.network, grads_and_vars)
-        return apply_update(self._spec, self.optimizer, gradients, active, saved)
+        spec, checks = self._spec_at_step()
+        with tf.control_dependencies(checks):
+            gradients, active, saved = to_apply(spec.network, grads_and_vars)
+            return apply_update(spec, self.optimizer, gradients, active, self.update_count, saved)
 
     @errors_in_words()
     def diagnose(

@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._gradients import deduplicate, is_finite
-from multihead._keras import apply_reduced_gradients, record_finite
+from multihead._keras_optimizers import apply_reduced_gradients, record_finite
 from multihead._update.network import Gradients, Ownership
+from multihead._update.scale import Scaling, apply_scaled
 from multihead._update.spec import UpdateSpec
 
 Saved = Sequence[tuple[tf.Variable, tf.Tensor]]
@@ -21,55 +22,80 @@ def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Ten
     return [(variable, tf.identity(variable.read_value())) for variable in variables]
 
 
-def apply_once(spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, saved: Saved) -> tf.Tensor:
+def apply_once(
+    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, step: tf.Tensor, saved: Saved
+) -> tf.Tensor:
     """Applies one update, or skips it completely if a gradient is not finite or no head is active.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
-    gradient is zero.
+    gradient is zero. Frozen variables and their slots are left out.
 
     Args:
         spec: The network and the ownership of its variables.
         optimizer: The built optimizer.
         gradients: The gradients of the network's variables, reduced and clipped, without loss scaling.
         active: Which heads are trained, `[num_heads]` booleans; in a custom loop with one more, for the encoder.
+        step: The number of updates applied so far, an int64 scalar.
         saved: The values to restore if the update is skipped.
 
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    pairs = [(gradient, v) for gradient, v in zip(gradients.all, spec.network.variables.all) if gradient is not None]
+    network, all_gradients = spec.network, gradients.all
+    positions = [i for i, each in enumerate(all_gradients) if each is not None and i not in network.frozen]
     values = [value for _, value in saved]
-    if not pairs:
-        put_back = _Once(optimizer, [], spec.ownership, [variable for variable, _ in saved]).put_back
-        tf.distribute.get_replica_context().merge_call(put_back, args=(values,))
+    targets, state = [network.variables.all[i] for i in positions], [variable for variable, _ in saved]
+    once = _Once(optimizer, targets, spec.ownership, state, _scaling(spec, positions))
+    if not positions:
+        tf.distribute.get_replica_context().merge_call(once.put_back, args=(values,))
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
-    present = [deduplicate(gradient) for gradient, _ in pairs]
+    present = [deduplicate(all_gradients[i]) for i in positions]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
-    targets, state = [variable for _, variable in pairs], [variable for variable, _ in saved]
-    once = _Once(optimizer, targets, spec.ownership, state)
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    tf.distribute.get_replica_context().merge_call(once.apply_or_skip, args=(present, finite, active, values))
+    tf.distribute.get_replica_context().merge_call(once.apply_or_skip, args=(present, finite, active, step, values))
     return finite & tf.reduce_any(active)
+
+
+def _scaling(spec: UpdateSpec, positions: Sequence[int]) -> Scaling | None:
+    """How far the variables at some positions move; None if all move as far as the optimizer moves them."""
+    if spec.rates.is_plain:
+        return None
+    return Scaling(
+        [spec.network.variables.all[i] for i in positions],
+        [spec.ownership.slots[i] for i in positions],
+        [spec.rates.steps[i] for i in positions],
+        [spec.rates.decays[i] for i in positions],
+    )
 
 
 class _Once:
     """One application of the optimizer, in the cross-replica context."""
 
-    def __init__(self, optimizer: Any, targets: Sequence[Any], ownership: Ownership, state: Sequence[tf.Variable]) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        targets: Sequence[Any],
+        ownership: Ownership,
+        state: Sequence[tf.Variable],
+        scaling: Scaling | None,
+    ) -> None:
         self._optimizer = optimizer
         self._targets = targets
         self._ownership = ownership
         self._state = state
+        self._scaling = scaling
 
-    def apply_or_skip(self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, saved: Any) -> None:
+    def apply_or_skip(
+        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, active: Any, step: Any, saved: Any
+    ) -> None:
         """Applies the gradients if they are finite and a head is active; otherwise restores the saved values."""
 
         def apply() -> tf.Tensor:
             tf.cond(
                 tf.reduce_all(_local(strategy, active)),
-                lambda: _done(lambda: self._apply(strategy, gradients)),
-                lambda: _done(lambda: self._apply_to_active(strategy, gradients, active)),
+                lambda: _done(lambda: self._apply(strategy, gradients, step)),
+                lambda: _done(lambda: self._apply_to_active(strategy, gradients, active, step)),
             )
             record_finite(self._optimizer, True)
             return tf.constant(True)
@@ -86,16 +112,22 @@ class _Once:
         for variable, value in zip(self._state, saved):
             _assign(strategy, variable, value)
 
-    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any) -> None:
-        strategy.extended.call_for_each_replica(
-            lambda of_replica: apply_reduced_gradients(self._optimizer, of_replica, self._targets), args=(gradients,)
-        )
+    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: Any) -> None:
+        def apply() -> None:
+            strategy.extended.call_for_each_replica(
+                lambda of_replica: apply_reduced_gradients(self._optimizer, of_replica, self._targets), args=(gradients,)
+            )
 
-    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any) -> None:
+        if self._scaling is None:
+            apply()
+        else:
+            apply_scaled(strategy, self._optimizer, self._scaling, _local(strategy, step), apply)
+
+    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: Any) -> None:
         groups = self._ownership.groups
         before = [[tf.identity(variable.read_value()) for variable in group] for _, group in groups]
         with tf.control_dependencies([value for group in before for value in group]):
-            self._apply(strategy, gradients)
+            self._apply(strategy, gradients, step)
         for (owners, group), old_values in zip(groups, before):
             is_trained = tf.reduce_any(tf.gather(_local(strategy, active), owners))
             for variable, old in zip(group, old_values):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._gradients import added, computed_if, scaled
-from multihead._keras import Gradient, call_module
+from multihead._keras import Gradient, call_module, frozen_normalization
 from multihead._update.labels import Labels, count_labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -180,11 +180,23 @@ class Encoded(NamedTuple):
     added_loss: tf.Tensor
 
 
+def trained(tensors: Sequence[Any], is_trained: Sequence[bool]) -> list[Any]:
+    """Those of some tensors that are trained."""
+    return [tensor for tensor, is_one in zip(tensors, is_trained) if is_one]
+
+
+def with_none(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
+    """The gradients of all tensors, from those of the trained ones; None for the others."""
+    found = iter(gradients)
+    return [next(found) if is_one else None for is_one in is_trained]
+
+
 def encode(network: Network, inputs: Any, *, persistent: bool) -> Encoded:
     """Runs the encoder; with `persistent`, `encoder_gradients` can be called more than once."""
     with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
-        tape.watch(network.encoder_tensors)
-        representation = call_module(network.encoder, inputs, training=True)
+        tape.watch(trained(network.encoder_tensors, network.trains_encoder))
+        with frozen_normalization(network.frozen_normalization):
+            representation = call_module(network.encoder, inputs, training=True)
         losses = list(getattr(network.encoder, "losses", []))
         added_loss = _sum(losses)
     return Encoded(tape, DetachedRepresentation(representation), losses, added_loss)
@@ -194,7 +206,7 @@ def encoder_gradients(
     network: Network, encoded: Encoded, gradients: Sequence[tf.Tensor | None], factors: LossFactors, *, with_added: bool
 ) -> list[Gradient]:
     """The encoder's backward pass, from one gradient per leaf and, if `with_added`, the encoder's added losses."""
-    variables = network.encoder_tensors
+    variables = trained(network.encoder_tensors, network.trains_encoder)
     scale = tf.ones([]) if factors.scale is None else factors.scale
     pairs = [
         (leaf, tf.cast(gradient * tf.cast(scale, gradient.dtype), leaf.dtype))
@@ -204,10 +216,12 @@ def encoder_gradients(
     if with_added and encoded.losses:
         pairs.append((encoded.added_loss, factors.added * scale))
     if not pairs or not variables:
-        return [None] * len(variables)
+        return [None] * len(network.encoder_tensors)
     outputs, cotangents = zip(*pairs)
     found = encoded.tape.gradient(list(outputs), variables, output_gradients=list(cotangents))
-    return found if factors.scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
+    if factors.scale is not None:
+        found = [scaled(gradient, 1.0 / scale) for gradient in found]
+    return with_none(found, network.trains_encoder)
 
 
 def head_gradients(
@@ -218,11 +232,13 @@ def head_gradients(
     Raises:
         ValueError: The head's loss has no gradient with respect to the representation.
     """
-    head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
+    head, trains_own, trains_shared = network.heads[k], network.trains_own(k), network.trains_shared(k)
+    own, shared = trained(network.own_tensors(k), trains_own), trained(network.shared_tensors(k), trains_shared)
     sources: list[Any] = [*representation.leaves, *own, *shared]
     with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(sources)
-        predictions = head.predict(representation.nest, labels.targets, training=True)
+        with frozen_normalization(network.frozen_normalization):
+            predictions = head.predict(representation.nest, labels.targets, training=True)
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
         added_losses = head.added_losses
         added_loss = _sum(added_losses)
@@ -236,13 +252,13 @@ def head_gradients(
             found = [scaled(gradient, 1.0 / scale) for gradient in found]
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found[:num_leaves]]
-        return LossGradients(dense, found[num_leaves:end], found[end:])
+        return LossGradients(dense, with_none(found[num_leaves:end], trains_own), with_none(found[end:], trains_shared))
 
     of_loss = gradients(loss_sum, factors.heads[k])
-    nothing = LossGradients([None] * len(representation.leaves), [None] * len(own), [None] * len(shared))
+    nothing = LossGradients([None] * len(representation.leaves), [None] * len(trains_own), [None] * len(trains_shared))
     of_added = gradients(added_loss, added_factor) if added_losses else nothing
     head.update_metrics(labels.targets, predictions, labels.weights)
-    if all(gradient is None for gradient in of_loss.representation) and not shared:
+    if all(gradient is None for gradient in of_loss.representation) and not trains_shared:
         raise ValueError(
             f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
             "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "

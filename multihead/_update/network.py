@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import Gradient, state_variables, tensor_variable
+from multihead._keras import Gradient, all_layers, keras, state_variables, tensor_variable
 from multihead.heads import Head
 
 
@@ -67,6 +67,7 @@ class Network:
         own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable.
         shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
         learned_by: For each variable in `variables.weighting`, the heads that train it.
+        frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
     encoder: Any
@@ -75,6 +76,7 @@ class Network:
     own: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
+    frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
@@ -110,6 +112,38 @@ class Network:
         """The TensorFlow variables of the encoder that the module of head `k` also contains."""
         return [tensor_variable(self.variables.encoder[i]) for i in self.shared[k]]
 
+    @property
+    def trains_encoder(self) -> list[bool]:
+        """For each of `encoder_tensors`, whether it is trained."""
+        return [i not in self.frozen for i in range(len(self.variables.encoder))]
+
+    def trains_own(self, k: int) -> list[bool]:
+        """For each of `own_tensors`, whether it is trained."""
+        return [len(self.variables.encoder) + i not in self.frozen for i in self.own[k]]
+
+    def trains_shared(self, k: int) -> list[bool]:
+        """For each of `shared_tensors`, whether it is trained."""
+        return [i not in self.frozen for i in self.shared[k]]
+
+    @property
+    def frozen_normalization(self) -> list[Any]:
+        """The batch normalization layers of which nothing is trained because it, or the whole module, is frozen."""
+        keys = [id(tensor_variable(variable)) for variable in self.variables.all]
+        frozen = {keys[i] for i in self.frozen}
+
+        def is_frozen(layer: Any) -> bool:
+            of_layer = [id(tensor_variable(variable)) for variable in layer.trainable_variables]
+            return frozen.issuperset(of_layer) and bool(of_layer)
+
+        modules = [self.encoder, *(head.module for head in self.heads)] if frozen else []
+        found = {}
+        for module in modules:
+            for layer in all_layers(module):
+                is_normalization = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+                if is_normalization and is_frozen(layer if layer.trainable_variables else module):
+                    found[id(layer)] = layer
+        return list(found.values())
+
     def state_of(self, k: int) -> list[tf.Variable]:
         """The variables that a forward pass of head `k` in training mode may change, such as moving averages."""
         return state_variables(self.heads[k].module)
@@ -133,9 +167,11 @@ class Ownership(NamedTuple):
 
     Attributes:
         groups: Pairs of head positions and the variables (with their optimizer slots) that only these heads train.
+        slots: The optimizer slots of each variable of the network.
     """
 
     groups: list[tuple[list[int], list[tf.Variable]]]
+    slots: list[list[tf.Variable]]
 
     @classmethod
     def of(cls, network: Network, slots: Sequence[Sequence[Any]]) -> Ownership:
@@ -150,5 +186,6 @@ class Ownership(NamedTuple):
         for variable, owners, of_variable in list(zip(network.variables.all, network.owners, slots))[first:]:
             members = groups.setdefault(tuple(owners), [])
             members.extend(tensor_variable(each) for each in (variable, *of_variable))
-        return cls([(list(owners), members) for owners, members in groups.items()])
+        tensors = [[tensor_variable(slot) for slot in of_variable] for of_variable in slots]
+        return cls([(list(owners), members) for owners, members in groups.items()], tensors)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead import _replicas
 from multihead._gradients import computed_if
-from multihead._keras import call_module
+from multihead._keras import call_module, frozen_normalization
 from multihead._method import Observation
 from multihead._update.apply import Saved, apply_once, snapshot
 from multihead._update.backward import LossFactors, MicroBatchGradients, micro_batch_gradients
@@ -19,6 +19,7 @@ from multihead._update.combine import Combined, HeadsAtStep
 from multihead._update.labels import count_over_replicas, read_labels
 from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
 from multihead._update.network import Gradients
+from multihead._update.rates import Rates
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import LossWeights, TotalLoss, head_weights_at
 
@@ -37,6 +38,7 @@ class Update(NamedTuple):
         total: The total loss.
         weights: The weights of the losses.
         micro_batches: The examples on this replica.
+        rates: The factors of learning rates.
     """
 
     gradients: Gradients
@@ -49,6 +51,7 @@ class Update(NamedTuple):
     total: TotalLoss
     weights: LossWeights
     micro_batches: list[MicroBatch]
+    rates: Rates
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Update:
@@ -76,7 +79,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     weights = LossWeights(spec.weighting, head_weights, counts, active, step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
-    combiner = spec.combiner(HeadsAtStep(step, active, counts, weights))
+    combiner = spec.combiner(network, HeadsAtStep(step, active, counts, weights))
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
     combine = combiner.combine_early(len(micro_batches))
     conditional = _may_be_idle(spec, batches)
@@ -103,11 +106,11 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     is_computed = scheduled & (active | ~tf.constant(conditional))
     local_counts = tf.where(is_computed, gathered.counts, 0.0)
     sums = (gathered.loss_sums, local_counts, gathered.added_loss)
-    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches)
+    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches, spec.rates)
 
 
 def apply_update(
-    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, saved: Saved
+    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, step: tf.Tensor, saved: Saved
 ) -> tf.Tensor:
     """Clips and applies an update once, or skips it completely; see `apply_once`.
 
@@ -118,6 +121,7 @@ def apply_update(
         optimizer: The built optimizer.
         gradients: The gradients, reduced over replicas, without loss scaling.
         active: `[num_heads]` booleans.
+        step: The number of updates applied so far, an int64 scalar.
         saved: The values to restore if the update is skipped.
 
     Returns:
@@ -126,7 +130,7 @@ def apply_update(
     if spec.clip is not None:
         clipped = [*spec.clip(gradients.of_losses), *gradients.weighting]
         gradients = Gradients.of(clipped, spec.network.variables)
-    return apply_once(spec, optimizer, gradients, active, saved)
+    return apply_once(spec, optimizer, gradients, active, step, saved)
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
@@ -167,12 +171,14 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
     before = snapshot(network.state)
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
-        representation = call_module(network.encoder, micro_batch.inputs, training=True)
+        with frozen_normalization(network.frozen_normalization):
+            representation = call_module(network.encoder, micro_batch.inputs, training=True)
         sums = []
         for k, labels in enumerate(micro_batch.labels):
 
             def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
-                predictions = network.heads[k].predict(representation, labels.targets, training=True)
+                with frozen_normalization(network.frozen_normalization):
+                    predictions = network.heads[k].predict(representation, labels.targets, training=True)
                 return [network.heads[k].loss_sum(labels.targets, predictions, labels.weights)]
 
             scalar = [tf.constant([], tf.int32)]

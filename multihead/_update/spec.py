@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from multihead._keras import tensor_variable
 from multihead._update.combine import Combiner, HeadsAtStep
 from multihead._update.labels import Predictions
 from multihead._update.network import Network, Ownership
+from multihead._update.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,14 @@ class UpdateSpec:
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         schedule: The schedule, which decides which heads train at a step.
-        combiner: Creates the combiner of one update.
+        combiner: Creates the combiner of one update, for the network.
         num_micro_batches: Micro-batches per batch.
         clip: Limits the gradients, or None.
         ownership: The variables that must not change while their heads are idle.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
+        stages: The factors of learning rates and weight decay in each stage of training, in order.
+        stage: The position of the present stage.
     """
 
     network: Network
@@ -37,12 +40,27 @@ class UpdateSpec:
     weighting: Any
     balancer: Any
     schedule: Any
-    combiner: Callable[[HeadsAtStep], Combiner]
+    combiner: Callable[[Network, HeadsAtStep], Combiner]
     num_micro_batches: int
     clip: Any
     ownership: Ownership
     awake: tf.Variable
     may_be_idle: bool
+    stages: tuple[Rates, ...]
+    stage: int = 0
+
+    @property
+    def rates(self) -> Rates:
+        """The factors of learning rates and weight decay in the present stage."""
+        return self.stages[self.stage]
+
+    def stage_at(self, step: int) -> int:
+        """The position of the stage of a step."""
+        return max(i for i, rates in enumerate(self.stages) if rates.start <= step)
+
+    def in_stage(self, stage: int) -> UpdateSpec:
+        """The specification of updates in a stage, which compute no gradients of what is frozen in it."""
+        return replace(self, stage=stage, network=replace(self.network, frozen=self.stages[stage].frozen))
 
     @property
     def methods(self) -> list[Any]:

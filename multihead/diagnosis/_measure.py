@@ -99,7 +99,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
     def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         combiners: list[Measure] = []
 
-        def combiner(heads: HeadsAtStep) -> Measure:
+        def combiner(network: Network, heads: HeadsAtStep) -> Measure:
             combiners.append(Measure(network, heads))
             return combiners[-1]
 

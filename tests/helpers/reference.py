@@ -90,9 +90,10 @@ class Reference:
             for name in names:
                 per_head.append(dense(tape.gradient(means[name], encoder_variables)))
                 # `mean` is computed from `outputs`: the cut's leaves are taken one by one, without what flows between.
-                seen = (
-                    per_head[-1] if self.level == "parameters" else self._at_cut(batches, name, sums, counts, sample_weights)
-                )
+                if self.level == "parameters":
+                    seen = self.trained(per_head[-1])
+                else:
+                    seen = self._at_cut(batches, name, sums, counts, sample_weights)
                 flat.append(np.concatenate([np.asarray(g, "float64").ravel() for g in seen]))
             matrix = np.stack(flat)
             gramian = matrix @ matrix.T
@@ -105,6 +106,10 @@ class Reference:
         for name in self.heads:
             gradients += own.get(name) or [None] * len(self.heads[name].trainable_variables)
         return gradients, gramian
+
+    def trained(self, gradients):
+        """Those of the encoder's gradients whose variables are trained."""
+        return gradients
 
     def _at_cut(self, batches, name, sums, counts, sample_weights):
         """The gradient of a head's weighted mean loss with respect to detached leaves of the representation."""

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._keras import build_optimizer
+from multihead._keras_optimizers import build_optimizer
 from multihead._update.apply import apply_once, snapshot
 from multihead._update.network import Gradients, Network, Ownership
+from multihead._update.rates import stages_of
 from multihead.heads import Head
+
+STEP = tf.constant(0, tf.int64)
 
 
 def setting():
@@ -22,7 +25,8 @@ def setting():
     net = Network.of(layers[0], [Head("a", layers[1], "mse"), Head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    return SimpleNamespace(network=net, ownership=ownership), optimizer, tf.Variable([5.0])
+    spec = SimpleNamespace(network=net, ownership=ownership, rates=stages_of(net, 1.0, 1.0)[0])
+    return spec, optimizer, tf.Variable([5.0])
 
 
 def values(net, optimizer):
@@ -35,7 +39,7 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, gradients, active, snapshot([state]))
+        return apply_once(spec, optimizer, gradients, active, STEP, snapshot([state]))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
@@ -54,7 +58,7 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
     saved = snapshot([state])
     state.assign([7.0])
     gradients = Gradients([tf.fill([2, 1], value)], [tf.ones([2, 1])] * 2, [])
-    assert not apply_once(spec, optimizer, gradients, tf.constant(active), saved)
+    assert not apply_once(spec, optimizer, gradients, tf.constant(active), STEP, saved)
     assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -62,4 +66,4 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
 
 def test_without_any_gradient_nothing_is_applied():
     spec, optimizer, _ = setting()
-    assert not apply_once(spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), [])
+    assert not apply_once(spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), STEP, [])

@@ -1,0 +1,103 @@
+"""The factors of applied steps and of weight decay, variable by variable, in each stage of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._update.network import Network
+from multihead.rates import Factor, factor_at, factors_at, largest, starts_of
+
+
+class Rates(NamedTuple):
+    """The factors in one stage.
+
+    Attributes:
+        start: The step at which the stage begins.
+        steps: The factor of the applied step of each variable of the network.
+        decays: The factor of the optimizer's weight decay of each variable.
+        positions: The positions of the encoder's variables, and of each head's own, among these.
+    """
+
+    start: int
+    steps: tuple[Factor, ...]
+    decays: tuple[Factor, ...]
+    positions: tuple[tuple[int, ...], ...]
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The positions of frozen variables: those whose factor is the number 0."""
+        return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every factor is the number 1."""
+        return all(factor == 1 for factor in (*self.steps, *self.decays))
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a factor is a function of the step."""
+        return any(callable(factor) for factor in self.steps)
+
+    def at(self, step: tf.Tensor) -> tf.Tensor:
+        """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without any."""
+        values = [largest([self.steps[i] for i in positions]) for positions in self.positions]
+        return tf.stack([tf.cast(factor_at(value, step), tf.float32) for value in values])
+
+
+def stages_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple[Rates, ...]:
+    """The factors of all variables, from those of the encoder and of the heads, in the order of the stages.
+
+    The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
+    heads share has the largest of their factors. A weighting's variables have the factor 1.
+
+    Args:
+        network: The network, nothing of it frozen.
+        encoder_rate: The encoder's `encoder_learning_rate`.
+        encoder_decay: Its `encoder_weight_decay`.
+
+    Raises:
+        ValueError: In one of the stages, everything is frozen.
+    """
+    heads = network.heads
+    of_heads = [rate for head in heads for rate in (head.learning_rate, head.weight_decay)]
+    num_encoder = len(network.variables.encoder)
+    own = (tuple(num_encoder + i for i in positions) for positions in network.own)
+    positions = (tuple(range(num_encoder)), *own)
+    stages = []
+    for start in starts_of([encoder_rate, encoder_decay, *of_heads]):
+        steps = _of_variables(network, encoder_rate, [head.learning_rate for head in heads], start)
+        decays = _of_variables(network, encoder_decay, [head.weight_decay for head in heads], start)
+        stages.append(Rates(start, steps, decays, positions))
+        if steps and all(factor == 0 for factor in steps):
+            raise ValueError(
+                "`learning_rate` and `encoder_learning_rate` must leave something to train at every step. Received: "
+                f"everything is frozen from step {start} on. Give the encoder or a head a factor above 0."
+            )
+    return tuple(stages)
+
+
+def _of_variables(network: Network, encoder: Any, heads: Sequence[Any], step: int) -> tuple[Factor, ...]:
+    variables = network.variables
+    of_encoder = factors_at(encoder, step, network.encoder, variables.encoder)
+    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
+    for head, rate, positions in zip(network.heads, heads, network.own):
+        found = factors_at(rate, step, head.module, [variables.heads[i] for i in positions])
+        for i, factor in zip(positions, found):
+            of_heads[i].append(factor)
+    return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
+
+
+Values = Sequence[Any]
+"""Factors at a step: numbers, and scalars for those that are functions of it."""
+
+
+def values_at(factors: Sequence[Factor], step: tf.Tensor) -> Values:
+    """Factors at a step; each function is called once."""
+    known: dict[Callable[[tf.Tensor], Any], Any] = {}
+    for factor in factors:
+        if callable(factor) and factor not in known:
+            known[factor] = factor_at(factor, step)
+    return [known[factor] if callable(factor) else factor for factor in factors]

@@ -1,0 +1,294 @@
+"""Learning rates and weight decay by part: how far an update moves each variable, as a factor of the optimizer's step.
+
+An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
+give it. The factor multiplies the applied step, weight decay included, because Adam and its relatives undo a factor of the
+gradient. The encoder's factors are given to `compile(encoder_learning_rate=)`, a head's to `add_head(learning_rate=)`; each
+is
+
+- a number: 1 is the optimizer's own step, 0 freezes;
+- a function of the step, an int64 scalar: the number of updates applied so far;
+- `LayerwiseDecay` or `ByPath`, if it differs by variable;
+- `Stages`, if it changes at some steps, for example from frozen to trained.
+
+What is frozen by a number 0 is not computed at all: there is no backward pass for it, its optimizer slots do not change, and
+batch normalization of which everything is frozen runs in inference mode, as with Keras's `trainable = False`. Where a
+function returns 0, the variables and slots do not change either, but their gradients are computed.
+
+Factors of weight decay (`encoder_weight_decay=`, `weight_decay=`) have the same forms; they multiply the `weight_decay` of
+the optimizer.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._keras import blocks, tensor_variable, variable_name
+from multihead._validation import check_between, is_number
+
+__all__ = ["ByPath", "LayerwiseDecay", "Stages"]
+
+Factor = float | Callable[[tf.Tensor], Any]
+"""The factor of one variable: a number, or a function of the step."""
+
+
+class AbstractRate(ABC):
+    """Factors that differ by variable."""
+
+    @abstractmethod
+    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+        """One factor per variable.
+
+        Args:
+            module: The encoder or the head's module.
+            variables: Variables of the module.
+        """
+
+    @abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> AbstractRate:
+        """Creates an instance from the result of `get_config`."""
+        return cls(**{key: keras.saving.deserialize_keras_object(value) for key, value in config.items()})
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class LayerwiseDecay(AbstractRate):
+    """Factors that decrease with the distance from the top of a module.
+
+    Of `D` layers, layer `d` (from 0, the lowest) has the factor `top * decay ** (D - 1 - d)`. The layers are those of the
+    module with trainable variables, in Keras's order: that of the computation in a functional or sequential model, otherwise
+    that in which they became attributes. A model among them counts as its own layers, any other layer as one, whatever it
+    contains. Variables that the module itself owns count to the lowest layer.
+
+    Args:
+        decay: The ratio of neighbouring layers' factors, above 0 and at most 1.
+        top: The factor of the highest layer: a number of at least 0, or a function of the step.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> encoder = keras.Sequential([keras.layers.Dense(2), keras.layers.ReLU(), keras.layers.Dense(2)])
+        >>> _ = encoder(tf.ones([1, 2]))
+        >>> LayerwiseDecay(0.5).factors(encoder, encoder.trainable_variables)
+        [0.5, 0.5, 1.0, 1.0]
+
+    Source:
+        Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018.
+    """
+
+    def __init__(self, decay: float = 0.9, *, top: Factor = 1.0) -> None:
+        self.decay = check_between("decay", decay, 0, 1, with_low=False)
+        self.top = check_factor("top", top)
+
+    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+        layers = [layer for layer in blocks(module) if layer.trainable_variables]
+        depths: dict[int, int] = {}
+        for depth, layer in enumerate(layers):
+            for variable in layer.trainable_variables:
+                depths.setdefault(id(tensor_variable(variable)), depth)
+        below_top = [len(layers) - 1 - depths.get(id(tensor_variable(variable)), 0) for variable in variables]
+        return [_times(self.top, self.decay ** max(number, 0)) for number in below_top]
+
+    def get_config(self) -> dict[str, Any]:
+        return {"decay": self.decay, "top": keras.saving.serialize_keras_object(self.top)}
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ByPath(AbstractRate):
+    """Factors by the variables' paths, such as `encoder/dense/kernel`.
+
+    Args:
+        factors: A dict from regular expressions to factors: the first that is found in the path decides, and a variable
+            without any has the factor 1. Or a function from the path to a factor.
+
+    Raises:
+        ValueError: A factor is negative or not finite, or a regular expression is invalid.
+        TypeError: `factors` is neither a dict nor a function.
+
+    Example:
+        >>> layer = keras.layers.Dense(2)
+        >>> layer.build((None, 3))
+        >>> ByPath({"bias": 0, "kernel": 0.1}).factors(layer, layer.trainable_variables)
+        [0.1, 0.0]
+    """
+
+    def __init__(self, factors: Mapping[str, Factor] | Callable[[str], Factor]) -> None:
+        if isinstance(factors, Mapping):
+            for pattern, factor in factors.items():
+                check_factor(f"factors[{pattern!r}]", factor)
+                _check_pattern(pattern)
+            factors = dict(factors)
+        elif not callable(factors):
+            raise TypeError(
+                "`factors` must be a dict from regular expressions to factors, or a function of the path. "
+                f"Received: factors={factors!r}. Pass, for example, {{'embedding': 0}}."
+            )
+        self._factors = factors
+
+    def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
+        return [self._factor(variable_name(variable)) for variable in variables]
+
+    def _factor(self, path: str) -> Factor:
+        if callable(self._factors):
+            return check_factor(f"factors({path!r})", self._factors(path))
+        found = [factor for pattern, factor in self._factors.items() if re.search(pattern, path)]
+        return check_factor("factors", found[0]) if found else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        return {"factors": keras.saving.serialize_keras_object(self._factors)}
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class Stages:
+    """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
+
+    What is frozen is known when a step is traced, and costs no backward pass; each stage is traced once. Optimizer slots,
+    logs and the step go on. With `steps_per_execution` above 1, a stage begins with the first execution at or after its step.
+
+    Args:
+        stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
+            `ByPath`. The first step must be 0.
+
+    Raises:
+        ValueError: The steps are not whole numbers that begin with 0 and increase, or a factor is out of range.
+        TypeError: `stages` is not a dict, or contains something else.
+
+    Example:
+        >>> Stages({0: 0, 1000: LayerwiseDecay(0.9)}).at(999), Stages({0: 0, 1000: 0.1}).at(1000)
+        (0.0, 0.1)
+    """
+
+    def __init__(self, stages: Mapping[int, Any]) -> None:
+        if not isinstance(stages, Mapping):
+            raise TypeError(
+                "`stages` must be a dict from steps to factors. "
+                f"Received: stages={stages!r}. Pass, for example, {{0: 0, 1000: 0.1}}."
+            )
+        # A saved dict has strings for keys.
+        steps = [int(step) if isinstance(step, str) and step.isdigit() else step for step in stages]
+        are_whole = all(isinstance(step, int) and not isinstance(step, bool) for step in steps)
+        if not are_whole or steps[:1] != [0] or sorted(set(steps)) != steps:
+            raise ValueError(
+                "`stages` must have whole numbers as keys, from 0 on and increasing. "
+                f"Received: {list(stages)}. Pass, for example, {{0: 0, 1000: 0.1}}."
+            )
+        factors = zip(steps, stages.values())
+        self.stages = {step: _check_rate(f"stages[{step}]", each) for step, each in factors}
+
+    def at(self, step: int) -> Any:
+        """The factors at a step."""
+        return self.stages[max(start for start in self.stages if start <= step)]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"stages": {str(step): keras.saving.serialize_keras_object(each) for step, each in self.stages.items()}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Stages:
+        """Creates an instance from the result of `get_config`."""
+        return cls({step: keras.saving.deserialize_keras_object(each) for step, each in config["stages"].items()})
+
+
+def check_rate(argument: str, rate: Any) -> Any:
+    """Returns the factors of a part if they have one of the forms in this module's docstring.
+
+    Raises:
+        ValueError: A number is negative or not finite.
+        TypeError: They have none of the forms.
+    """
+    return rate if isinstance(rate, Stages) else _check_rate(argument, rate)
+
+
+def _check_rate(argument: str, rate: Any) -> Any:
+    return rate if isinstance(rate, AbstractRate) else check_factor(argument, rate)
+
+
+def check_factor(argument: str, factor: Any) -> Factor:
+    """Returns a factor if it is a finite number of at least 0, or a function.
+
+    Raises:
+        ValueError: It is a negative number or not finite.
+        TypeError: It is something else.
+    """
+    if callable(factor) and not isinstance(factor, type):
+        return factor
+    if hasattr(factor, "item") and getattr(factor, "shape", None) == ():
+        factor = factor.item()
+    if is_number(factor) and factor >= 0:
+        return float(factor)
+    error = ValueError if isinstance(factor, (int, float)) and not isinstance(factor, bool) else TypeError
+    raise error(
+        f"`{argument}` must be a finite number of at least 0, or a function of the step; it is a factor of the optimizer's "
+        f"own. Received: {argument}={factor!r}. Pass, for example, 0.1, or 0 to freeze."
+    )
+
+
+def starts_of(rates: Sequence[Any]) -> list[int]:
+    """The steps at which a stage of any of several parts begins, 0 included."""
+    return sorted({0, *(step for rate in rates if isinstance(rate, Stages) for step in rate.stages)})
+
+
+def factors_at(rate: Any, step: int, module: Any, variables: Sequence[Any]) -> list[Factor]:
+    """One factor per variable in the stage of a step.
+
+    Args:
+        rate: Checked factors of a part.
+        step: The number of updates applied so far.
+        module: The encoder or the head's module.
+        variables: Its variables.
+    """
+    rate = rate.at(step) if isinstance(rate, Stages) else rate
+    return rate.factors(module, variables) if isinstance(rate, AbstractRate) else [rate] * len(variables)
+
+
+def factor_at(factor: Factor, step: tf.Tensor) -> Any:
+    """A factor at a step: a Python number if it is one, otherwise a float32 scalar.
+
+    Raises:
+        ValueError: A function does not return one number.
+    """
+    if not callable(factor):
+        return factor
+    value = tf.cast(tf.convert_to_tensor(factor(step)), tf.float32)
+    if value.shape.rank != 0:
+        raise ValueError(
+            f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return a "
+            "number or a scalar tensor."
+        )
+    message = "A function of a learning rate or weight decay must return a finite number of at least 0 at every step"
+    with tf.control_dependencies([tf.debugging.assert_non_negative(value, message=message)]):
+        return tf.identity(value)
+
+
+def largest(factors: Sequence[Factor]) -> Factor:
+    """The largest of several factors of one variable."""
+    constant = max((factor for factor in factors if not callable(factor)), default=0.0)
+    changing = [factor for factor in factors if callable(factor)]
+    if not changing:
+        return constant
+    if len(factors) == 1:
+        return changing[0]
+    return lambda step: tf.reduce_max(tf.stack([constant, *(tf.cast(each(step), tf.float32) for each in changing)]))
+
+
+def _times(factor: Factor, number: float) -> Factor:
+    return (lambda step: number * tf.cast(factor(step), tf.float32)) if callable(factor) else factor * number
+
+
+def _check_pattern(pattern: Any) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"`factors` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for example, "
+            "'embedding'."
+        ) from error

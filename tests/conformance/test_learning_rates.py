@@ -1,0 +1,121 @@
+"""Learning rates by part: an update moves each variable by a factor of the optimizer's own step."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
+from tests.helpers import reference, tiny
+from tests.helpers.gathering import (
+    BALANCINGS,
+    GATHERINGS,
+    UPDATES,
+    assert_alike,
+    batches_of_updates,
+    dataset,
+    padded,
+)
+from tests.helpers.scaled import DECAY, ScaledReference
+
+# The optimizer of the trainer, the same without weight decay, and whether there is any.
+OPTIMIZERS = {
+    "momentum": (lambda: keras.optimizers.SGD(0.05, momentum=0.9),) * 2,
+    "adam": (lambda: keras.optimizers.Adam(0.01, epsilon=1e-5),) * 2,
+    "adamw": (
+        lambda: keras.optimizers.AdamW(0.01, weight_decay=DECAY, epsilon=1e-5),
+        lambda: keras.optimizers.Adam(0.01, epsilon=1e-5),
+    ),
+}
+
+
+def pausing(step):
+    """0 in the second update only."""
+    return tf.where(step == 1, 0.0, 0.5)
+
+
+# Of the encoder (embedding, kernel, bias) and the heads tag, price and size (kernel, bias): what the trainer is given, and the
+# factors of all variables at each update.
+RATES = {
+    "numbers": ({"encoder": 0.3, "tag": 0, "price": 2.0}, lambda u: [0.3, 0.3, 0.3, 0, 0, 2, 2, 1, 1]),
+    "paths": (
+        {"encoder": ByPath({"embedding": 0, "bias": 0.5}), "size": LayerwiseDecay(0.5, top=0.2)},
+        lambda u: [0, 1, 0.5, 1, 1, 1, 1, 0.2, 0.2],
+    ),
+    "function": (
+        {"encoder": pausing, "price": pausing},
+        lambda u: [0.5 * (u != 1)] * 3 + [1, 1] + [0.5 * (u != 1)] * 2 + [1, 1],
+    ),
+    "stages": (
+        {"encoder": Stages({0: 0, 1: LayerwiseDecay(0.5)}), "tag": Stages({0: 1, 2: 0})},
+        lambda u: ([0, 0, 0] if u < 1 else [0.5, 1, 1]) + [u < 2] * 2 + [1] * 4,
+    ),
+}
+DECAYS = {"encoder": 0.5, "tag": 0, "price": ByPath({"bias": 0}), "size": 3.0}
+DECAYS_OF_VARIABLES = [0.5, 0.5, 0.5, 0, 0, 1, 0, 3, 3]
+
+
+def compiled(optimizer, rates, decays=None, **options):
+    encoder, modules = tiny.modules()
+    trainer = MultiHeadTrainer(encoder)
+    losses = {"tag": tiny.losses.SequenceCrossentropy(), "price": "sparse_categorical_crossentropy", "size": "mse"}
+    for name, module in modules.items():
+        extra = {"ignore_label": -1} if name == "price" else {}
+        by_part = {"learning_rate": rates.get(name, 1.0), "weight_decay": (decays or {}).get(name, 1.0)}
+        trainer.add_head(name, module, losses[name], weight=tiny.WEIGHTS[name], **by_part, **extra)
+    by_part = {"encoder_learning_rate": rates.get("encoder", 1.0), "encoder_weight_decay": (decays or {}).get("encoder", 1.0)}
+    trainer.compile(optimizer, **by_part, **options)
+    return trainer
+
+
+CASES = [
+    ("momentum", "whole", "sum", 1, "numbers"),
+    ("adam", "slices", "cut", 1, "stages"),
+    ("adamw", "batches", "parameters", 1, "paths"),
+    ("adamw", "whole", "cut", 2, "function"),
+    ("momentum", "batches", "sum", 2, "stages"),
+    ("adam", "whole", "parameters", 1, "function"),
+    ("adamw", "slices", "sum", 2, "numbers"),
+    ("momentum", "slices", "parameters", 2, "paths"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "gathering", "balanced", "replicas", "rates"), CASES)
+def test_steps_are_those_of_a_tape_by_hand_times_the_factors(
+    optimizer, gathering, balanced, replicas, rates, two_replicas
+):
+    updates = batches_of_updates(missing=True)
+    balancer, level = BALANCINGS[balanced]
+    given, factors = RATES[rates]
+    ours, plain = OPTIMIZERS[optimizer]
+    has_decay = optimizer == "adamw"
+    encoder, heads = tiny.modules()
+    representation = encoder(tf.constant(updates[0][0][0]))
+    for head in heads.values():
+        head(representation)
+    combine = None if balancer is None else lambda gramian: reference.coefficients(balancer, gramian)
+    by_hand = ScaledReference(
+        encoder,
+        heads,
+        plain(),
+        tiny.WEIGHTS,
+        combine,
+        level,
+        factors=factors,
+        decays=DECAYS_OF_VARIABLES if has_decay else None,
+    )
+    by_hand.optimizer.build(by_hand.variables)
+    for batches in updates:
+        by_hand.update(batches)
+
+    num_batches, slices = GATHERINGS[gathering]
+    batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
+    options = {"balancer": balancer, "balance_at": level, "micro_batches": slices, "accumulate_steps": num_batches}
+    strategy = two_replicas if replicas > 1 else tf.distribute.get_strategy()
+    with strategy.scope():
+        trainer = compiled(ours(), given, DECAYS if has_decay else None, **options)
+    trainer.fit(dataset(batches), verbose=0, shuffle=False)
+    assert tiny.values([trainer.update_count])[0] == UPDATES
+    assert_alike(tiny.weights_of(trainer), tiny.values(by_hand.variables))
