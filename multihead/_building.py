@@ -152,7 +152,8 @@ class BuiltFromData(KerasHooks, keras.Model):
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
             "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
         )
-        return spec.in_stage(stage), [tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)]
+        check = tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)
+        return spec.in_stage(stage), [check]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that Keras calls for each step; if there are several stages, one for each."""

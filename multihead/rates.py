@@ -152,7 +152,9 @@ class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
     What is frozen is known when a step is traced, and costs no backward pass; each stage is traced once. Optimizer slots,
-    logs and the step go on. With `steps_per_execution` above 1, a stage begins with the first execution at or after its step.
+    logs and the step go on. With `steps_per_execution` above 1, a stage begins with the first execution at or after its
+    step. Steps are counted over the life of a trainer: after training of 3000 updates and another `compile`, the next update
+    is step 3000, `int(trainer.update_count)`.
 
     Args:
         stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
@@ -261,8 +263,8 @@ def factor_at(factor: Factor, step: tf.Tensor) -> Any:
     value = tf.cast(tf.convert_to_tensor(factor(step)), tf.float32)
     if value.shape.rank != 0:
         raise ValueError(
-            f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return a "
-            "number or a scalar tensor."
+            f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return "
+            "a number or a scalar tensor."
         )
     message = "A function of a learning rate or weight decay must return a finite number of at least 0 at every step"
     with tf.control_dependencies([tf.debugging.assert_non_negative(value, message=message)]):

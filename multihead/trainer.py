@@ -223,9 +223,11 @@ class MultiHeadTrainer(SavedByKeras):
                 head.
             accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
                 a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
-            encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay included.
-                A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`.
-            encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same forms.
+            encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay
+                included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or
+                `Stages`.
+            encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same
+                forms.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"losses"` omits them.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.

@@ -1,0 +1,233 @@
+"""Freezing within one `fit`: frozen parts keep every bit and cost no backward pass; a stage is traced once."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
+from tests.helpers import tiny
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 3)).astype("float32")
+Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Recorded(keras.layers.Layer):
+    """A dense layer that records the passes through it that are traced in training, after its first call."""
+
+    def __init__(self, units=3, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(units, activation="tanh")
+        self.passes = []
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, inputs, training=None):
+        @tf.custom_gradient
+        def identity(values):
+            def backward(gradient):
+                self.passes.append("backward")
+                return gradient
+
+            return tf.identity(values), backward
+
+        if training:
+            self.passes.append("forward")
+        return identity(self.dense(inputs))
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Encoder(keras.layers.Layer):
+    """Two recorded layers and normalization."""
+
+    def __init__(self, normalized=False, **options):
+        super().__init__(**options)
+        self.low, self.high = Recorded(name="low"), Recorded(name="high")
+        self.normalization = keras.layers.BatchNormalization() if normalized else None
+
+    def build(self, shape):
+        self.low.build((None, 3))
+        self.high.build((None, 3))
+        if self.normalization is not None:
+            self.normalization.build((None, 3))
+        self.built = True
+
+    def call(self, inputs, training=None):
+        values = self.low(inputs, training=training)
+        values = values if self.normalization is None else self.normalization(values, training=training)
+        return self.high(values, training=training)
+
+
+def trainer_of(rate, optimizer=None, normalized=False, learning_rate=1.0, **options):
+    keras.utils.set_random_seed(1)
+    trainer = MultiHeadTrainer(Encoder(normalized))
+    trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate=learning_rate)
+    trainer.add_head("b", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.compile(optimizer or keras.optimizers.AdamW(0.01, weight_decay=0.1), encoder_learning_rate=rate, **options)
+    return trainer
+
+
+def fit(trainer, epochs=1, **options):
+    return trainer.fit(X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def slots_of(trainer, variables):
+    keys = [id(tiny.tensor_variable(variable)) for variable in variables]
+    network, ownership = trainer._spec.network, trainer._spec.ownership
+    owned = zip(network.variables.all, ownership.slots, strict=True)
+    return [slot for variable, slots in owned if id(tiny.tensor_variable(variable)) in keys for slot in slots]
+
+
+class Recorder(keras.callbacks.Callback):
+    """The values of a part and its slots at the end of each step."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.values = module, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        variables = self.module.variables
+        self.values.append(tiny.values([*variables, *slots_of(self.model, variables)]))
+
+
+@pytest.mark.parametrize("options", [{}, {"balancer": "UPGrad", "micro_batches": 2}, {"steps_per_execution": 2}])
+def test_a_frozen_encoder_keeps_every_bit_and_has_no_backward_pass(options):
+    trainer = trainer_of(Stages({0: 0, 4: ByPath({"low": 0}), 6: LayerwiseDecay(0.5)}), **options)
+    encoder, recorder = trainer.encoder, Recorder(trainer.encoder)
+    trainer.compute_gradients((X, Y))
+    before = tiny.values([*encoder.variables, *slots_of(trainer, encoder.variables)])
+    encoder.low.passes.clear(), encoder.high.passes.clear()
+    at_once = options.get("steps_per_execution", 1)
+    traced = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: traced.append([list(layer.passes) for layer in (encoder.low, encoder.high)])
+    )
+    history = fit(trainer, 4, callbacks=[recorder, note]).history
+    if "micro_batches" not in options:
+        assert traced[4 // at_once - 1] == [["forward"]] * 2
+        assert traced[6 // at_once - 1] == [["forward"] * 2, ["forward", "forward", "backward"]]
+        assert traced[-1] == [["forward"] * 3 + ["backward"], ["forward", "forward", "backward"] + ["forward", "backward"]]
+    else:  # each micro-batch, and there each head, has a backward pass of its own
+        assert "backward" not in sum(traced[3], []) and "backward" not in traced[5][0] and "backward" in traced[-1][0]
+    for number, values in enumerate(recorder.values):
+        step = (number + 1) * at_once
+        same = [np.array_equal(a, b) for a, b in zip(before, values, strict=True)]
+        assert all(same) if step <= 4 else not any(same[2:4])
+        if 4 < step <= 6:
+            assert same[:2] == [True, True]
+    assert not any(same[:4])
+    assert history["encoder_learning_rate"] == pytest.approx([0, 0, 1, 1]) and history["a_learning_rate"] == [1.0] * 4
+    assert trainer.stage == 2
+
+
+def test_a_head_is_frozen_without_slowing_the_others():
+    trainer = trainer_of(1.0, learning_rate=0)
+    trainer.compute_gradients((X, Y))
+    head = trainer.heads["a"].module
+    before = tiny.values([*head.variables, *slots_of(trainer, head.variables)])
+    encoder = tiny.values(trainer.encoder.variables)
+    fit(trainer)
+    for a, b in zip(before, tiny.values([*head.variables, *slots_of(trainer, head.variables)]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(encoder[0], tiny.values(trainer.encoder.variables)[0])
+
+
+def test_frozen_normalization_runs_in_inference_mode():
+    trainer = trainer_of(ByPath({"low|normalization": 0}), normalized=True)
+    trainer.compute_gradients((X, Y))
+    normalization = trainer.encoder.normalization
+    before = tiny.values(normalization.variables)
+    fit(trainer)
+    for a, b in zip(before, tiny.values(normalization.variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert normalization.trainable
+    trained = trainer_of(1.0, normalized=True)
+    fit(trained)
+    assert not np.array_equal(before[2], tiny.values(trained.encoder.normalization.variables)[2])
+
+
+def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
+    def trainer():
+        return trainer_of(Stages({0: 0, 3: 0.5}), learning_rate=Stages({0: 1, 3: 0.1}), encoder_weight_decay=0.0)
+
+    whole = trainer()
+    fit(whole, 3)
+    first = trainer()
+    fit(first, 1)
+    first.save(tmp_path / "trainer.keras")
+    again = keras.models.load_model(tmp_path / "trainer.keras")
+    assert again.stage == 0
+    fit(again, 2)
+    assert again.stage == 1
+    for a, b in zip(tiny.weights_of(whole), tiny.weights_of(again), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+
+
+def test_a_custom_loop_is_traced_for_each_stage():
+    trainer = trainer_of(Stages({0: 0, 2: 0.5}))
+    trainer.compute_gradients((X, Y))
+    encoder = tiny.values(trainer.encoder.variables)
+
+    @tf.function
+    def step(stage):
+        return trainer.apply_gradients(trainer.compute_gradients((tf.constant(X), Y)))
+
+    for number in range(4):
+        assert step(trainer.stage)
+        same = np.array_equal(encoder[0], tiny.values(trainer.encoder.variables)[0])
+        assert same == (number < 2)
+    assert step.experimental_get_tracing_count() == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Pass `trainer.stage` to it as an argument"):
+        step(0)
+    pairs = trainer.compute_gradients((X, Y))
+    assert all(gradient is not None for gradient, _ in pairs)
+
+
+def test_averages_of_variables_are_of_the_scaled_steps():
+    """By hand: SGD of the rate 0.1 * 0.5, and its exponential moving average; what is frozen is its own average."""
+    trainer = trainer_of(ByPath({"low": 0, "high": 0.5}), keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5))
+    trainer.compute_gradients((X, Y))
+    low, high = trainer.encoder.low.dense.kernel, trainer.encoder.high.dense.kernel
+    average, value = None, tiny.values([high])[0]
+    for number in range(3):
+        pairs = trainer.compute_gradients((X, Y))
+        gradient = next(g for g, v in pairs if tiny.tensor_variable(v) is tiny.tensor_variable(high))
+        new = value - 0.05 * np.asarray(gradient)
+        first = new if keras.__version__ >= "3" else (value + new) / 2
+        average = first if number == 0 else (average + new) / 2
+        value = new
+        assert trainer.apply_gradients(pairs)
+        np.testing.assert_allclose(tiny.values([high])[0], value, atol=1e-6)
+    np.testing.assert_allclose(tiny.values(slots_of(trainer, [high]))[0], average, atol=1e-6)
+    np.testing.assert_array_equal(tiny.values(slots_of(trainer, [low]))[0], tiny.values([low])[0])
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
+    """The step of a factor of 0.5 is half the step of 1; an update whose gradients overflow is skipped whole."""
+    keras.mixed_precision.set_global_policy(policy)
+    steps, options = [], {"jit_compile": True} if policy == "float32" else {}
+    for rate in (1.0, 0.5):
+        optimizer = keras.optimizers.SGD(0.1)
+        if policy == "mixed_float16":
+            optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
+        trainer = trainer_of(rate, optimizer, learning_rate=lambda step: 0.5, **options)
+        trainer.compute_gradients((X, Y))
+        before = tiny.values(trainer.encoder.variables)
+        trainer.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+        after = tiny.values(trainer.encoder.variables)
+        steps.append([b - a for a, b in zip(before, after)])
+        if policy == "mixed_float16":
+            broken = {**Y, "a": np.full_like(Y["a"], 1e30)}
+            with pytest.warns(RuntimeWarning, match="skipped because a gradient was not finite"):
+                trainer.fit(X, broken, batch_size=8, shuffle=False, verbose=0)
+            for a, b in zip(after, tiny.values(trainer.encoder.variables), strict=True):
+                np.testing.assert_array_equal(a, b)
+    for whole, half in zip(*steps, strict=True):
+        np.testing.assert_allclose(half, whole / 2, atol=2e-7)
