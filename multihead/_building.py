@@ -13,7 +13,16 @@ import tensorflow as tf
 
 from multihead._build import build_spec
 from multihead._data.arrays import as_arrays
-from multihead._keras import KerasHooks, Untracked, add_state, first_replica_variable, tensor_variable, unlock
+from multihead._head_weights import HeadWeights
+from multihead._keras import (
+    KerasHooks,
+    Untracked,
+    add_state,
+    first_replica_variable,
+    replace_layers,
+    tensor_variable,
+    unlock,
+)
 from multihead._labels.data import check_arrays, checked
 from multihead._options import CompileOptions
 from multihead._stages import StagedFunction
@@ -46,6 +55,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         self.weighting: Any = None
         self.balancer: Any = None
         self.schedule: Any = None
+        self.head_weights: Any = None
         self._heads = Untracked([])
         self._options: CompileOptions | None = None
         # Known from data: the specs of a batch, the predictions of each built head, the leaves of the representation.
@@ -119,6 +129,16 @@ class BuiltFromData(KerasHooks, keras.Model):
         if self._spec is None or self._logs is None:
             raise ValueError("The trainer is not built. Received: no data yet. Call `compute_gradients(batch)` first.")
         return self._spec, self._logs
+
+    def _keep_weights(self) -> None:
+        """Keeps the weights of the present heads in saved variables."""
+        heads = self._heads.value
+        with self.distribute_strategy.scope():
+            weights = HeadWeights({head.name: head.weight for head in heads if not head.has_weight_function})
+        replace_layers(self, head_weights=weights)
+        for head in heads:
+            if not head.has_weight_function:
+                head.keep_weight_in(weights.variable(head.name))
 
     def _forget(self) -> None:
         """Drops everything that depends on the heads and on `compile`, except the heads' variables."""

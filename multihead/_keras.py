@@ -191,17 +191,41 @@ def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
     return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
 
 
+def sublayers(module: Any) -> list[keras.layers.Layer]:
+    """The layers directly below a layer or model; empty for other objects."""
+    if not isinstance(module, keras.layers.Layer):
+        return []
+    return list(module.layers if isinstance(module, keras.Model) else module._flatten_layers(False, False))
+
+
+def variable_paths(module: Any) -> dict[int, str]:
+    """The paths of a layer's variables by the identity of their tensors: the names of the layers from it on, and their own.
+
+    Keras 2 has no such paths, and those of Keras 3 depend on where a layer was built first.
+    """
+    found: dict[int, str] = {}
+
+    def visit(layer: Any, prefix: str) -> None:
+        prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
+        below = {id(tensor_variable(variable)) for each in inner for variable in each.weights}
+        for variable in layer.weights:
+            key = id(tensor_variable(variable))
+            if key not in below:
+                found.setdefault(key, prefix + variable.name.rpartition("/")[2].removesuffix(":0"))
+        for each in inner:
+            visit(each, prefix)
+
+    if isinstance(module, keras.layers.Layer):
+        visit(module, "")
+    return found
+
+
 def blocks(module: Any) -> list[keras.layers.Layer]:
     """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
 
     They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
     """
-    if not isinstance(module, keras.layers.Layer):
-        return []
-    if isinstance(module, keras.Model):
-        layers = list(module.layers)
-    else:
-        layers = list(module._flatten_layers(include_self=False, recursive=False))
+    layers = sublayers(module)
     inner = [blocks(layer) if isinstance(layer, keras.Model) else [] for layer in layers]
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 

@@ -42,10 +42,13 @@ class Method(keras.layers.Layer):
         uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
             `"losses"` and `"folds"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
             `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
+        scale_invariant: Whether the direction of the encoder's update does not depend on the weights of the heads, because
+            the method makes up for the scale of each head's loss.
         head_names: The heads' names after `bind` has been called, otherwise None.
     """
 
     uses: tuple[str, ...] = ()
+    scale_invariant: bool = False
     _may_use: tuple[str, ...] = ()
 
     def __init__(self, *, name: str | None, trainable: bool) -> None:

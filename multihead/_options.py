@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -80,6 +81,25 @@ def check_optimizer(optimizer: Any) -> Any:
             f"`{_INSTEAD[option].format(value=value)}` to `compile`."
         )
     return optimizer
+
+
+def warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
+    """Warns of weights of heads that do not change the encoder's update.
+
+    Args:
+        options: The options, checked.
+        heads: The heads.
+    """
+    invariant = [method for method in (options.weighting, options.balancer) if method is not None and method.scale_invariant]
+    weighted = [head for head in heads if head.has_weight_function or head.weight not in (0, 1)]
+    if invariant and weighted:
+        warnings.warn(
+            f"The weights of heads do not change the direction of the encoder's update with "
+            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(head.name for head in weighted)}. Omit "
+            "them, or choose a method that depends on them, such as UPGrad.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead import losses
-from multihead._keras import call_module, serialized
+from multihead._keras import call_module, serialized, tensor_variable
 from multihead._known_losses import CLASSES
 from multihead._labels.checks import LabelSpec, check_specs
 from multihead._labels.class_weights import ClassWeight
@@ -71,7 +72,8 @@ class Head:
         self.name = name
         self.module = module
         self.loss = losses.get(loss)
-        self.weight = check_weight(weight)
+        self._weight = check_weight(weight)
+        self._weight_variable: Any = None
         self.metric_specs = check_metrics(metrics, name)
         self.teacher_forcing = bool(teacher_forcing)
         self.ignore_label = check_ignore_label(ignore_label)
@@ -84,6 +86,24 @@ class Head:
         self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
         self._metrics: list[HeadMetric] | None = None
         self.weight_at(tf.constant(0, tf.int64))  # what gives no number is told at once
+
+    @property
+    def has_weight_function(self) -> bool:
+        """Whether the weight is a function of the step."""
+        return callable(self._weight)
+
+    @property
+    def weight(self) -> Weight:
+        """The weight: a function, or the present number."""
+        if self._weight_variable is None:
+            return self._weight
+        with tf.init_scope():
+            present = float(tf.convert_to_tensor(self._weight_variable))
+        return self._weight if np.float32(self._weight) == present else present
+
+    def keep_weight_in(self, variable: Any) -> None:
+        """Reads the weight from a variable from now on, unless it is a function."""
+        self._weight_variable = None if self.has_weight_function else variable
 
     @property
     def is_built(self) -> bool:
@@ -132,7 +152,9 @@ class Head:
         Raises:
             ValueError: A function gives something else than one number.
         """
-        weight = self.weight(update) if callable(self.weight) else self.weight
+        if self._weight_variable is not None:
+            return tf.identity(tensor_variable(self._weight_variable).read_value())
+        weight = self._weight(update) if callable(self._weight) else self._weight
         try:
             result = tf.convert_to_tensor(weight)
         except (ValueError, TypeError):
@@ -141,7 +163,7 @@ class Head:
             return tf.cast(result, tf.float32)
         raise ValueError(
             f"`weight` of head {self.name!r} must give one number at each update. Received: {weight!r} from "
-            f"{self.weight!r}. Return a number or a scalar tensor."
+            f"{self._weight!r}. Return a number or a scalar tensor."
         )
 
     def read(self, representation: Any) -> Any:

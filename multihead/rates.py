@@ -28,7 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._keras import blocks, tensor_variable, variable_name
+from multihead._keras import blocks, tensor_variable, variable_name, variable_paths
 from multihead._validation import check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
@@ -104,7 +104,7 @@ class LayerwiseDecay(AbstractRate):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByPath(AbstractRate):
-    """Factors by the variables' paths, such as `encoder/dense/kernel`.
+    """Factors by the variables' paths: the names of the layers from the module down, such as `encoder/dense/kernel`.
 
     Args:
         factors: A dict from regular expressions to factors: the first that is found in the path decides, and a variable
@@ -135,7 +135,8 @@ class ByPath(AbstractRate):
         self._factors = factors
 
     def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
-        return [self._factor(variable_name(variable)) for variable in variables]
+        paths = variable_paths(module)
+        return [self._factor(paths.get(id(tensor_variable(each)), variable_name(each))) for each in variables]
 
     def _factor(self, path: str) -> Factor:
         if callable(self._factors):

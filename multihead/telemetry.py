@@ -117,7 +117,7 @@ def _has_regularizer(spec: UpdateSpec, level: str) -> bool:
 
 
 def _has_changing_weights(spec: UpdateSpec, level: str) -> bool:
-    return spec.weighting is not None or any(callable(head.weight) for head in spec.network.heads)
+    return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
 
 
 def _has_changing_rates(spec: UpdateSpec, level: str) -> bool:

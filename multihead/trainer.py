@@ -34,7 +34,13 @@ from multihead._keras import (
 )
 from multihead._keras_optimizers import loss_scale
 from multihead._metrics import check_apart
-from multihead._options import CompileOptions, check_optimizer, check_weight_decay, refuse_options_of_heads
+from multihead._options import (
+    CompileOptions,
+    check_optimizer,
+    check_weight_decay,
+    refuse_options_of_heads,
+    warn_of_idle_weights,
+)
 from multihead._progress import with_progress
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
@@ -45,7 +51,7 @@ from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads import Head, Weight
+from multihead.heads import Head, Weight, check_weight
 from multihead.telemetry import with_report
 
 __all__ = ["MultiHeadTrainer"]
@@ -157,6 +163,7 @@ class MultiHeadTrainer(SavedByKeras):
         if isinstance(module, (keras.layers.Layer, tf.Module)):
             setattr(self, HEAD + name, module)
         self._heads.value.append(head)
+        self._keep_weights()
         self._forget()
 
     def drop_head(self, name: str) -> None:
@@ -177,9 +184,32 @@ class MultiHeadTrainer(SavedByKeras):
         if self._specs.value is not None:
             inputs, *by_head = self._specs.value
             self._specs.value = (inputs, *({key: each[key] for key in each if key != name} for each in by_head))
+        self._keep_weights()
         self._forget()
         remove_layer(self, HEAD + name)
         self.predict_function = None  # the compiled function still includes the removed head
+
+    def set_weight(self, name: str, value: float) -> None:
+        """Sets how much a head's loss counts from the next update on, for example in a callback.
+
+        Nothing is compiled or traced again. The weight is saved and loaded with the trainer.
+
+        Args:
+            name: The head's name.
+            value: A number of at least 0; with 0 the head is idle.
+
+        Raises:
+            ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
+        """
+        check_choice("name", name, list(self.heads))
+        if self.heads[name].has_weight_function:
+            raise ValueError(
+                f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
+                "the step. Add the head with `weight=1.0`, and set its weight from then on."
+            )
+        if callable(value):
+            raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
+        self.head_weights.variable(name).assign(check_weight(value))
 
     def compile(
         self,
@@ -257,6 +287,7 @@ class MultiHeadTrainer(SavedByKeras):
             encoder_weight_decay=encoder_weight_decay,
             telemetry=telemetry,
         ).checked(list(self.heads))
+        warn_of_idle_weights(checked, self._heads.value)
         check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
         unlock(self)
         options = {} if jit_compile is None else {"jit_compile": jit_compile}

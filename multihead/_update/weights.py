@@ -38,7 +38,7 @@ def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
         step: The number of updates applied so far, an int64 scalar.
     """
     weights = tf.stack([head.weight_at(step) for head in heads])
-    if not any(callable(head.weight) for head in heads):
+    if not any(head.has_weight_function for head in heads):
         return weights
     message = f"`weight` of a head must be at least 0 at every step; the heads are {quoted(head.name for head in heads)}"
     with tf.control_dependencies([tf.debugging.assert_non_negative(weights, message=message)]):

@@ -63,6 +63,7 @@ class Chain(Balancer):
         limits = [step.max_heads for step in self.steps if step.max_heads is not None]
         self.max_heads = min(limits) if limits else None
         self.rescales = self.steps[-1].rescales
+        self.scale_invariant = any(step.scale_invariant for step in self.steps)
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)

@@ -35,6 +35,7 @@ class ConFIG(Balancer):
     2408.11104, 2024, equation 2.
     """
 
+    scale_invariant = True
     max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:

@@ -43,6 +43,7 @@ class DBMTL(RunningBalancer):
     divided by the loss if `losses` is not given, or for a head whose loss is not above 0.
     """
 
+    scale_invariant = True
     uses = ("gradients", "losses")
     rescales = False
 

@@ -29,6 +29,8 @@ class EqualNorms(Balancer):
         [0.1588, 2.0706, 2.0706]
     """
 
+    scale_invariant = True
+
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         mean = tf.math.divide_no_nan(tf.reduce_sum(rows.norms * rows.active), tf.reduce_sum(rows.active))

@@ -45,6 +45,7 @@ class FairGrad(Balancer):
     def __init__(self, alpha: float = 2.0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.alpha = check_positive("alpha", alpha)
+        self.scale_invariant = self.alpha == 1
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)

@@ -36,6 +36,7 @@ class IMTLG(Balancer):
     arXiv 2406.16232, so that linearly dependent gradients are handled.
     """
 
+    scale_invariant = True
     max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:

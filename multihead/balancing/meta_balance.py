@@ -66,6 +66,7 @@ class MetaBalance(Balancer):
         self.relax = check_between("relax", relax, 0.0, 1.0)
         self.beta = check_between("beta", beta, 0.0, 1.0, with_high=False)
         self.strategy = check_choice("strategy", strategy, ("both", "reduce", "enlarge"))
+        self.scale_invariant = self.relax == 1 and self.strategy == "both"
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)

@@ -37,6 +37,7 @@ class NashMTL(Balancer):
     and the update is not clipped (use `multihead.clipping`).
     """
 
+    scale_invariant = True
     max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:

@@ -31,5 +31,7 @@ class GeometricMean(Weighting):
     2019.
     """
 
+    scale_invariant = True
+
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         return tf.exp(tf.math.divide_no_nan(tf.reduce_sum(logarithm(losses, active)), count_of(active)))

@@ -29,5 +29,7 @@ class LogLoss(Weighting):
     Source: the scale-invariant baseline of Navon et al., Multi-Task Learning as a Bargaining Game, ICML 2022.
     """
 
+    scale_invariant = True
+
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(logarithm(losses, active))

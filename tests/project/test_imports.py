@@ -17,7 +17,7 @@ LAYERS = [
     {"_compatibility", "_extras", "_version"},
     {"_keras", "_stages", "_known_losses", "_stopping", "_validation"},
     {"_keras_optimizers", "_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables", "_drawing"},
-    {"_method"},
+    {"_head_weights", "_method"},
     {"losses", "schedules", "clipping", "accumulation", "mixing", "rates"},
     {"_labels", "_metrics"},
     {"heads", "weighting", "balancing"},
