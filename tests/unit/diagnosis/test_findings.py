@@ -174,8 +174,8 @@ def test_heads_that_cannot_be_measured_are_named():
 def test_loss_scaling_does_not_matter():
     keras.mixed_precision.set_global_policy("mixed_float16")
     trainer, data = linear({"one": lambda x: 1 + x[:, :1], "two": lambda x: 1 + x[:, 1:]})
-    for head in trainer.heads.values():
-        head.weight = 1e-7
+    for name in trainer.heads:
+        trainer.set_weight(name, 1e-7)
     report = trainer.diagnose(data)
     assert (report.norms["representation"] > 1e-8).all() and np.isfinite(report.update_norm)
 
