@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from multihead._build import build_spec
 from multihead._data.arrays import as_arrays
+from multihead._data.data import Data
 from multihead._head_weights import HeadWeights
 from multihead._keras import (
     KerasHooks,
@@ -251,8 +252,8 @@ class BuiltFromData(KerasHooks, keras.Model):
         if self._lacks(batch.targets):
             self._build(open_batch_size(tuple(batch)))
 
-    def _with_checked_labels(self, x: Any, y: Any, sample_weight: Any) -> Any:
-        """The `x` of `fit`: arrays of labels are checked at once, and data sets outside of what XLA compiles."""
+    def _with_checked_labels(self, data: Data, shuffle: Any = False) -> Data:
+        """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles."""
 
         def check(data: Any) -> None:
             batch = unpack(data, list(self.heads))
@@ -261,11 +262,12 @@ class BuiltFromData(KerasHooks, keras.Model):
                 if not predictions.masked:  # else only a batch can tell which labels count
                     self.heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
 
-        if y is not None:
-            check_arrays(check, y, sample_weight)
-        elif self.jit_compile and isinstance(x, tf.data.Dataset):
-            return checked(check, x)
-        return x
+        if data.is_arrays:
+            check_arrays(check, data.y, data.sample_weight)
+        elif self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
+            dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
+            return data._replace(x=checked(check, dataset), batches=None)
+        return data
 
     def _build(self, specs: Any) -> None:
         """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer."""

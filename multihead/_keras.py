@@ -6,6 +6,7 @@ The rest of the package uses the names below and does not depend on the Keras ve
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -405,6 +406,24 @@ def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
             forward()
 
 
+def entries_for(module: Any, representation: Any) -> Any:
+    """The entries of a dict that a functional model has inputs for, in the structure of its inputs; all for other modules.
+
+    Keras itself ignores the other entries, with a warning.
+    """
+    symbols = getattr(module, "inputs", None)
+    if not symbols or not isinstance(representation, Mapping):
+        return representation
+    structure = module.input
+    names = list(structure) if isinstance(structure, Mapping) else [symbol.name for symbol in symbols]
+    if set(names) == set(representation) or not set(names) <= set(representation):
+        return representation
+    entries = {name: representation[name] for name in names}
+    if isinstance(structure, Mapping):
+        return entries
+    return list(entries.values()) if isinstance(structure, (list, tuple)) else entries[names[0]]
+
+
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The Keras mask of a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
@@ -440,6 +459,26 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.cast(targets, predictions.dtype) if KERAS_3 or both("is_floating") or both("is_integer") else targets
 
 
+def classes_of_shared_layers(config: Any) -> dict[str, Any]:
+    """Keras's classes, by name, of all layers that are marked as shared in a configuration; none on Keras 3.
+
+    Inside a functional or sequential model, Keras 2 restores such a layer as the same object only if its class is passed to
+    `deserialize_keras_object` as a custom object.
+    """
+    if KERAS_3:
+        return {}
+    if isinstance(config, Mapping):
+        name = str(config.get("class_name"))
+        is_shared = "shared_object_id" in config and hasattr(keras.layers, name)
+        found: dict[str, Any] = {name: getattr(keras.layers, name)} if is_shared else {}
+        parts: Any = config.values()
+    else:
+        found, parts = {}, config if isinstance(config, (list, tuple)) else ()
+    for part in parts:
+        found.update(classes_of_shared_layers(part))
+    return found
+
+
 class InMode(keras.layers.Layer):
     """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument."""
 
@@ -470,3 +509,9 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     if "training" in parameters:
         return module(*args, training=training)
     return InMode(module)(args, training=training)
+
+
+def snake_case(name: str) -> str:
+    """The name that Keras derives from the name of a class: `"auc"` from `"AUC"`."""
+    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()

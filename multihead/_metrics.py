@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._keras import options_of, wrapped_function
+from multihead._keras import options_of, snake_case, wrapped_function
 from multihead._known_losses import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead._validation import quoted
 from multihead.losses import aligned, aligned_shape, with_columns
@@ -167,6 +167,8 @@ def log_name(spec: Any) -> str:
     """The name of a metric, or of what one is made of, in the logs."""
     if isinstance(spec, str):
         return spec
+    if isinstance(spec, type):
+        return snake_case(spec.__name__)
     return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
 
 
@@ -190,8 +192,10 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
     if isinstance(metric, type):
         metric = metric()
     if isinstance(metric, keras.metrics.Metric):
-        # Under the name that was given, not the one of Keras's class.
-        return type(metric).from_config({**metric.get_config(), "name": spec}) if isinstance(spec, str) else metric
+        if isinstance(spec, str) or (isinstance(spec, type) and is_keras(spec)):
+            # Under the name that was given: Keras numbers those of classes by all metrics of the process.
+            return type(metric).from_config({**metric.get_config(), "name": log_name(spec)})
+        return metric
     return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
 
 

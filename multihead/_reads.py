@@ -39,8 +39,8 @@ def select(representation: Any, reads: Any, head: str) -> Any:
 
     Args:
         representation: What the encoder gives.
-        reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest; a list of such, which
-            gives a list of their parts.
+        reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest or, where it leads
+            nowhere, several entries; a list of such, which gives a list of their parts.
         head: The head's name.
 
     Raises:
@@ -50,10 +50,13 @@ def select(representation: Any, reads: Any, head: str) -> Any:
         return representation
     if isinstance(reads, list):
         return [select(representation, each, head) for each in reads]
-    part = representation
-    for key in reads if isinstance(reads, tuple) else (reads,):
+    path, part = reads if isinstance(reads, tuple) else (reads,), representation
+    for place, key in enumerate(path):
         entries = _entries(part)
         if key not in entries:
+            outermost = _entries(representation)
+            if place == 1 and all(each in outermost for each in path):
+                return tuple(outermost[each] for each in path)
             raise ValueError(_unknown(key, reads, head, representation, part))
         part = entries[key]
     return part

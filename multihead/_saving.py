@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from multihead._building import BuiltFromData
+from multihead._keras import classes_of_shared_layers
 from multihead._reads import decode_reads
 from multihead._update.batch import decode_specs, encode_specs
 
@@ -31,21 +34,41 @@ class SavedByKeras(BuiltFromData):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
-        return {
-            "name": self.name,
-            "encoder": keras.saving.serialize_keras_object(self.encoder),
-            "heads": [head.get_config() for head in self._heads.value],
-        }
+        # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
+        for _ in range(2):
+            encoder = keras.saving.serialize_keras_object(self.encoder)
+            heads = [head.get_config() for head in self._heads.value]
+        return {"name": self.name, "encoder": encoder, "heads": heads}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Creates a trainer with its heads from the result of `get_config`."""
         restore = keras.saving.deserialize_keras_object
+        custom_objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
         trainer: Any = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
         for head in config["heads"]:
             arguments = {key: restore(value, custom_objects=custom_objects) for key, value in head.items()}
             trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
+
+    def _of_tf_modules(self) -> Iterator[tuple[str, tf.Variable]]:
+        """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
+        modules = {"encoder": self.encoder, **{f"head_{name}": module for name, module in self._head_modules.items()}}
+        for name, module in modules.items():
+            if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
+                yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the trainer's own state, and what of its modules Keras would not save."""
+        super().save_own_variables(store)
+        for name, variable in self._of_tf_modules():
+            store[name] = tf.convert_to_tensor(variable).numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` saved."""
+        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
+        for name, variable in self._of_tf_modules():
+            variable.assign(store[name])
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""

@@ -28,8 +28,7 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[
     """
     if tf.executing_eagerly():
         if not bool(holds):
-            parts = [part if isinstance(part, str) else " ".join(map(str, np.ravel(part))) for part in message()]
-            raise ValueError("".join(parts))
+            raise ValueError("".join(part if isinstance(part, str) else _as_words(part) for part in message()))
         return []
 
     def fail() -> tf.Tensor:
@@ -37,6 +36,18 @@ def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[
             return tf.constant(False)
 
     return [tf.cond(holds, lambda: tf.constant(True), fail)]
+
+
+def _as_words(values: tf.Tensor) -> str:
+    return " ".join(f"{value:.9g}" if values.dtype.is_floating else str(value) for value in np.ravel(values))
+
+
+def in_short(error: Exception) -> str:
+    """The message of an error of TensorFlow or Keras in one line: without the traces and arguments around it."""
+    text = re.sub(r"\x1b\[\d+m|\{\{[^}]*\}\} ?", "", str(error))
+    text = re.split(r"\n\s*(?:Call arguments|Arguments) received by", text)[0]
+    text = re.split(r"\n\s*(?:\w+\.)*\w*Error: |Exception encountered when calling [^\n]*\n", text)[-1]
+    return " ".join(text.split())
 
 
 @contextmanager

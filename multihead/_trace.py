@@ -17,6 +17,7 @@ from multihead._keras import (
     variable_name,
 )
 from multihead._reads import described
+from multihead._stopping import in_short
 from multihead._update.batch import Batch
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation
@@ -62,7 +63,7 @@ def trace_predictions(encoder: Any, heads: Sequence[Head], specs: Batch, known: 
     def run(inputs: Any, targets: dict[str, Any]) -> None:
         nonlocal num_leaves
         reading = _Reading()
-        given = call_module(encoder, inputs, training=False)
+        given = _encode(encoder, inputs)
         _check_held("`encoder`", encoder, reading.variables())
         representation = DetachedRepresentation(given)
         num_leaves = len(representation.leaves)
@@ -136,6 +137,19 @@ def _trace_head(
     return spec, Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
+def _encode(encoder: Any, inputs: Any) -> Any:
+    try:
+        return call_module(encoder, inputs, training=False)
+    except Exception as error:
+        remedy = "Correct the inputs, or the encoder."
+        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(inputs)):
+            remedy = "Set the shape in the data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature`."
+        raise ValueError(
+            f"`encoder` must take the inputs of the data. Received: {type(encoder).__name__}, and inputs "
+            f"{described(inputs)}. {remedy} The encoder says: {in_short(error)}"
+        ) from error
+
+
 def _predictions(head: Head, representation: Any, targets: Any) -> Any:
     head.read(representation)  # an unknown key is an error of its own
     if head.reads is not None or tf.is_tensor(representation):
@@ -146,7 +160,7 @@ def _predictions(head: Head, representation: Any, targets: Any) -> Any:
         raise ValueError(
             f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
             f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
-            f"Pass, say, `reads={_first_key(representation)!r}` to `add_head`. The module says: {error}"
+            f"Pass, say, `reads={_first_key(representation)!r}` to `add_head`. The module says: {in_short(error)}"
         ) from error
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses
-from multihead._keras import call_module, serialized, tensor_variable
+from multihead._keras import call_module, entries_for, serialized, tensor_variable
 from multihead._known_losses import CLASSES
 from multihead._labels.checks import LabelSpec, check_specs
 from multihead._labels.class_weights import ClassWeight
@@ -167,7 +167,12 @@ class Head:
         )
 
     def read(self, representation: Any) -> Any:
-        """The part of the representation that the module is given."""
+        """The part of the representation that the module is given.
+
+        Without `reads`, a functional model is given the entries of a dict that it has inputs for.
+        """
+        if self.reads is None:
+            return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
 
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
@@ -272,7 +277,9 @@ def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
         ValueError: It names something that is no head, or is no dict of weights.
     """
     names = [head.name for head in heads]
-    is_by_head = isinstance(class_weight, Mapping) and all(isinstance(weights, Mapping) for weights in class_weight.values())
+    is_by_head = isinstance(class_weight, Mapping) and (
+        all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
+    )
     if not is_by_head and len(names) > 1:
         raise ValueError(
             "`class_weight` must be a dict by head name of weights by class if there are several heads. "
@@ -297,8 +304,9 @@ def check_ignore_label(label: Any) -> float | None:
     Raises:
         TypeError: It is something else.
     """
+    label = label.item() if hasattr(label, "item") and getattr(label, "shape", None) == () else label
     if label is None or is_number(label):
-        return label if label is None or isinstance(label, (int, float)) else label.item()
+        return label
     raise TypeError(
         f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
         "missing label."

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from multihead._keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
 from multihead._known_losses import CLASSES, ELEMENTS, Known, is_keras, known
+from multihead._stopping import in_short
 
 __all__ = ["ElementLoss", "SequenceCrossentropy", "get"]
 
@@ -107,17 +108,44 @@ class ElementLoss:
         """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
 
         Raises:
-            ValueError: The loss reduces its values over the batch, or they have the shape of something else.
+            ValueError: The loss cannot take such targets, reduces its values over the batch, or gives values of the shape
+                of something else.
         """
         shape = with_columns(predictions.shape)
         if self.known is not None:
             return shape.rank if self.over == ELEMENTS else shape.rank - 1
-        key = (targets.dtype, tuple(targets.shape), predictions.dtype, tuple(predictions.shape))
+        key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
         if key not in self._ranks:
+            # Rows in a number of their own, so that they are not taken for columns, as in `[6] - [6, 6]`.
+            rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
+            specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
             with tf.init_scope():
-                traced = tf.function(self._computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
-            self._ranks[key] = traced.structured_outputs.shape.rank
+                self._ranks[key] = self._traced_rank(*specs)
         return self._ranks[key]
+
+    def _traced_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+        failures: list[Exception] = []
+
+        def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+            try:
+                return self._computed(targets, predictions)
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        try:
+            traced = tf.function(computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
+        except Exception as error:
+            first = failures[0] if failures else error
+            if isinstance(first, ReductionError):
+                raise ValueError(str(first)) from None
+            shapes = [tf.TensorShape([None, *spec.shape[1:]]) for spec in (targets, predictions)]
+            raise ValueError(
+                f"The loss {self.name!r} must take the head's targets and predictions. Received: targets of shape "
+                f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
+                f"targets, or the module's number of units. The loss says: {in_short(first)}"
+            ) from error
+        return traced.structured_outputs.shape.rank
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
@@ -141,17 +169,30 @@ class ElementLoss:
             targets = tf.cast(targets, predictions.dtype)
         if self.over == ELEMENTS:  # the mean over a last axis of one is the term itself
             targets, predictions = targets[..., tf.newaxis], with_logits(lambda t: t[..., tf.newaxis], predictions)
-        values = tf.convert_to_tensor(self._function(targets, predictions))
+        values = tf.convert_to_tensor(self._called(targets, predictions))
         rank = values.shape.rank
         if not rank or not values.shape.is_compatible_with(shape[:rank]) or keras_mask(values) is not None:
             with_mask = "" if keras_mask(values) is None else " and a mask of their own"
-            raise ValueError(
+            raise ReductionError(
                 f"The loss {self.name!r} must give one value per element, that is, values of the shape of the predictions, "
                 f"{shape}, or of its first axes, and leave missing labels to `ignore_label`. Received: values of shape "
                 f"{values.shape}{with_mask} for targets of shape {targets.shape}. Do not reduce over the batch in the loss: "
                 "the trainer sums, counts and divides."
             )
         return values
+
+    def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
+        try:
+            return self._function(targets, predictions)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+            if self.known is not None or targets.dtype.is_floating:
+                raise
+        # Keras 2 leaves integers as they are, and Keras 3 does not.
+        return self._function(tf.cast(targets, predictions.dtype), predictions)
+
+
+class ReductionError(ValueError):
+    """The values of a loss have the shape of something else than elements."""
 
 
 def with_columns(shape: tf.TensorShape) -> tf.TensorShape:

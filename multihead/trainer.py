@@ -20,6 +20,7 @@ from multihead._data.arguments import (
     read_batches,
     read_inputs,
 )
+from multihead._data.arrays import read_arrays
 from multihead._data.windows import Windows, batches_of
 from multihead._export import export_heads, heads_to_export
 from multihead._keras import (
@@ -346,7 +347,8 @@ class MultiHeadTrainer(SavedByKeras):
             arguments, data = prepare_fit(arguments, list(self.heads))
             self._build_for(data.specs)
             self._renew("train_function", data.specs)
-            arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
+            data = self._with_checked_labels(data, arguments.get("shuffle", True))
+            arguments["x"] = data.x
             arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
             arguments = with_progress(arguments, lambda: self._logs)
             if options.accumulate_steps > 1:
@@ -365,7 +367,7 @@ class MultiHeadTrainer(SavedByKeras):
             arguments, data = prepare_evaluate(arguments, list(self.heads))
             self._build_for(data.specs)
             self._renew("test_function", data.specs)
-            arguments["x"] = self._with_checked_labels(arguments["x"], arguments["y"], arguments.get("sample_weight"))
+            arguments["x"] = self._with_checked_labels(data).x
             return super().evaluate(**with_progress(arguments, lambda: self._logs))
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -378,6 +380,26 @@ class MultiHeadTrainer(SavedByKeras):
         parts += [("weighting", self.weighting), ("balancer", self.balancer), ("schedule", self.schedule)]
         with renamed([(name, part) for name, part in parts if isinstance(part, keras.layers.Layer)]):
             return super().summary(*args, **kwargs)
+
+    @errors_in_words()
+    def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`."""
+        options = self._assert_ready("train_on_batch")
+        arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
+        class_weight = arguments.pop("class_weight", None)
+        data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
+        if class_weight is not None:
+            self._build_for(data.specs)
+        with self._weighing_classes(class_weight, options):
+            return super().train_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
+
+    @errors_in_words()
+    def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one batch; accepts the arguments of `keras.Model.test_on_batch`."""
+        self._assert_ready("test_on_batch")
+        arguments = named_arguments(keras.Model.test_on_batch, args, kwargs)
+        data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
+        return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""

@@ -62,7 +62,9 @@ class Problem(NamedTuple):
         """The parts of an error message, with the first value that breaks the rule."""
         broken = tf.cast(tf.reshape(self.broken, [-1]), tf.int32)
         received = tf.reshape(self.received, [-1])
-        first = tf.gather(received, tf.argmax(broken))
+        # XLA compiles this for a batch without examples, too, where a largest entry does not exist.
+        place = tf.argmax(tf.concat([broken, [1]], axis=0))
+        first = tf.gather(tf.concat([received, tf.zeros([1], received.dtype)], axis=0), place)
         first = tf.cast(first, tf.float32) if first.dtype.is_floating else first
         parts = " (", tf.reduce_sum(broken), " of ", tf.size(broken), " values break this). "
         return [f"{self.rule}. Received: ", first, *parts, self.remedy]
@@ -94,7 +96,10 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
     shape = with_columns(predictions.shape)
     seen = aligned_shape(targets.shape, shape, spec.loss.over)
     _check_shapes(spec, seen, targets.shape, predictions.shape)
-    rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
+    try:
+        rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
+    except ValueError as error:
+        raise ValueError(f"In head {spec.name!r}: {error}") from error
     if seen.rank < rank or not seen[:rank].is_compatible_with(shape[:rank]):
         raise ValueError(
             f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
@@ -119,8 +124,8 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
 
 
 def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
-    if dtype.is_floating:
-        held = abs(label) <= dtype.max
+    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number stands for itself
+        held = abs(label) <= dtype.max and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
     else:
         low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
         held = label == int(label) and low <= label <= high

@@ -154,3 +154,17 @@ def test_heads_with_a_common_tensor_are_not_warned_of():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Some heads read")
         trainer.compute_gradients((X, {"a": Y["a"], "b": np.ones((6, 9), "float32")}))
+
+
+def test_a_functional_head_takes_the_entries_that_it_has_inputs_for():
+    symbol = keras.Input((4,), name="pooled")
+    kernel = keras.layers.Dense(1)
+    outputs = kernel(symbol)
+    made = []
+    for inputs in ({"pooled": symbol}, [symbol], symbol):
+        trainer = MultiHeadTrainer(lambda x: {"pooled": x, "sequence": x[:, None]})
+        trainer.add_head("a", keras.Model(inputs, outputs), "mse")
+        trainer.compile("sgd")
+        made.append(trainer.predict(np.ones((2, 4), "float32"), verbose=0)["a"])
+    for predictions in made:
+        np.testing.assert_allclose(predictions, kernel(np.ones((2, 4), "float32")), rtol=1e-6)

@@ -272,3 +272,26 @@ def test_none_is_no_target():
     x = reference.inputs()
     found = trainer.compute_gradients((x, {"a": np.zeros(8), "b": None}))
     assert [gradient is None for gradient, _ in found] == [False] * 4 + [True] * 2
+
+
+def test_a_batch_of_ones_own_stops_in_words():
+    trainer = trainer_of(units=3, **CLASSES)
+    x, wrong = reference.inputs(), {"a": np.array([0, 1, 2, 9, 0, 0, 0, 0])}
+    for method in (trainer.train_on_batch, trainer.test_on_batch):
+        with pytest.raises(ValueError, match=r"^`targets\['a'\]` must be whole numbers from 0 to 2 .*Received: 9 \(1 of 8"):
+            method(x, wrong)
+
+
+def test_rows_are_not_columns_for_a_loss_of_ones_own():
+    def squared(y, p):
+        return tf.reduce_mean((y - p) ** 2, axis=-1)
+
+    trainer = trainer_of(squared, units=8)
+    with pytest.raises(ValueError, match=r"In head 'a': The loss 'squared' must take .* \(None,\) .* \(None, 8\)"):
+        gradients(trainer, reference.inputs(), np.zeros(8, "float32"))
+
+
+def test_a_whole_number_that_would_be_rounded():
+    with pytest.raises(ValueError, match="ignore_label=9999.* dtype float16, which cannot hold it"):
+        read((None, 1), tf.zeros([2, 1], tf.float16), loss="mse", ignore_label=9999)
+    read((None, 1), tf.zeros([2, 1], tf.float16), loss="mse", ignore_label=0.1)

@@ -20,6 +20,7 @@ CASES = [
     (("both", "cell"), 5),
     (("both", 0), 4),
     (["pooled", ("states", 0)], [1, 2]),
+    (("pooled", "both"), (1, State(4, 5))),
 ]
 
 
@@ -32,7 +33,7 @@ def test_reads_select_the_part_and_pass_through_json(reads, wanted):
 UNKNOWN = [
     (NEST, "pool", r"`reads` of head 'a' must name what the encoder gives. Received: reads='pool'.*'states'.*Did you mean 'pooled'"),
     (NEST, ("states", 2), r"reads=\('states', 2\).*Pass one of 0, 1\."),
-    (NEST, ("pooled", "states"), r"A tuple is a path into a nest; for several parts pass a list"),
+    (NEST, ("pooled", "last"), r"A tuple is a path into a nest; for several parts pass a list"),
     (3.0, "pooled", r"the encoder gives float. Leave `reads` out"),
 ]
 
