@@ -53,7 +53,7 @@ class SavedByKeras(BuiltFromData):
 
     def _of_tf_modules(self) -> Iterator[tuple[str, tf.Variable]]:
         """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
-        modules = {"encoder": self.encoder, **{f"head_{name}": module for name, module in self._head_modules.items()}}
+        modules = {"encoder": self.encoder, **{f"head_{name}": head.module for name, head in self.heads.items()}}
         for name, module in modules.items():
             if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
                 yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))

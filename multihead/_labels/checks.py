@@ -125,7 +125,7 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
 
 def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
     if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number stands for itself
-        held = abs(label) <= dtype.max and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+        held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
     else:
         low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
         held = label == int(label) and low <= label <= high
