@@ -43,9 +43,7 @@ def check_probability(argument: str, value: Any) -> float:
         ValueError: If it is not a number in that range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-        raise ValueError(
-            f"`{argument}` must be a number from 0 to 1. Received: {argument}={value!r}. Pass 0.0 for never."
-        )
+        raise ValueError(f"`{argument}` must be a number from 0 to 1. Received: {argument}={value!r}. Pass 0.0 for never.")
     return float(value)
 
 

@@ -131,9 +131,7 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
         ValueError: Keras does not know a metric, or two have one name in the logs.
     """
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
-        raise TypeError(
-            f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list."
-        )
+        raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
     specs = [_found(spec, head) if isinstance(spec, Mapping) else spec for spec in metrics]
     for spec in specs:
         if isinstance(spec, str) and spec not in _BY_SHAPE:

@@ -192,9 +192,7 @@ class LogMetrics:
         self.add_losses(tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0))
         total = update.total.total + update.added_loss
         is_usable = applied & tf.math.is_finite(total)
-        self.total.update_state(
-            tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0)
-        )
+        self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
         for figure, metrics in self.figures:
             values = figure.value(update)
             if values is None:

@@ -297,9 +297,7 @@ class MultiHeadTrainer(SavedByKeras):
             optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
         )
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        replace_layers(
-            self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule
-        )
+        replace_layers(self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule)
         self._options, self._steps_at_once = checked, steps_per_execution
 
     # ------------------------------------------------------------------------------------------- the Keras interface

@@ -192,9 +192,7 @@ class BalanceAtParameters(Combiner):
         if "gradients" in self._balancer.uses:
             matrices = [matrix.times(factors) for matrix in _dense_rows(rows, self._network.encoder_tensors)]
             products = gramian([matrix.values for matrix in matrices], len(rows))
-            combined, coefficients = _combine_rows(
-                self._balancer, self._heads, matrices, products, gathered.loss_sums
-            )
+            combined, coefficients = _combine_rows(self._balancer, self._heads, matrices, products, gathered.loss_sums)
             encoder = [added(a, b) for a, b in zip(rest, combined)]
         else:
             products = weighted(products_of(rows), factors)
@@ -267,9 +265,7 @@ def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
     return products * wide * wide[:, tf.newaxis]
 
 
-def _plus_heads(
-    total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None
-) -> list[Gradient]:
+def _plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
     """Adds each head's gradients, multiplied by its factor, to a list of gradients; None means factors of 1."""
     total = list(total)
     for k, row in enumerate(rows):

@@ -87,9 +87,7 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
     return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each.weights) for each in labels])
 
 
-def count_over_replicas(
-    batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]
-) -> tuple[tf.Tensor, tf.Tensor]:
+def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]) -> tuple[tf.Tensor, tf.Tensor]:
     """Counts labelled elements and examples: the denominators of an update's losses.
 
     Args:

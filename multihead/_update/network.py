@@ -188,4 +188,3 @@ class Ownership(NamedTuple):
             members.extend(tensor_variable(each) for each in (variable, *of_variable))
         tensors = [[tensor_variable(slot) for slot in of_variable] for of_variable in slots]
         return cls([(list(owners), members) for owners, members in groups.items()], tensors)
-

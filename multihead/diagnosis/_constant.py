@@ -88,9 +88,7 @@ def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> 
     return np.concatenate(rows)
 
 
-def _of_numbers(
-    head: Head, values: np.ndarray, predictions: tf.TensorSpec, labels: Labels, kind: str
-) -> list[np.ndarray]:
+def _of_numbers(head: Head, values: np.ndarray, predictions: tf.TensorSpec, labels: Labels, kind: str) -> list[np.ndarray]:
     """Constants for numbers, by column: the mean, quantiles, and the logit of the mean."""
     labelled = values[:, ~np.isnan(values).all(axis=0)]
     if labelled.shape[1] < values.shape[1]:
@@ -103,9 +101,7 @@ def _of_numbers(
     return [*constants, np.log(inside / (1 - inside))] if ((mean >= 0) & (mean <= 1)).all() else constants
 
 
-def _of_frequencies(
-    head: Head, frequencies: np.ndarray, predictions: tf.TensorSpec, labels: Labels
-) -> list[np.ndarray]:
+def _of_frequencies(head: Head, frequencies: np.ndarray, predictions: tf.TensorSpec, labels: Labels) -> list[np.ndarray]:
     """The frequencies as probabilities or, for a loss that does not change if a number is added, as logits."""
     one, other = (_mean_loss(head, frequencies + shift, predictions, [labels]) for shift in (0.0, 3.0))
     return [np.log(np.maximum(frequencies, 1e-9))] if np.isclose(one, other, rtol=1e-4) else [frequencies]
@@ -131,9 +127,7 @@ def _everywhere(constant: np.ndarray, predictions: tf.TensorSpec, targets: tf.Te
     return tf.cast(tf.broadcast_to(tf.constant(value, tf.float32), shape), tf.float32)
 
 
-def _grows_with_the_batch(
-    head: Head, constant: np.ndarray, predictions: tf.TensorSpec, labels: Sequence[Labels]
-) -> bool:
+def _grows_with_the_batch(head: Head, constant: np.ndarray, predictions: tf.TensorSpec, labels: Sequence[Labels]) -> bool:
     """Whether a batch's loss is larger than that of its two halves together."""
     for each in labels:
         half = int(each.weights.shape[0] or 0) // 2

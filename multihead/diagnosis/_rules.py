@@ -173,9 +173,7 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
             "That may change as soon as the modules have learned: change nothing yet, train an epoch, and diagnose again. "
             "If it stays so, try `balancer=balancing.EqualNorms()` and compare."
         )
-    weights = ", ".join(
-        f"{plain(found.weights[k] * suggested[head])} for {head!r}" for k, head in enumerate(found.heads)
-    )
+    weights = ", ".join(f"{plain(found.weights[k] * suggested[head])} for {head!r}" for k, head in enumerate(found.heads))
     return (
         f"Multiply the heads' losses by factors, so that their weights become {weights}: "
         "`trainer.compile(optimizer, **diagnosis.suggestion)` does. `balancer=balancing.EqualNorms()` does more, and "

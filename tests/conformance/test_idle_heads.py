@@ -98,8 +98,6 @@ def test_an_absent_key_is_a_head_without_labels():
         assert (gradient is not None) == (id(tiny.tensor_variable(variable)) in price | encoder)
 
 
-
-
 def changed_in_place(pairs):
     gradient, variable = pairs[0]
     pairs[0] = 2.0 * tf.convert_to_tensor(gradient), variable

@@ -64,7 +64,10 @@ def compiled(optimizer, rates, decays=None, **options):
         extra = {"ignore_label": -1} if name == "price" else {}
         by_part = {"learning_rate": rates.get(name, 1.0), "weight_decay": (decays or {}).get(name, 1.0)}
         trainer.add_head(name, module, losses[name], weight=tiny.WEIGHTS[name], **by_part, **extra)
-    by_part = {"encoder_learning_rate": rates.get("encoder", 1.0), "encoder_weight_decay": (decays or {}).get("encoder", 1.0)}
+    by_part = {
+        "encoder_learning_rate": rates.get("encoder", 1.0),
+        "encoder_weight_decay": (decays or {}).get("encoder", 1.0),
+    }
     trainer.compile(optimizer, **by_part, **options)
     return trainer
 
@@ -82,9 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("optimizer", "gathering", "balanced", "replicas", "rates"), CASES)
-def test_steps_are_those_of_a_tape_by_hand_times_the_factors(
-    optimizer, gathering, balanced, replicas, rates, two_replicas
-):
+def test_steps_are_those_of_a_tape_by_hand_times_the_factors(optimizer, gathering, balanced, replicas, rates, two_replicas):
     updates = batches_of_updates(missing=True)
     balancer, level = BALANCINGS[balanced]
     given, factors = RATES[rates]

@@ -53,8 +53,7 @@ def by_tape(balancer, level):
         of_columns = -COLUMNS * tf.math.log(p) - (1 - COLUMNS) * tf.math.log(1 - p)
         of_kind = -tf.math.log(tf.gather(q, KIND, axis=1, batch_dims=1))
         losses = [
-            tf.reduce_sum(values * weights) / weights.sum()
-            for values, weights in ((of_columns, USED), (of_kind, USED_KIND))
+            tf.reduce_sum(values * weights) / weights.sum() for values, weights in ((of_columns, USED), (of_kind, USED_KIND))
         ]
         total = losses[0] + losses[1]
     own = tape.gradient(total, [tiny.tensor_variable(v) for head in heads.values() for v in head.trainable_variables])

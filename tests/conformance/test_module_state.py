@@ -45,7 +45,9 @@ def normalized(kind="batch normalization", **compiled):
     trainer = MultiHeadTrainer(encoder)
     for name in ("a", "b"):
         module = keras.Sequential([MODULES[kind](), keras.layers.Dense(1)])
-        trainer.add_head(name, module, "mse", metrics=[keras.metrics.MeanAbsoluteError("mae")], weight=compiled.pop(f"weight_{name}", 1.0))
+        trainer.add_head(
+            name, module, "mse", metrics=[keras.metrics.MeanAbsoluteError("mae")], weight=compiled.pop(f"weight_{name}", 1.0)
+        )
     trainer.compile(keras.optimizers.Adam(0.1), **compiled)
     return trainer
 

@@ -90,9 +90,15 @@ def test_numbers_are_scaled_and_have_scikit_learns_figures():
         (lambda: columns.NumberColumn.fit("w", "w", ["1", "1", ""]), r"`w` must contain at least two different numbers\."),
         (lambda: columns.NumberColumn.fit("w", "w", ["1", "x"]), r"`w` must contain numbers\. Received: 'x'\. Correct"),
         (lambda: columns.NumberColumn.fit("w", "w", ["1", "inf"]), r"must contain numbers\. Received: 'inf'"),
-        (lambda: columns.TagColumn.fit("t", "t", ["A A", ""]), r"`t` must contain at least two different tags\. Received: 1"),
+        (
+            lambda: columns.TagColumn.fit("t", "t", ["A A", ""]),
+            r"`t` must contain at least two different tags\. Received: 1",
+        ),
         (lambda: columns.TagColumn("t", "t", ("A",)).targets(["A"], ["a b"]), r"Received: 1 tags for the 2 words of 'a b'"),
-        (lambda: columns.TagColumn("t", "t", ("A",)).targets(["B"], ["a"]), r"occur in the training rows: 'A'\. Received: 'B'\. Correct"),
+        (
+            lambda: columns.TagColumn("t", "t", ("A",)).targets(["B"], ["a"]),
+            r"occur in the training rows: 'A'\. Received: 'B'\. Correct",
+        ),
     ],
 )
 def test_columns_that_cannot_be_used(make, message):

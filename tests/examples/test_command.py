@@ -227,7 +227,10 @@ def test_options_that_cannot_be_used(arguments, message, capsys):
     ("arguments", "message"),
     [
         (["--balancer", "UPGard"], "`--balancer` must be one of 'CAGrad'|`--balancer` must be one of"),
-        (["--schedule", "price:replies=1:9", "--orders", "20"], "`--schedule` must name each head: reply, price. Received: price, replies"),
+        (
+            ["--schedule", "price:replies=1:9", "--orders", "20"],
+            "`--schedule` must name each head: reply, price. Received: price, replies",
+        ),
         (["--schedule", "price=1", "--orders", "20"], "Received: price. Write, for example, reply:price=1:1."),
         (["--orders", "20", "--max-tokens", "3"], "The column `text` must contain at most 3 tokens per row. Received: "),
         (["--load", "nowhere", "--predict", "x"], "`--load` must be the folder of a finished run. Received: 'nowhere'"),

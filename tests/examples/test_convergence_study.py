@@ -285,7 +285,11 @@ def test_the_program(tmp_path, capsys):
     assert figures["arms"]["sum"]["summary"]["reply_loss"] == [curve[-1]["reply_loss"], 0]
     finding = figures["findings"][0]
     assert finding.startswith("The representation gradient of 'price' is ") and figures["options"]["seeds"] == 1
-    assert "summed over the batch" in finding and "EqualNorms" in finding and "leaves almost nothing of the gradient of 'reply'" in finding
+    assert (
+        "summed over the batch" in finding
+        and "EqualNorms" in finding
+        and "leaves almost nothing of the gradient of 'reply'" in finding
+    )
     for axis in ("examples", "seconds"):
         assert (tmp_path / "a" / f"by_{axis}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -315,7 +319,9 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys):
         assert words in told and told.count("\n") == 1 and told.startswith("examples.convergence_study: error: ")
     assert command.main([*SMALL, "--batch-size", "64", "--output", "/dev/null/a"]) == 2
     assert "`--output` must be a writable folder" in capsys.readouterr().err
-    with pytest.raises(InputError, match="`--batch-size` must be at most an eighth of the number of training rows. Received: 64,"):
+    with pytest.raises(
+        InputError, match="`--batch-size` must be at most an eighth of the number of training rows. Received: 64,"
+    ):
         options = parse("--batch-size", "64")
         study.Study(options, load_data(options))
 

@@ -131,7 +131,10 @@ def test_all_heads_in_one_answer_as_predict_does(shared, tmp_path):
     trainer.export(tmp_path / "all")
     trainer.export(tmp_path / "some", ["letter"], postprocess={"letter": lambda output: output["letter"] + 1})
     trainer.export("letter", tmp_path / "earlier")  # the earlier order of the arguments
-    finish = {"letter": lambda output: output["letter"], "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)}}
+    finish = {
+        "letter": lambda output: output["letter"],
+        "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)},
+    }
     trainer.export(path=tmp_path / "finished", head=["price", "letter"], postprocess=finish)
     asked = ["all", "some", "earlier", "finished"]
     got = dict(zip(asked, alone.answers([(tmp_path / name, {"inputs": counts.tolist()}) for name in asked], tmp_path)))
@@ -251,7 +254,11 @@ WRONG = {
         TypeError,
         r"`postprocess` must be a dict by head name if several heads are exported\. Received: .*Pass, for example, \{'price'",
     ),
-    "step's head": ({"head": None, "generate": {"prize": tf.identity}}, ValueError, r"`generate` must name only heads: 'prize'"),
+    "step's head": (
+        {"head": None, "generate": {"prize": tf.identity}},
+        ValueError,
+        r"`generate` must name only heads: 'prize'",
+    ),
     "preprocess": ({"preprocess": "lower"}, TypeError, r"`preprocess` must be callable\. Received: preprocess='lower'\."),
     "postprocess": ({"postprocess": 1}, TypeError, r"`postprocess` must be callable\. Received: postprocess=1\."),
     "generate": ({"generate": 1}, TypeError, r"`generate` must be callable\. Received: generate=1\."),

@@ -13,7 +13,6 @@ from tests.helpers import tiny
 NAN = float("nan")
 
 
-
 def without(targets, name):
     return {**targets, name: np.full_like(targets[name], -1 if name == "price" else NAN)}
 

@@ -238,7 +238,9 @@ def test_each_heads_best_can_be_restored():
         assert equal(tiny.values(model.heads[head].module.variables), kept[k])
         found = model.evaluate(DEV, DEV_TARGETS, verbose=0, return_dict=True)
         assert found[f"{head}_loss"] == pytest.approx(callback.best[head], rel=1e-5)
-    with pytest.raises(ValueError, match=r"`head` must be a head with kept weights\. Received: head='prize'; .*'price', 'size'"):
+    with pytest.raises(
+        ValueError, match=r"`head` must be a head with kept weights\. Received: head='prize'; .*'price', 'size'"
+    ):
         callback.restore("prize")
 
 
@@ -277,5 +279,7 @@ def test_what_cannot_be_watched(options, message, two):
 
 def test_a_figure_that_is_not_in_the_logs(two):
     callback = PerHead({"price": "val_price_f2"}, mode="max")
-    with pytest.raises(ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"):
+    with pytest.raises(
+        ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"
+    ):
         told(callback, two, [{"val_price_loss": 1.0}])

@@ -65,7 +65,9 @@ def fit(trainer, **options):
 
 def assert_equal_weights(one, other):
     for name in one.heads:
-        for a, b in zip(tiny.values(one.heads[name].module.weights), tiny.values(other.heads[name].module.weights), strict=True):
+        for a, b in zip(
+            tiny.values(one.heads[name].module.weights), tiny.values(other.heads[name].module.weights), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(tiny.values(one.encoder.weights), tiny.values(other.encoder.weights), strict=True):
         np.testing.assert_array_equal(a, b)

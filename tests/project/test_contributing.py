@@ -155,6 +155,8 @@ def test_the_command_that_shows_versions_runs(capsys: pytest.CaptureFixture[str]
 
 def test_hooks_are_pinned_and_lint_as_ci_does() -> None:
     repositories = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    (ruff,) = re.findall(r"^ruff==(\d+\.\d+)\.\*$", setup_cfg()["options.extras_require"]["test"], re.MULTILINE)
+    assert [each["rev"].startswith(f"v{ruff}.") for each in repositories if "ruff" in each["repo"]] == [True]
     assert all(re.fullmatch(r"v\d+\.\d+\.\d+", repository["rev"]) for repository in repositories)
     hooks = {hook["id"] for repository in repositories for hook in repository["hooks"]}
     assert {"ruff-check", "ruff-format", "trailing-whitespace"} <= hooks

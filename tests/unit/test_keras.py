@@ -20,6 +20,7 @@ def averaging():
     optimizer.build(keras.layers.Dense(1).weights)
     return optimizer
 
+
 USED = _keras.PRIVATE_NAMES[int(keras.__version__[0])]
 OWNERS = {
     "Layer": lambda: keras.layers.Dense(1),

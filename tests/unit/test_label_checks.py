@@ -35,23 +35,101 @@ def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check
 
 
 VALUES = {
-    "class too large": (CLASSES, (None, 3), [0, 3, 7], None, r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 3 \(2 of 3"),
+    "class too large": (
+        CLASSES,
+        (None, 3),
+        [0, 3, 7],
+        None,
+        r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 3 \(2 of 3",
+    ),
     "class below 0": (CLASSES, (None, 3), [0, -1], None, r"must be whole numbers from 0 to 2.*Received: -1 \(1 of 2"),
-    "class number with a fraction": (CLASSES, (None, 3), [0.0, 1.5], None, r"must be whole numbers from 0 to 2.*Received: 1.5 "),
-    "class of a wide dtype": (CLASSES, (None, 300), np.array([0, 300], "int16"), None, r"whole numbers from 0 to 299.*Received: 300 "),
+    "class number with a fraction": (
+        CLASSES,
+        (None, 3),
+        [0.0, 1.5],
+        None,
+        r"must be whole numbers from 0 to 2.*Received: 1.5 ",
+    ),
+    "class of a wide dtype": (
+        CLASSES,
+        (None, 300),
+        np.array([0, 300], "int16"),
+        None,
+        r"whole numbers from 0 to 299.*Received: 300 ",
+    ),
     "token": (CLASSES, (None, 2, 3), [[0, 1], [5, 0]], None, r"from 0 to 2.*Received: 5 \(1 of 4"),
-    "number of classes unknown": (CLASSES, (None, None), [0, -2], None, r"must be whole numbers of at least 0.*Received: -2"),
-    "no probability": (BINARY, (None, 2), [[0.0, 1.0], [0.5, 2.0]], None, r"must be from 0 to 1 for the loss 'binary_.*Received: 2 \(1 of 4"),
-    "minus 1 in a column": (BINARY, (None, 1), [1, -1], None, r"must be from 0 to 1.*Received: -1 .*Mark elements without a label by NaN"),
+    "number of classes unknown": (
+        CLASSES,
+        (None, None),
+        [0, -2],
+        None,
+        r"must be whole numbers of at least 0.*Received: -2",
+    ),
+    "no probability": (
+        BINARY,
+        (None, 2),
+        [[0.0, 1.0], [0.5, 2.0]],
+        None,
+        r"must be from 0 to 1 for the loss 'binary_.*Received: 2 \(1 of 4",
+    ),
+    "minus 1 in a column": (
+        BINARY,
+        (None, 1),
+        [1, -1],
+        None,
+        r"must be from 0 to 1.*Received: -1 .*Mark elements without a label by NaN",
+    ),
     "pixels": (BINARY, (None, 2), np.array([[0, 255]], "uint8"), None, r"must be from 0 to 1.*Received: 255 "),
     "hinge": ({"loss": "hinge"}, (None, 1), [1.0, 3.0], None, r"must be from -1 to 1.*Received: 3 "),
-    "one-hot": (ROWS, (None, 2), [[0.0, 1.0], [-1.0, 1.0]], None, r"must be at least 0 for the loss 'categorical_.*Received: -1 "),
-    "infinite": ({"loss": "mse"}, (None, 1), [0.0, np.inf], None, r"must be finite numbers for the loss 'mean_squared.*Received: inf"),
-    "part of a row": (ROWS, (None, 2), [[0.0, 1.0], [NAN, 1.0]], None, r"must be missing for a whole row or not at all.*Received: nan \(1 of 4"),
-    "class weight of a fraction": ({**BINARY, "class_weight": {1: 2}}, (None, 1), [0.5], None, r"whole numbers.*`class_weight`.*Received: 0.5"),
-    "negative weight": (CLASSES, (None, 3), [0, 1], [1.0, -2.0], r"`sample_weights\['a'\]` must be finite and at least 0.*Received: -2 \(1 of 2"),
-    "NaN as weight": ({"loss": "mse"}, (None, 1), [0.0, 1.0], [NAN, 1.0], r"`sample_weights\['a'\]` must be finite.*Received: nan"),
-    "infinite weight": (BINARY, (None, 2), [[0, 1]], [[1.0, np.inf]], r"`sample_weights\['a'\]` must be finite.*Received: inf"),
+    "one-hot": (
+        ROWS,
+        (None, 2),
+        [[0.0, 1.0], [-1.0, 1.0]],
+        None,
+        r"must be at least 0 for the loss 'categorical_.*Received: -1 ",
+    ),
+    "infinite": (
+        {"loss": "mse"},
+        (None, 1),
+        [0.0, np.inf],
+        None,
+        r"must be finite numbers for the loss 'mean_squared.*Received: inf",
+    ),
+    "part of a row": (
+        ROWS,
+        (None, 2),
+        [[0.0, 1.0], [NAN, 1.0]],
+        None,
+        r"must be missing for a whole row or not at all.*Received: nan \(1 of 4",
+    ),
+    "class weight of a fraction": (
+        {**BINARY, "class_weight": {1: 2}},
+        (None, 1),
+        [0.5],
+        None,
+        r"whole numbers.*`class_weight`.*Received: 0.5",
+    ),
+    "negative weight": (
+        CLASSES,
+        (None, 3),
+        [0, 1],
+        [1.0, -2.0],
+        r"`sample_weights\['a'\]` must be finite and at least 0.*Received: -2 \(1 of 2",
+    ),
+    "NaN as weight": (
+        {"loss": "mse"},
+        (None, 1),
+        [0.0, 1.0],
+        [NAN, 1.0],
+        r"`sample_weights\['a'\]` must be finite.*Received: nan",
+    ),
+    "infinite weight": (
+        BINARY,
+        (None, 2),
+        [[0, 1]],
+        [[1.0, np.inf]],
+        r"`sample_weights\['a'\]` must be finite.*Received: inf",
+    ),
 }
 
 
@@ -78,15 +156,63 @@ def test_values_that_count_for_nothing_may_be_anything():
 
 
 SHAPES = {
-    "vector for columns": ("mse", (None, 6), (6,), None, r"`targets\['a'\]` must have the shape of the predictions, \(None, 6\).*\(6,\) for"),
-    "column for columns": ("mse", (None, 3), (6, 1), None, r"targets of shape \(6, 1\) for predictions of shape \(None, 3\)"),
+    "vector for columns": (
+        "mse",
+        (None, 6),
+        (6,),
+        None,
+        r"`targets\['a'\]` must have the shape of the predictions, \(None, 6\).*\(6,\) for",
+    ),
+    "column for columns": (
+        "mse",
+        (None, 3),
+        (6, 1),
+        None,
+        r"targets of shape \(6, 1\) for predictions of shape \(None, 3\)",
+    ),
     "columns for one": ("huber", (None, 1), (6, 3), None, r"targets of shape \(6, 3\) for predictions of shape \(None, 1\)"),
-    "classes for one-hot": ("categorical_crossentropy", (None, 3), (6,), None, r"For class numbers choose 'sparse_categorical_crossentropy'"),
-    "one-hot for classes": ("sparse_categorical_crossentropy", (None, 3), (6, 3), None, r"For one value per class choose 'categorical_"),
-    "steps": ("sparse_categorical_crossentropy", (None, 4, 3), (6, 5), None, r"one class number for each prediction, shape \(None, 4\)"),
-    "weights of other rows": ("mse", (None, 1), (6,), (5,), r"`sample_weights\['a'\]` must have.*\(6, 1\).*Received: shape \(5,\)"),
-    "one weight for six": ("mse", (None, 1), (6,), (1,), r"`sample_weights\['a'\]` must have the shape.*Received: shape \(1,\)"),
-    "weights of columns": ("categorical_crossentropy", (None, 3), (6, 3), (6, 3), r"must have the shape of the head's labels, \(6,\).*per row"),
+    "classes for one-hot": (
+        "categorical_crossentropy",
+        (None, 3),
+        (6,),
+        None,
+        r"For class numbers choose 'sparse_categorical_crossentropy'",
+    ),
+    "one-hot for classes": (
+        "sparse_categorical_crossentropy",
+        (None, 3),
+        (6, 3),
+        None,
+        r"For one value per class choose 'categorical_",
+    ),
+    "steps": (
+        "sparse_categorical_crossentropy",
+        (None, 4, 3),
+        (6, 5),
+        None,
+        r"one class number for each prediction, shape \(None, 4\)",
+    ),
+    "weights of other rows": (
+        "mse",
+        (None, 1),
+        (6,),
+        (5,),
+        r"`sample_weights\['a'\]` must have.*\(6, 1\).*Received: shape \(5,\)",
+    ),
+    "one weight for six": (
+        "mse",
+        (None, 1),
+        (6,),
+        (1,),
+        r"`sample_weights\['a'\]` must have the shape.*Received: shape \(1,\)",
+    ),
+    "weights of columns": (
+        "categorical_crossentropy",
+        (None, 3),
+        (6, 3),
+        (6, 3),
+        r"must have the shape of the head's labels, \(6,\).*per row",
+    ),
     "scalar weight": ("mse", (None, 1), (6,), (), r"`sample_weights\['a'\]` must have the shape.*Received: shape \(\)"),
 }
 
@@ -111,13 +237,21 @@ DTYPES = {
 @pytest.mark.parametrize("case", DTYPES)
 def test_a_label_that_the_dtype_cannot_hold_marks_nothing(case):
     dtype, label = DTYPES[case]
-    with pytest.raises(ValueError, match=rf"`ignore_label` of head 'a' must be a value that its targets can hold.*dtype {dtype}"):
+    with pytest.raises(
+        ValueError, match=rf"`ignore_label` of head 'a' must be a value that its targets can hold.*dtype {dtype}"
+    ):
         read((None, 1), np.zeros(3, dtype), loss="mse", ignore_label=label)
 
 
 @pytest.mark.parametrize(
     "dtype, label, marked",
-    [("uint8", 255, 255), ("bool", 0, False), ("int64", -1.0, -1), ("float32", -99.9, np.float32(-99.9)), ("float16", -9, -9)],
+    [
+        ("uint8", 255, 255),
+        ("bool", 0, False),
+        ("int64", -1.0, -1),
+        ("float32", -99.9, np.float32(-99.9)),
+        ("float16", -9, -9),
+    ],
 )
 def test_a_label_that_the_dtype_holds_marks_missing_ones(dtype, label, marked):
     targets = np.array([1, marked, 1], dtype)
@@ -127,7 +261,10 @@ def test_a_label_that_the_dtype_holds_marks_missing_ones(dtype, label, marked):
 def test_what_is_no_label_at_all():
     for targets, rule in (
         (tf.constant(["a", "b"]), r"`targets\['a'\]` must be numbers or booleans\. Received: dtype string.*StringLookup"),
-        (tf.ragged.constant([[1], [0, 1]]), r"`targets\['a'\]` must be a dense tensor\. Received: a RaggedTensor.*to_tensor\(-1\)"),
+        (
+            tf.ragged.constant([[1], [0, 1]]),
+            r"`targets\['a'\]` must be a dense tensor\. Received: a RaggedTensor.*to_tensor\(-1\)",
+        ),
         (tf.sparse.from_dense([[1], [0]]), r"`targets\['a'\]` must be a dense tensor\. Received: a SparseTensor.*to_dense"),
         (tf.TensorSpec(None), r"`targets\['a'\]` must have a known number of axes"),
     ):
@@ -139,7 +276,9 @@ def test_what_is_no_label_at_all():
 
 
 def test_an_ignore_label_that_rows_contain():
-    with pytest.raises(ValueError, match=r"`ignore_label` of head 'a' must be a number that no row.*Received: ignore_label=0"):
+    with pytest.raises(
+        ValueError, match=r"`ignore_label` of head 'a' must be a number that no row.*Received: ignore_label=0"
+    ):
         read((None, 3), np.eye(3), loss="categorical_crossentropy", ignore_label=0)
 
 
@@ -167,7 +306,12 @@ def test_class_weights_that_cannot_be(weights, rule):
 
 @pytest.mark.parametrize(
     "labels, rule",
-    [([], "at least one label"), ([-1], r"Received: \[-1\] among"), ([0.5], "whole numbers"), (["a"], "must be class numbers")],
+    [
+        ([], "at least one label"),
+        ([-1], r"Received: \[-1\] among"),
+        ([0.5], "whole numbers"),
+        (["a"], "must be class numbers"),
+    ],
 )
 def test_labels_without_class_weights(labels, rule):
     with pytest.raises(ValueError, match=f"`labels` must.*{rule}|{rule}"):
@@ -237,9 +381,13 @@ def test_training_and_evaluation_stop_at_such_labels(classifier):
 
 def test_one_row_is_not_broadcast(classifier):
     x, one = reference.inputs(rows=4), np.array([1])
-    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1\) for \(4\)"):
+    with pytest.raises(
+        ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1\) for \(4\)"
+    ):
         classifier.evaluate(unbatched(x, {"a": one}), verbose=0)
-    with pytest.raises(ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1,\) for \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"^`targets\['a'\]` must have as many rows as the head's predictions.*\(1,\) for \(4,\)"
+    ):
         classifier.compute_gradients((x, {"a": one}))
     with pytest.raises(ValueError, match=r"^`sample_weights\['a'\]` must have as many rows as the targets.*\(1\) for \(4\)"):
         classifier.evaluate(unbatched(x, {"a": np.zeros(4, int)}, {"a": np.ones(1)}), verbose=0)

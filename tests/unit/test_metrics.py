@@ -171,7 +171,11 @@ def test_metrics_of_a_head_are_named_apart(options, rule):
 @pytest.mark.parametrize(
     "first, second, rule",
     [
-        (("a", ["b_loss"]), ("a_b", []), r"'a_b_loss' would stand for the metric 'b_loss' of head 'a' and for the loss of head"),
+        (
+            ("a", ["b_loss"]),
+            ("a_b", []),
+            r"'a_b_loss' would stand for the metric 'b_loss' of head 'a' and for the loss of head",
+        ),
         (("val", []), ("b", []), r"'val_loss' would stand for a figure of no head and for the loss of head 'val'"),
         (("skipped", []), ("b", []), r"'skipped_updates' would stand for a figure of no head and for the updates of head"),
         (("a", []), ("val_a", []), r"'val_a_loss' would stand for the loss of head 'a' and for the loss of head 'val_a'"),

@@ -46,15 +46,27 @@ def test_only_balance_every_wraps_the_balancer():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"schedule": "Together"}, TypeError, "`schedule` must be one of multihead.schedules. Received: schedule='Together'"),
+        (
+            {"schedule": "Together"},
+            TypeError,
+            "`schedule` must be one of multihead.schedules. Received: schedule='Together'",
+        ),
         ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping. Received: clip=5.0"),
         ({"balance_at": "params"}, ValueError, "`balance_at` must be one of .* Received: balance_at='params'.*'parameters'"),
         ({"telemetry": "all"}, ValueError, "`telemetry` must be one of 'norms', 'losses'. Received: telemetry='all'"),
-        ({"micro_batches": 0}, ValueError, "`micro_batches` must be a whole number of at least 1. Received: micro_batches=0"),
+        (
+            {"micro_batches": 0},
+            ValueError,
+            "`micro_batches` must be a whole number of at least 1. Received: micro_batches=0",
+        ),
         ({"balance_every": 1.5}, ValueError, "`balance_every` must be a whole number of at least 1"),
         ({"balancer": "SDMGrad"}, ValueError, "`balance_at` must be one of 'parameters' for SDMGrad"),
         ({"balancer": "GradDrop", "balance_every": 2}, ValueError, "`balance_every` must be 1 for GradDrop"),
-        ({"balancer": "GradDrop", "micro_batches": 2}, ValueError, "`balance_at` must be 'parameters' for GradDrop with several"),
+        (
+            {"balancer": "GradDrop", "micro_batches": 2},
+            ValueError,
+            "`balance_at` must be 'parameters' for GradDrop with several",
+        ),
         ({"balancer": balancing.UPGrad({"c": 1.0})}, ValueError, "`preference` must name only heads: 'c' is not a head"),
     ],
 )

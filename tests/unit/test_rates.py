@@ -39,12 +39,16 @@ def test_errors_say_what_is_wrong(make, error, message):
 def test_factors_of_heads_and_of_weight_decay_are_checked():
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     for argument in ("learning_rate", "weight_decay"):
-        with pytest.raises(ValueError, match=f"`{argument}` must be a finite number of at least 0.* Received: {argument}=-1"):
+        with pytest.raises(
+            ValueError, match=f"`{argument}` must be a finite number of at least 0.* Received: {argument}=-1"
+        ):
             trainer.add_head("a", keras.layers.Dense(1), "mse", **{argument: -1})
     trainer.add_head("a", keras.layers.Dense(1), "mse", weight_decay=0.5)
     with pytest.raises(ValueError, match="`weight_decay of head 'a'` must be 0 or 1 for an optimizer without weight decay"):
         trainer.compile("adam")
-    with pytest.raises(TypeError, match="`encoder_learning_rate` must be a finite number.* Received: encoder_learning_rate='a'"):
+    with pytest.raises(
+        TypeError, match="`encoder_learning_rate` must be a finite number.* Received: encoder_learning_rate='a'"
+    ):
         trainer.compile(keras.optimizers.AdamW(), encoder_learning_rate="a")
     trainer.compile(keras.optimizers.AdamW(), encoder_weight_decay=0)
 

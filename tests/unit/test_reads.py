@@ -31,7 +31,11 @@ def test_reads_select_the_part_and_pass_through_json(reads, wanted):
 
 
 UNKNOWN = [
-    (NEST, "pool", r"`reads` of head 'a' must name what the encoder gives. Received: reads='pool'.*'states'.*Did you mean 'pooled'"),
+    (
+        NEST,
+        "pool",
+        r"`reads` of head 'a' must name what the encoder gives. Received: reads='pool'.*'states'.*Did you mean 'pooled'",
+    ),
     (NEST, ("states", 2), r"reads=\('states', 2\).*Pass one of 0, 1\."),
     (NEST, ("pooled", "last"), r"A tuple is a path into a nest; for several parts pass a list"),
     (3.0, "pooled", r"the encoder gives float. Leave `reads` out"),

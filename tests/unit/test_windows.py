@@ -20,7 +20,11 @@ def windows(dataset, steps):
 
 def test_batches_keep_their_order_and_the_last_window_is_padded():
     found = windows(batches(5), 2)
-    assert [[inputs.numpy().tolist() for inputs, _ in batches_of(each)] for each in found] == [[[0], [1]], [[2], [3]], [[4], []]]
+    assert [[inputs.numpy().tolist() for inputs, _ in batches_of(each)] for each in found] == [
+        [[0], [1]],
+        [[2], [3]],
+        [[4], []],
+    ]
     assert batches_of(found[2])[1][1]["a"].shape == (0, 1)
     assert all(is_window(each) for each in found)
 

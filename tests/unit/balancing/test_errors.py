@@ -26,7 +26,9 @@ def test_preference_of_the_wrong_length_or_heads():
         balancer.bind(NAMES)
     with pytest.raises(ValueError, match=r"`preference` must name only heads: 'prise' is not a head.*'reply', 'price'"):
         balancing.UPGrad({"prise": 2.0}).bind(NAMES)
-    with pytest.raises(ValueError, match=r"`preference` by name requires the heads' names\..*Call `bind\(head_names\)` first"):
+    with pytest.raises(
+        ValueError, match=r"`preference` by name requires the heads' names\..*Call `bind\(head_names\)` first"
+    ):
         balancing.UPGrad({"price": 2.0})(ROWS)
     with pytest.raises(ValueError, match=r"at least one above 0\. Received: preference=\{'reply': 0\.0, 'price': 0\.0\}"):
         balancing.Sum({"reply": 0, "price": 0}).bind(NAMES)
@@ -40,7 +42,9 @@ def test_budgets():
         ValueError, match=r"`budgets` must name only heads: 'prise' is not a head.*the heads are 'reply', 'price'"
     ):
         balancing.NormBudget({"prise": 0.3}).bind(NAMES)
-    with pytest.raises(ValueError, match=r"`budgets` must contain only known heads\. Received: head 2; the heads are 0, 1\."):
+    with pytest.raises(
+        ValueError, match=r"`budgets` must contain only known heads\. Received: head 2; the heads are 0, 1\."
+    ):
         balancing.NormBudget({2: 0.3})(ROWS)
     with pytest.raises(ValueError, match=r"`budgets` by name require the heads' names\..*or use row indices"):
         balancing.NormBudget({"price": 0.3})(ROWS)

@@ -76,7 +76,10 @@ def test_between_solves_the_update_has_the_last_coefficients():
     pairs = trainer.compute_gradients((inputs, targets))
     fresh = tiny.trainer("sgd", weights={k: w * c for (k, w), c in zip(tiny.WEIGHTS.items(), cached)})
     fresh.compute_gradients((inputs, targets))
-    for mine, other in [(fresh.encoder, trainer.encoder), *((fresh.heads[k].module, trainer.heads[k].module) for k in fresh.heads)]:
+    for mine, other in [
+        (fresh.encoder, trainer.encoder),
+        *((fresh.heads[k].module, trainer.heads[k].module) for k in fresh.heads),
+    ]:
         mine.set_weights(other.get_weights())
     wanted = fresh.compute_gradients((inputs, targets))[: len(encoder)]
     for (gradient, _), (expected, _) in zip(pairs, wanted):

@@ -74,7 +74,10 @@ def test_compiled_too():
 @pytest.mark.parametrize(
     ("balancer", "message"),
     [
-        (Averaged(), r"`Averaged` must give the same update when a head without a gradient is added .*kind: random, 2 heads"),
+        (
+            Averaged(),
+            r"`Averaged` must give the same update when a head without a gradient is added .*kind: random, 2 heads",
+        ),
         (Normalised(), r"`Normalised` must be finite if a head has no gradient\. .*kind: random, 2 heads"),
         (FirstOnly(), r"`FirstOnly` must not depend on the order of the heads \(relative difference .*random, 2 heads"),
         (Forgetful(2.0), r"`Forgetful` must return all arguments of the constructor, and only these, from `get_config`"),

@@ -53,7 +53,9 @@ def test_cosines_layers_and_signal_are_those_of_a_tape(diagnosed):
     variance = rows.var(axis=0, ddof=1).sum(axis=1)
     expected = np.maximum((mean**2).sum(axis=1) - variance / len(data), 0) / variance
     np.testing.assert_allclose(report.signal_to_noise, expected, rtol=1e-3)
-    np.testing.assert_allclose(report.mean_cosines, mean @ mean.T / np.sqrt(np.outer(*[(mean**2).sum(axis=1)] * 2)), atol=1e-5)
+    np.testing.assert_allclose(
+        report.mean_cosines, mean @ mean.T / np.sqrt(np.outer(*[(mean**2).sum(axis=1)] * 2)), atol=1e-5
+    )
 
     names = [layer.name for layer in trainer.encoder.layers]
     assert list(report.layer_norms) == list(report.layer_cosines) == names

@@ -79,8 +79,16 @@ def test_nothing_changes():
     ("weight", "cause", "kind"),
     [
         (1.0, "Cause: not the size of its loss, but the sensitivity of its module to the representation.", "sensitivity"),
-        (6.0, "times as large; it has 6 times the weight, as a loss has that is summed over the batch. A second cause is the sensitivity of its module", "scale"),
-        (200.0, "times as large; it has 200 times the weight, as a loss has that is summed over the batch. Multiply the heads' losses by factors", "scale"),
+        (
+            6.0,
+            "times as large; it has 6 times the weight, as a loss has that is summed over the batch. A second cause is the sensitivity of its module",
+            "scale",
+        ),
+        (
+            200.0,
+            "times as large; it has 200 times the weight, as a loss has that is summed over the batch. Multiply the heads' losses by factors",
+            "scale",
+        ),
     ],
 )
 def test_a_steep_module_is_told_from_a_large_loss(weight, cause, kind):

@@ -63,7 +63,10 @@ def by_tape(net):
         # The tied head's regulariser is the encoder's once more.
         of_heads = [added, 0.2 * tf.reduce_sum(tf.convert_to_tensor(net.heads[1].module.kernel) ** 2)]
         total = tf.tensordot(FACTORS, tf.stack(losses), 1) + added + tf.add_n(of_heads)
-    tensors = [*net.encoder_tensors, *(v if not hasattr(v, "value") or callable(v.value) else v.value for v in net.variables.heads)]
+    tensors = [
+        *net.encoder_tensors,
+        *(v if not hasattr(v, "value") or callable(v.value) else v.value for v in net.variables.heads),
+    ]
     return tape.gradient(total, tensors)
 
 

@@ -65,7 +65,9 @@ def test_weights_of_the_losses_wait_for_the_last_micro_batch():
     np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])])
+@pytest.mark.parametrize(
+    "make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])]
+)
 def test_balancing_after_the_last_micro_batch_is_the_balancers_own_answer(make):
     combiner = make(Net(), balancing.MGDA(), heads())
     assert combiner.combine_early(2) is None
@@ -94,7 +96,9 @@ def test_methods_that_need_gradients_get_them_weighted_and_describe_the_result()
     np.testing.assert_allclose(found.coefficients, expected @ ROWS.T / (ROWS**2).sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])])
+@pytest.mark.parametrize(
+    "make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])]
+)
 def test_idle_heads_have_the_coefficient_zero(make):
     idle = np.array([ROWS[0], np.zeros(3)])
     found = make(Net(), balancing.Sum(), heads(active=(True, False))).combine(gathered(idle), [])

@@ -45,9 +45,13 @@ def test_methods_are_told_the_step_the_losses_before_and_after_and_the_inner_pro
     schedule = Watching()
     trainer = tiny.trainer(keras.optimizers.SGD(0.1), schedule=schedule, run_eagerly=True)
     for step in range(2):
-        before = [trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads]
+        before = [
+            trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads
+        ]
         trainer.fit(inputs, targets, batch_size=8, verbose=0, shuffle=False)
-        after = [trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads]
+        after = [
+            trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads
+        ]
         update, applied = schedule.seen
         assert bool(applied) and int(update.step) == step and update.active.numpy().all()
         weights = np.array(list(tiny.WEIGHTS.values()))

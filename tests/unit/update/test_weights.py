@@ -52,7 +52,10 @@ def test_learned_weights_are_known_before_the_losses():
 
 
 def test_weights_of_heads_are_numbers_or_functions_of_the_step():
-    heads = [Head("a", tf.identity, "mse", weight=0.3), Head("b", tf.identity, "mse", weight=lambda step: 2.0 - tf.cast(step, tf.float32))]
+    heads = [
+        Head("a", tf.identity, "mse", weight=0.3),
+        Head("b", tf.identity, "mse", weight=lambda step: 2.0 - tf.cast(step, tf.float32)),
+    ]
     np.testing.assert_allclose(head_weights_at(heads, tf.constant(1, tf.int64)), [0.3, 1.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="`weight` of a head must be at least 0 at every step"):
         head_weights_at(heads, tf.constant(3, tf.int64))

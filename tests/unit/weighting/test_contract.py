@@ -170,7 +170,9 @@ def test_totals_that_are_no_scalar_and_unknown_needs():
         Faulty("shape")([1.0, 2.0, 3.0])
     needy = Squares()
     needy.uses = ("losses", "time")
-    with pytest.raises(ValueError, match="`uses` of Squares may contain 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"):
+    with pytest.raises(
+        ValueError, match="`uses` of Squares may contain 'losses', 'norms', 'losses_after', 'step'. Received: 'time'"
+    ):
         needy.bind(["a"])
 
 
