@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from multihead._keras import wrapped_function
 from multihead._known_losses import is_keras
 from multihead._metrics import log_name
 from multihead.heads import Head
@@ -47,7 +48,7 @@ def _of_metric(spec: Any) -> str | None:
     if isinstance(spec, str):
         return _by_name(spec)
     if type(spec) is keras.metrics.MeanMetricWrapper:
-        spec = spec._fn
+        spec = wrapped_function(spec)
     if isinstance(spec, keras.metrics.Metric):
         spec = type(spec)
     if isinstance(spec, type):

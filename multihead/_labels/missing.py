@@ -27,7 +27,7 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the labels of a batch; see `Head.mask_missing`."""
     rank = check_specs(spec, targets, predictions)
-    seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
+    seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
     inner = list(range(rank, seen.shape.rank))
     lacking = tf.math.is_nan(seen) if seen.dtype.is_floating else tf.zeros_like(seen, tf.bool)
     for label in spec.ignore_labels:
@@ -41,7 +41,9 @@ def mask_missing(
     given = None
     if sample_weight is not None:
         check_dense(spec.weights, sample_weight)
-        given = tf.ones_like(labelled, tf.float32) * _spread(tf.cast(sample_weight, tf.float32), labelled, spec.weights)
+        given = tf.ones_like(labelled, tf.float32) * _spread(
+            tf.cast(_copy(sample_weight), tf.float32), labelled, spec.weights
+        )
         considered &= given != 0  # NaN is not 0
     counted = labelled & considered
     weights = tf.cast(counted, tf.float32) if given is None else tf.where(counted & (given > 0), given, 0.0)
@@ -54,6 +56,15 @@ def mask_missing(
     used = tf.reshape((weights > 0) & (weights < float("inf")), tf.concat([tf.shape(weights), [1] * len(inner)], axis=0))
     clean = tf.where(used, seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in memory of its own.
+
+    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into what it reads: the
+    generator's own labels would be replaced, and count in the next epoch.
+    """
+    return tf.gather(tensor, tf.range(tf.shape(tensor)[0])) if tensor.shape.rank else tensor
 
 
 def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
