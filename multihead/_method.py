@@ -131,6 +131,7 @@ class Method(keras.layers.Layer):
             update: The results of the update.
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
+        return None  # AutoGraph cannot convert a function that is only a docstring
 
     def copy(self) -> Any:
         """An unbuilt copy with the same configuration and head names."""

@@ -53,7 +53,7 @@ def test_every_private_name_of_tensorflow_that_is_used_still_exists(name, two_re
 
 def private_names(path):
     """The private names that a file uses (as attributes, or in strings) and those that it defines."""
-    used, defined = set(), {"_replace", "_fields"}  # of named tuples
+    used, defined = set(), {"_replace", "_fields", "_asdict"}  # of named tuples
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             defined.add(node.name)
