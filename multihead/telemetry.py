@@ -55,7 +55,7 @@ class BrokenGradients(keras.metrics.Metric):
     """Counts the updates with non-finite gradients, by head and by variable."""
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
-        super().__init__(name="broken_gradients")
+        super().__init__(name="broken_gradients", dtype="float32")
         self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
         self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
 
@@ -158,14 +158,14 @@ class LogMetrics:
         self.heads = spec.network.heads
         self.weighting = spec.weighting
         self.variables = [*spec.network.variables.encoder, *spec.network.variables.heads]
-        self.total = keras.metrics.Mean(name="loss")
-        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss") for head in self.heads]
+        self.total = keras.metrics.Mean(name="loss", dtype="float32")
+        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
         self.figures = [
-            (figure, [figure.metric(name=name) for name in self._names(figure)])
+            (figure, [figure.metric(name=name, dtype="float32") for name in self._names(figure)])
             for figure in FIGURES
             if figure.is_shown(spec, level)
         ]
-        self.skipped = keras.metrics.Sum(name="skipped_updates")
+        self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None

@@ -102,3 +102,16 @@ def test_one_entry_makes_a_further_figure(monkeypatch):
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
     assert "price_twice" not in logs_of_one_update(trainer(telemetry="losses"))
+
+
+@pytest.mark.parametrize("policy", ["float64", "float16"])
+def test_figures_are_float32_whatever_the_policy(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    made.add_head("price", keras.layers.Dense(1), "mse", metrics=["mae"])
+    made.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
+    history = made.fit(X, {"price": TARGETS["price"]}, verbose=0).history
+    assert np.isfinite(history["price_norm"]).all() and np.isfinite(history["price_mae"]).all()
+    ours = [metric for metric in made.metrics if not metric.name.endswith("mae")]
+    dtypes = {tf.as_dtype(str(getattr(variable.dtype, "name", variable.dtype))) for m in ours for variable in m.variables}
+    assert dtypes == {tf.float32}
