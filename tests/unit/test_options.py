@@ -19,6 +19,8 @@ PLAIN = {
     "micro_batches": 1,
     "accumulate_steps": 1,
     "telemetry": "norms",
+    "encoder_learning_rate": 1.0,
+    "encoder_weight_decay": 1.0,
 }
 
 
