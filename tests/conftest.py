@@ -29,13 +29,9 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def pytest_collection_finish():
-    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector.
-
-    Every trace makes tens of thousands of objects: with the usual thresholds the rounds take a twentieth of the time.
-    """
+    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,6 +45,14 @@ def pytest_fixture_setup(fixturedef):
 def two_replicas():
     """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _free_memory():
+    """Frees the graphs of each file's models, which would add up to gigabytes and slow down what follows."""
+    yield
+    keras.backend.clear_session()
+    gc.collect()
 
 
 @pytest.fixture

@@ -297,7 +297,7 @@ def test_the_program(tmp_path, capsys):
 def test_files_are_read(tmp_path):
     rows = load_data(parse()).splits["train"]
     for name in ("train", "dev"):
-        lines = [f'"{t}","{r}",{"low" if label < 4 else "high"}' for t, r, label in zip(*rows)]
+        lines = [f'"{t}","{r}",{"low" if label < 4 else "high"}' for t, r, label in zip(*rows[:3])]
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,order,price", *lines]), encoding="utf-8")
     files = [f"--{name}={tmp_path / name}.csv" for name in ("train", "dev")]
     options = parse(*files, "--target", "order", "--label", "price", "--arms", "sum")

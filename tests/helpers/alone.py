@@ -22,8 +22,10 @@ for name in [name for name in sys.modules if name.split(".")[0] in STRANGERS]:
 sys.meta_path.insert(0, NotHere())
 
 def plain(tensor):
-    values = tensor.numpy()
-    return [value.decode() for value in values] if tensor.dtype == tf.string else values.tolist()
+    return decoded(tensor.numpy().tolist()) if tensor.dtype == tf.string else tensor.numpy().tolist()
+
+def decoded(values):
+    return values.decode() if isinstance(values, bytes) else [decoded(value) for value in values]
 
 answers = []
 for folder, inputs in json.load(sys.stdin):
