@@ -38,9 +38,9 @@ def select(representation: Any, reads: Any, head: str) -> Any:
     """The part of a representation that a head reads.
 
     Args:
-        representation: What the encoder gives.
+        representation: What the encoder returns.
         reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest or, where it leads
-            nowhere, several entries; a list of such, which gives a list of their parts.
+            nowhere, several entries; a list of these, which selects a list of their parts.
         head: The head's name.
 
     Raises:

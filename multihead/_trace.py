@@ -48,7 +48,7 @@ def trace_predictions(encoder: Any, heads: Sequence[Head], specs: Batch, known: 
 
     Raises:
         ValueError: A head's module cannot be built since the batch has no targets for it, cannot take what it reads or
-            gives no tensor; or the encoder or a module reads trainable variables that it does not hold.
+            returns no tensor; or the encoder or a module reads trainable variables that it does not contain.
     """
     reasons: list[ValueError] = []
     found: dict[str, tuple[tf.TensorSpec, Predictions]] = {}

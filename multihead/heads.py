@@ -31,20 +31,20 @@ class Head:
 
     Args:
         name: The key of the head's targets, sample weights and logs.
-        module: Called `module(representation)`, or `module(representation, targets)` with `teacher_forcing`.
-        loss: Anything `multihead.losses.get` takes.
-        weight: A number of at least 0, or a function of the count of updates that gives one.
+        module: Called as `module(representation)`, or `module(representation, targets)` with `teacher_forcing`.
+        loss: Anything that `multihead.losses.get` accepts.
+        weight: A number of at least 0, or a function of the step that returns one.
         metrics: Keras metrics or their names.
         teacher_forcing: Whether the module reads its targets.
-        ignore_label: The label of an element without a label (NaN always is one).
+        ignore_label: The label of elements whose label is missing; NaN always means missing.
         class_weight: Weights by class number, or None.
-        reads: Which part of the representation the module is given; None for all of it.
+        reads: The part of the representation that the module receives; None for all of it.
         learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
         weight_decay: The factor of the optimizer's weight decay.
 
     Raises:
-        ValueError: `name` cannot be one, a weight is negative or not finite, the loss or a metric is unknown.
-        TypeError: An argument is of the wrong kind.
+        ValueError: `name` is invalid, a weight is negative or not finite, or the loss or a metric is unknown.
+        TypeError: An argument has the wrong type.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Head:
         ignore_labels = tuple(label for label in labels if label is not None)
         self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
         self._metrics: list[HeadMetric] | None = None
-        self.weight_at(tf.constant(0, tf.int64))  # what gives no number is told at once
+        self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
 
     @property
     def has_weight_function(self) -> bool:
@@ -94,7 +94,7 @@ class Head:
 
     @property
     def weight(self) -> Weight:
-        """The weight: a function, or the present number."""
+        """The weight: a function, or the current number."""
         if self._weight_variable is None:
             return self._weight
         with tf.init_scope():
@@ -138,19 +138,19 @@ class Head:
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """The module's trainable variables (none for a plain function)."""
+        """The module's trainable variables; none for a plain function."""
         return list(getattr(self.module, "trainable_variables", []))
 
     @property
     def added_losses(self) -> list[tf.Tensor]:
-        """Regularisation and `add_loss` losses of the module's last call."""
+        """Regularization and `add_loss` losses of the module's last call."""
         return list(getattr(self.module, "losses", []))
 
     def weight_at(self, update: tf.Tensor) -> tf.Tensor:
         """The head's weight at an update; a float32 scalar.
 
         Raises:
-            ValueError: A function gives something else than one number.
+            ValueError: A function returns anything but one number.
         """
         if self._weight_variable is not None:
             return tf.identity(tensor_variable(self._weight_variable).read_value())
@@ -167,22 +167,22 @@ class Head:
         )
 
     def read(self, representation: Any) -> Any:
-        """The part of the representation that the module is given.
+        """The part of the representation that the module receives.
 
-        Without `reads`, a functional model is given the entries of a dict that it has inputs for.
+        Without `reads`, a functional model receives the entries of a dict for which it has inputs.
         """
         if self.reads is None:
             return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
 
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
-        """The module's predictions for the loss: with teacher forcing it reads the targets."""
+        """The module's predictions for the loss; with teacher forcing, the module also reads the targets."""
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training)
 
     def generate(self, representation: Any) -> Any:
-        """The module's answer without targets: `module.generate` with teacher forcing, else a plain call.
+        """The module's output without targets: `module.generate` with teacher forcing, otherwise a plain call.
 
         Raises:
             ValueError: The module reads its targets and has no `generate`.
@@ -226,9 +226,9 @@ class Head:
         *,
         check: bool = True,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds which elements have a label and how much each counts, and replaces the labels of the others by 0.
+        """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
 
-        Replacing them before the loss is called keeps a NaN, or a label that is no class, out of every gradient.
+        Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
 
         Args:
             targets: The head's targets, `[batch, ...]`.
@@ -259,7 +259,7 @@ class Head:
         return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements to the metrics; classes do not weigh there."""
+        """Adds the labelled elements to the metrics, without class weights."""
         if self._metrics:
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
@@ -267,7 +267,7 @@ class Head:
 
 
 def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
-    """The same heads, modules and metrics included, some of them with other weights of their classes.
+    """The same heads, with their modules and metrics, some of them with other class weights.
 
     Args:
         heads: Heads.

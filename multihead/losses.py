@@ -108,7 +108,7 @@ class ElementLoss:
         """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
 
         Raises:
-            ValueError: The loss cannot take such targets, reduces its values over the batch, or gives values of the shape
+            ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values of the shape
                 of something else.
         """
         shape = with_columns(predictions.shape)
@@ -232,7 +232,7 @@ def get(loss: Any) -> ElementLoss:
 
     Args:
         loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
-            a function `loss(y_true, y_pred)` that gives one value per element.
+            a function `loss(y_true, y_pred)` that returns one value per element.
 
     Raises:
         ValueError: The name is unknown, a `Loss` is set to another reduction than the mean, or it compares the examples

@@ -52,7 +52,7 @@ def _as_array(argument: str, value: Any) -> Any:
             )
         value = value.to_numpy()
     elif isinstance(getattr(value, "dtype", None), np.dtype) and not isinstance(value, np.ndarray):
-        return value  # an array of another kind, which may be larger than the memory
+        return value  # another array type, possibly larger than the memory
     elif not isinstance(value, np.ndarray):
         if not (hasattr(value, "__array__") or isinstance(value, (list, tuple)) or is_number(value)):
             raise TypeError(
