@@ -1,0 +1,321 @@
+"""Does following `diagnose` help, and does it ever hurt? Six models, each by the plain sum, by the suggestion, and by hand.
+
+    python -m benchmarks.suggestions [--models diabetes two_outputs ...] [--seeds 3] [--quick]
+
+The suggestion is measured before training and followed to the letter. By hand, five settings of the weights are tried, and
+the one with the best mean over heads and seeds is shown. A head's figure is R² or accuracy on held-out examples. Prints a
+table, and writes the results of every run to `--output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.console import Console
+from rich.table import Table
+
+from multihead import MultiHeadTrainer, weighting
+
+Arrays = tuple[np.ndarray, dict[str, np.ndarray]]
+CLASSES = "sparse_categorical_crossentropy"
+
+
+class Model(NamedTuple):
+    """A model, its data and how long it is trained.
+
+    Attributes:
+        encoder: Creates the encoder.
+        heads: By name, what creates the module, the loss, and further options of `add_head`.
+        train: Inputs and targets.
+        held_out: The same, to compare on.
+        updates: Updates of 32 examples.
+        learning_rate: Of Adam.
+        by_hand: Five settings: factors of the heads' losses.
+    """
+
+    encoder: Callable[[], Any]
+    heads: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]]
+    train: Arrays
+    held_out: Arrays
+    updates: int
+    learning_rate: float
+    by_hand: list[dict[str, float]]
+
+
+def dense(*units: int) -> Callable[[], Any]:
+    """What creates an encoder of dense layers."""
+    return lambda: keras.Sequential([keras.layers.Dense(n, activation="relu") for n in units])
+
+
+def number() -> Any:
+    """A head for a number."""
+    return keras.layers.Dense(1)
+
+
+def classes(count: int) -> Callable[[], Any]:
+    """What creates a head for classes."""
+    return lambda: keras.layers.Dense(count, activation="softmax")
+
+
+def split(x: np.ndarray, y: Mapping[str, np.ndarray], count: int, seed: int) -> tuple[Arrays, Arrays]:
+    """Examples to train on, and the rest."""
+    order = np.random.default_rng(seed).permutation(len(x))
+    parts = order[:count], order[count:]
+    one, other = ((x[part].astype("float32"), {name: values[part] for name, values in y.items()}) for part in parts)
+    return one, other
+
+
+def table(seed: int, noise: float = 0.2) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Ten inputs, and numbers of unit scale that depend on shared features of them."""
+    rng, fixed = np.random.default_rng(seed), np.random.default_rng(5)
+    x = rng.normal(size=(1600, 10))
+    hidden = np.tanh(2 * x @ fixed.normal(size=(10, 6)) / np.sqrt(10))
+    numbers = [hidden @ fixed.normal(size=6) + noise * rng.normal(size=len(x)) for _ in range(3)]
+    return x, [((each - each.mean()) / each.std()).astype("float32") for each in numbers]
+
+
+def settings(small: Sequence[str], large: str) -> list[dict[str, float]]:
+    """Five settings that take weight from one head, by powers of ten and by half."""
+    return [{**dict.fromkeys(small, 1.0), large: factor} for factor in (0.5, 0.1, 0.01, 0.001, 0.0001)]
+
+
+def healthy(seed: int) -> Model:
+    """Three heads, with nothing wrong."""
+    x, (a, b, c) = table(seed)
+    train, held_out = split(x, {"a": a, "b": b, "c": np.digitize(c, [-0.6, 0, 0.6])}, 600, seed)
+    heads = {"a": (number, "mse", {}), "b": (number, "mse", {}), "c": (classes(4), CLASSES, {})}
+    return Model(dense(32, 32), heads, train, held_out, 700, 3e-3, settings(["a", "b"], "c"))
+
+
+def summed(seed: int) -> Model:
+    """A class whose loss is summed over the batch, beside two numbers."""
+    found = healthy(seed)
+    heads = {**found.heads, "c": (classes(4), CLASSES, {"weight": 32.0 * 10})}
+    return found._replace(heads=heads, by_hand=settings(["a", "b"], "c"))
+
+
+def diabetes(seed: int) -> Model:
+    """Three numbers in raw units, from scikit-learn's data on diabetes."""
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    columns = data.data.astype("float32")
+    y = {"progression": data.target.astype("float32"), "cholesterol": columns[:, 4], "lamotrigine": columns[:, 8]}
+    inputs = np.delete(columns, [4, 8], axis=1)
+    inputs = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
+    train, held_out = split(inputs, y, 300, seed)
+    heads = {name: (number, "mse", {}) for name in y}
+    by_hand = [
+        {"progression": factor, "cholesterol": factor, "lamotrigine": 1.0} for factor in (0.5, 0.1, 0.01, 0.001, 0.0001)
+    ]
+    return Model(dense(32, 32), heads, train, held_out, 1500, 3e-3, by_hand)
+
+
+@keras.saving.register_keras_serializable("benchmarks")
+class TwoOutputs(keras.layers.Layer):
+    """Two tensors from one shared layer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.shared, self.p, self.q = (keras.layers.Dense(n, activation="relu") for n in (32, 16, 16))
+
+    def build(self, shape: Any) -> None:
+        """Creates the layers' variables."""
+        self.shared.build(shape)
+        for layer in (self.p, self.q):
+            layer.build((None, 32))
+        super().build(shape)
+
+    def call(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Both tensors."""
+        hidden = self.shared(x)
+        return {"p": self.p(hidden), "q": self.q(hidden)}
+
+
+def two_outputs(seed: int) -> Model:
+    """Heads that read two different outputs of the encoder, one of them with a loss that is far too large."""
+    found = healthy(seed)
+    heads = {
+        "a": (number, "mse", {"reads": "p"}),
+        "b": (number, "mse", {"reads": "q", "weight": 300.0}),
+        "c": (classes(4), CLASSES, {"reads": "p"}),
+    }
+    return found._replace(encoder=TwoOutputs, heads=heads, by_hand=settings(["a", "c"], "b"))
+
+
+def narrow(seed: int) -> Model:
+    """Two numbers that must share a representation of one number, so that they oppose each other."""
+    x, (a, b, _) = table(seed)
+    train, held_out = split(x, {"a": a, "b": b}, 600, seed)
+    heads = {"a": (number, "mse", {}), "b": (number, "mse", {})}
+
+    def encoder() -> Any:
+        return keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
+
+    return Model(encoder, heads, train, held_out, 700, 3e-3, settings(["a"], "b"))
+
+
+def images(seed: int) -> Model:
+    """MobileNetV2 on pictures of a disc: its colour, its size, and its brightness in a unit 100 times as small."""
+    rng = np.random.default_rng(seed)
+    count, side = 480, 32
+    radius, level, colour = rng.uniform(4, 12, count), rng.uniform(0.3, 1, count), rng.integers(0, 3, count)
+    rows, columns = np.mgrid[:side, :side]
+    centre = rng.uniform(12, 20, (count, 2))
+    distance = np.hypot(rows - centre[:, :1, None], columns - centre[:, 1:, None])
+    pictures = 0.05 * rng.normal(size=(count, side, side, 3))
+    disc = level[:, None, None] * (distance < radius[:, None, None])
+    pictures[np.arange(count), :, :, colour] += disc
+    size, bright = (radius - 8) / 2.3, 100 * (level - 0.65) / 0.2
+    y = {"colour": colour, "size": size.astype("float32"), "brightness": bright.astype("float32")}
+    train, held_out = split(pictures, y, 360, seed)
+
+    def encoder() -> Any:
+        return keras.applications.MobileNetV2(
+            input_shape=(side, side, 3), alpha=0.35, include_top=False, weights=None, pooling="avg"
+        )
+
+    heads = {"colour": (classes(3), CLASSES, {}), "size": (number, "mse", {}), "brightness": (number, "mse", {})}
+    return Model(encoder, heads, train, held_out, 150, 2e-3, settings(["colour", "size"], "brightness"))
+
+
+MODELS = {each.__name__: each for each in (healthy, summed, diabetes, two_outputs, narrow, images)}
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """The optimizer's counters and slots: a property in Keras 3, a method in Keras 2."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+class Runner:
+    """One trainer per model, compiled once per arm: seeds differ in data and initial values, not in the graph.
+
+    Args:
+        name: The model.
+        updates: At most as many updates.
+    """
+
+    def __init__(self, name: str, updates: int) -> None:
+        self.make, self.updates = MODELS[name], updates
+        keras.utils.set_random_seed(0)
+        model = self.make(0)
+        # Variables, so that other weights need no other graph.
+        self.weights = {head: tf.Variable(1.0) for head in model.heads}
+        self.trainer = MultiHeadTrainer(model.encoder())
+        for head, (module, loss, options) in model.heads.items():
+            options = {**options, "weight": self._weight(head, options.get("weight", 1.0))}
+            self.trainer.add_head(head, module(), loss, **options)
+        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), telemetry="losses", steps_per_execution=9)
+        x, y = model.train
+        first = {head: values[:288] for head, values in y.items()}
+        self.trainer.fit(x[:288], first, batch_size=32, epochs=1, verbose=0)
+
+    def _weight(self, head: str, weight: float) -> Callable[[tf.Tensor], tf.Tensor]:
+        return lambda step: weight * self.weights[head]
+
+    def start(self, seed: int) -> Model:
+        """Sets fresh initial values, and returns the model with the data of a seed."""
+        keras.utils.set_random_seed(seed)
+        model = self.make(seed)
+        fresh = MultiHeadTrainer(model.encoder())
+        for head, (module, loss, options) in model.heads.items():
+            fresh.add_head(head, module(), loss, **options)
+        fresh.compile("sgd", telemetry="losses")
+        x, y = model.train
+        fresh.compute_gradients((x[:2], {head: values[:2] for head, values in y.items()}))
+        self.trainer.encoder.set_weights(fresh.encoder.get_weights())
+        for head, made in self.trainer.heads.items():
+            made.module.set_weights(fresh.heads[head].module.get_weights())
+        for variable in optimizer_variables(self.trainer.optimizer):
+            if "learning_rate" not in variable.name:
+                variable.assign(tf.zeros(variable.shape, variable.dtype))
+        return model
+
+    def suggested(self, seed: int) -> dict[str, float]:
+        """The factors that `diagnose` suggests before training; empty for none."""
+        model = self.start(seed)
+        self._set({})
+        suggestion = self.trainer.diagnose(*model.train, batch_size=32, batches=9).suggestion or {}
+        method = suggestion.get("weighting")
+        return method.factors if isinstance(method, weighting.Fixed) else {}
+
+    def figures(self, seed: int, factors: Mapping[str, float]) -> dict[str, float]:
+        """Trains with factors of the losses, and returns R² or accuracy by head."""
+        model = self.start(seed)
+        self._set(factors)
+        x, y = model.train
+        per_epoch = len(x) // 32
+        epochs = max(1, min(self.updates, model.updates) // per_epoch)
+        rows = slice(per_epoch * 32)  # whole batches
+        targets = {head: values[rows] for head, values in y.items()}
+        self.trainer.fit(x[rows], targets, batch_size=32, epochs=epochs, verbose=0)
+        return self._compare(*model.held_out)
+
+    def _set(self, factors: Mapping[str, float]) -> None:
+        for head, variable in self.weights.items():
+            variable.assign(factors.get(head, 1.0))
+
+    def _compare(self, x: np.ndarray, y: Mapping[str, np.ndarray]) -> dict[str, float]:
+        found = {}
+        for head, predictions in self.trainer.predict(x, verbose=0, batch_size=512).items():
+            if predictions.shape[-1] > 1:
+                found[head] = float((predictions.argmax(axis=-1) == y[head]).mean())
+            else:
+                found[head] = float(1 - np.mean((predictions[:, 0] - y[head]) ** 2) / y[head].var())
+        return found
+
+
+def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
+    """All runs of a model: by the plain sum, by the suggestion, and by the best of five settings tried by hand."""
+    runner = Runner(name, updates)
+    suggestions = [runner.suggested(seed) for seed in seeds]
+    plain = [runner.figures(seed, {}) for seed in seeds]
+    followed = [runner.figures(s, factors) if factors else run for s, factors, run in zip(seeds, suggestions, plain)]
+    tried = [[runner.figures(seed, factors) for seed in seeds] for factors in runner.make(0).by_hand]
+    best = max(range(len(tried)), key=lambda i: np.mean([list(run.values()) for run in tried[i]]))
+    by_hand = {"factors": runner.make(0).by_hand[best], "runs": tried[best]}
+    return {"suggestions": suggestions, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
+
+
+def cell(runs: Sequence[Mapping[str, float]], head: str) -> str:
+    """Mean and standard deviation of a head's figure over seeds."""
+    values = [run[head] for run in runs]
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which models")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
+    parser.add_argument("--output", default="runs/suggestions.json", help="file for the results of every run")
+    options = parser.parse_args(arguments)
+    console = Console()
+    results = {}
+    shown = Table("model", "head", "plain sum", "suggestion", "best of five by hand", "factors suggested (first seed)")
+    for name in options.models:
+        results[name] = measure(name, range(options.seeds), 4 if options.quick else sys.maxsize)
+        found = results[name]
+        for head in found["plain sum"][0]:
+            cells = [cell(runs, head) for runs in (found["plain sum"], found["suggestion"], found["by hand"]["runs"])]
+            factor = found["suggestions"][0].get(head)
+            shown.add_row(name, head, *cells, "none" if factor is None else f"{factor:g}")
+        console.print(f"{name}: done", highlight=False)
+    console.print(shown)
+    path = Path(options.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
