@@ -15,20 +15,17 @@ the machine's speed affect all of them; each ratio is the median over rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.sharing import summary
+from benchmarks import _results
 from benchmarks.step import sequence_workload
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, training_batches
@@ -143,13 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found.append(finetune(arm, start, data, asked.priced, asked.epochs, options))
             console.print(f"seed {seed}, {arm}: {found[-1]}", highlight=False, soft_wrap=True)
     title = f"{asked.orders} orders, {asked.priced} with a price, {asked.epochs} epochs, {asked.seeds} seeds"
-    table = Table("encoder", *FIGURES.values(), title=title)
-    for arm, runs in results.items():
-        table.add_row(arm, *(summary(runs, figure) for figure in FIGURES))
-    console.print(table)
-    path = Path(asked.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    _results.print_table(console, results, FIGURES, "encoder", title)
+    _results.write(results, asked.output)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sharing import summary
+from benchmarks._results import mean_and_spread
 from examples._command_line import Parser, whole
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, evaluation_batches, training_batches
@@ -144,7 +144,11 @@ def draw_table(results: dict[str, dict[str, dict[str, float]]], heads: Sequence[
     for head in heads:
         figures = dict.fromkeys(name for of_arm in runs.values() for one in of_arm for name in one if _is_of(name, head))
         for figure in figures:
-            table.add_row(figure, summary(alone[head], figure), *(summary(of_arm, figure) for of_arm in together.values()))
+            table.add_row(
+                figure,
+                mean_and_spread(alone[head], figure),
+                *(mean_and_spread(of_arm, figure) for of_arm in together.values()),
+            )
     seconds = {arm: np.mean([one["seconds"] for one in of_arm]) for arm, of_arm in runs.items() if of_arm}
     sums = [sum(seconds.get(head, 0.0) for head in heads), *(seconds.get(arm, 0.0) for arm in together)]
     table.add_row("seconds of training", *(f"{each:.0f}" for each in sums))

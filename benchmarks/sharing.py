@@ -9,16 +9,13 @@ same number of epochs. Prints a table, and writes the results of every run to `-
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import keras
-import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks import _results
 from examples.seq2seq_price import command, run
 
 ARMS = {"both heads": ("reply", "price"), "price alone": ("price",), "reply alone": ("reply",)}
@@ -32,14 +29,6 @@ def measure(heads: Sequence[str], data: run.Data, options: argparse.Namespace, c
     run.train_model(options, model, data, console)
     figures, _ = run.evaluate(model, data.splits["dev"], batch_size=options.batch_size)
     return {name: figures[name] for name in FIGURES if name in figures}
-
-
-def summary(runs: Sequence[dict[str, float]], figure: str) -> str:
-    """Mean and standard deviation of a metric over runs; empty if no run has it."""
-    values = [figures[figure] for figures in runs if figure in figures]
-    if not values:
-        return ""
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,13 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results[arm].append(measure(heads, data, options, console))
             console.print(f"seed {seed}, {arm}: {results[arm][-1]}", highlight=False, soft_wrap=True)
     title = f"{asked.orders} orders, {asked.epochs} epochs, {asked.seeds} seeds"
-    table = Table("trained", *FIGURES.values(), title=title)
-    for arm, runs in results.items():
-        table.add_row(arm, *(summary(runs, figure) for figure in FIGURES))
-    console.print(table)
-    path = Path(asked.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    _results.print_table(console, results, FIGURES, "trained", title)
+    _results.write(results, asked.output)
 
 
 if __name__ == "__main__":

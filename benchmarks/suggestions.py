@@ -10,10 +10,8 @@ table, and writes the results of every run to `--output`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -22,6 +20,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import _results
 from multihead import MultiHeadTrainer, weighting
 
 Arrays = tuple[np.ndarray, dict[str, np.ndarray]]
@@ -286,12 +285,6 @@ def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     return {"suggestions": suggestions, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
 
 
-def cell(runs: Sequence[Mapping[str, float]], head: str) -> str:
-    """Mean and standard deviation of a head's figure over seeds."""
-    values = [run[head] for run in runs]
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) if len(values) > 1 else 0:.3f}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -307,14 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results[name] = measure(name, range(options.seeds), 4 if options.quick else sys.maxsize)
         found = results[name]
         for head in found["plain sum"][0]:
-            cells = [cell(runs, head) for runs in (found["plain sum"], found["suggestion"], found["by hand"]["runs"])]
+            arms = found["plain sum"], found["suggestion"], found["by hand"]["runs"]
+            cells = [_results.mean_and_spread(runs, head) for runs in arms]
             factor = found["suggestions"][0].get(head)
             shown.add_row(name, head, *cells, "none" if factor is None else f"{factor:g}")
         console.print(f"{name}: done", highlight=False)
     console.print(shown)
-    path = Path(options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    _results.write(results, options.output)
 
 
 if __name__ == "__main__":

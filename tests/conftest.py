@@ -15,6 +15,7 @@ with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is no
     import keras
     import pytest
     import tensorflow as tf
+    from tensorflow.python.framework import ops
 
 # Tests of replicas need two devices, and these must be asked for before TensorFlow starts; other tests use the first.
 _CPU = tf.config.list_physical_devices("CPU")[0]
@@ -47,10 +48,19 @@ def two_replicas():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
+_GRADIENTS = ops.gradient_registry._registry
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _free_memory():
-    """Frees the graphs of each file's models, which would add up to gigabytes and slow down what follows."""
+    """Frees the graphs of each file's models, which would add up to gigabytes and slow down what follows.
+
+    TensorFlow keeps the gradient of every call of a `tf.custom_gradient` for good, and with it the graph of the call.
+    """
+    before = set(_GRADIENTS)
     yield
+    for name in set(_GRADIENTS) - before:
+        del _GRADIENTS[name]
     keras.backend.clear_session()
     gc.collect()
 

@@ -1,0 +1,48 @@
+"""What benchmarks over several seeds do with their results: a cell of a table, the table, and a file of every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+Run = Mapping[str, float]
+"""The figures of one run, by name."""
+
+
+def mean_and_spread(runs: Sequence[Run], figure: str) -> str:
+    """Mean and standard deviation of a figure over the runs that have it; empty if none has."""
+    values = [run[figure] for run in runs if figure in run]
+    if not values:
+        return ""
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+
+
+def print_table(
+    console: Console, arms: Mapping[str, Sequence[Run]], figures: Mapping[str, str], arm: str, title: str
+) -> None:
+    """Prints a row for each arm and a column for each figure.
+
+    Args:
+        console: Where to.
+        arms: The runs of each arm.
+        figures: The columns' headings, by figure.
+        arm: The heading of the arms' names.
+        title: Above the table.
+    """
+    table = Table(arm, *figures.values(), title=title)
+    for name, runs in arms.items():
+        table.add_row(name, *(mean_and_spread(runs, figure) for figure in figures))
+    console.print(table)
+
+
+def write(results: Any, path: str | Path) -> None:
+    """Writes results as JSON, and creates the folder."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
