@@ -28,7 +28,7 @@ from multihead._labels.data import check_arrays, checked
 from multihead._options import CompileOptions
 from multihead._stages import StagedFunction
 from multihead._trace import trace_predictions
-from multihead._update.batch import Batch, as_tensors, open_batch_size, unpack
+from multihead._update.batch import Batch, as_tensors, open_batch_size, sample_of, unpack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_head_names, quoted
@@ -59,6 +59,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         self.head_weights: Any = None
         self._heads = Untracked([])
         self._options: CompileOptions | None = None
+        self._options_of_keras = Untracked({})
         # Known from data: the specs of a batch, the predictions of each built head, the leaves of the representation.
         self._specs = Untracked(None)
         self._predictions = Untracked({})
@@ -228,8 +229,11 @@ class BuiltFromData(KerasHooks, keras.Model):
         self._check_every_head(batch.targets)
         if self._lacks(batch.targets):
             specs = open_batch_size(tuple(batch))
-            with tf.init_scope():
-                self._build(specs)
+            if self._runs_eagerly and tf.executing_eagerly():
+                self._build(specs, batch)
+            else:
+                with tf.init_scope():
+                    self._build(specs)
         return batch
 
     def _lacks(self, targets: Mapping[str, Any]) -> bool:
@@ -244,13 +248,20 @@ class BuiltFromData(KerasHooks, keras.Model):
             setattr(self, function, None)
         self._traced_for.value[function] = key
 
-    def _build_for(self, specs: Any) -> None:
-        if specs is None:
+    def _build_for(self, data: Data) -> None:
+        if data.specs is None:
             return  # known only from the first batch
-        batch = unpack(specs, list(self.heads))
+        batch = unpack(data.specs, list(self.heads))
         self._check_every_head(batch.targets)
         if self._lacks(batch.targets):
-            self._build(open_batch_size(tuple(batch)))
+            sample = data.sample() if self._runs_eagerly else None
+            sample = None if sample is None else Batch(*as_tensors(tuple(unpack(sample, list(self.heads)))))
+            self._build(open_batch_size(tuple(batch)), sample)
+
+    @property
+    def _runs_eagerly(self) -> bool:
+        """Whether modules are never traced, so that their Python may depend on values."""
+        return bool(self.run_eagerly) or tf.config.functions_run_eagerly()
 
     def _with_checked_labels(self, data: Data, shuffle: Any = False) -> Data:
         """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles."""
@@ -269,18 +280,25 @@ class BuiltFromData(KerasHooks, keras.Model):
             return data._replace(x=checked(check, dataset), batches=None)
         return data
 
-    def _build(self, specs: Any) -> None:
-        """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer."""
+    def _build(self, specs: Any, sample: Batch | None = None) -> None:
+        """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer.
+
+        Args:
+            specs: The specs of a batch, with open batch size.
+            sample: Some examples, for modules that are not traced; None makes some of ones and zeros.
+        """
         unlock(self)
         batch, heads = Batch(*specs), self._heads.value
+        if self._runs_eagerly and sample is None:
+            sample = sample_of(batch)
         with self.distribute_strategy.scope():
-            traced = trace_predictions(self.encoder, heads, batch, self._predictions.value)
+            traced = trace_predictions(self.encoder, heads, batch, self._predictions.value, sample)
             self._specs.value, self._num_leaves = tuple(batch), traced.num_leaves
+            self._predictions.value.update(traced.predictions)
             for head in heads:
-                if head.name in traced.predictions:
-                    predictions, self._predictions.value[head.name] = traced.predictions[head.name]
-                    if head.name in batch.targets:
-                        head.build(batch.targets[head.name], predictions)
+                head.loss.runs_eagerly = self._runs_eagerly
+                if head.name in traced.predictions and head.name in batch.targets:
+                    head.build(batch.targets[head.name], traced.predictions[head.name].spec)
             if self._options is not None:
                 if self._logs is None:
                     self._awake.value = first_replica_variable(tf.constant(self._awake_heads()))

@@ -38,9 +38,11 @@ def _float32(values: tf.Tensor) -> tf.Tensor:
 
 
 def added(first: Gradient, second: Gradient) -> Gradient:
-    """The sum of two gradients; None counts as zero, and the sum of two sparse gradients is sparse."""
+    """The sum of two gradients, in the wider dtype; None counts as zero, and the sum of two sparse gradients is sparse."""
     if first is None or second is None:
         return second if first is None else first
+    dtype = max(first.dtype, second.dtype, key=lambda dtype: dtype.size)
+    first, second = (map_values(lambda values: tf.cast(values, dtype), each) for each in (first, second))
     if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
         values = tf.concat([first.values, second.values], axis=0)
         indices = tf.concat([first.indices, tf.cast(second.indices, first.indices.dtype)], axis=0)

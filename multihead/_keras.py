@@ -121,6 +121,17 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
 
 @contextmanager
+def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
+    """A context in which every `tf.function` runs as plain Python, if asked for."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly or before)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+@contextmanager
 def renamed(layers: Sequence[tuple[str, Any]]) -> Iterator[None]:
     """A context in which layers have other names.
 
@@ -259,7 +270,8 @@ def state_variables(module: Any) -> list[tf.Variable]:
 
     These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
     """
-    kernels = [layer.kernel for layer in all_layers(module) if isinstance(layer, keras.layers.SpectralNormalization)]
+    spectral = [layer for layer in all_layers(module) if isinstance(layer, keras.layers.SpectralNormalization)]
+    kernels = [layer.kernel for layer in spectral if layer.built]
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
     created_so = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
     found = [

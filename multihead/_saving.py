@@ -74,11 +74,12 @@ class SavedByKeras(BuiltFromData):
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
         if self._specs.value is not None and self._spec is None:
             self._build(self._specs.value)  # a head was added or dropped since
-        return {"specs": encode_specs(self._specs.value)}
+        return {"specs": encode_specs(self._specs.value), "run_eagerly": self._runs_eagerly}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates all variables, from the result of `get_build_config`."""
         if config and config.get("specs") is not None:
+            self.run_eagerly = config.get("run_eagerly", False)
             self._build(decode_specs(config["specs"]))
 
     def get_compile_config(self) -> dict[str, Any] | None:
@@ -88,6 +89,7 @@ class SavedByKeras(BuiltFromData):
         serialize = keras.saving.serialize_keras_object
         return {
             "optimizer": serialize(self.optimizer),
+            **self._options_of_keras.value,
             **{key: serialize(value) for key, value in self._options.by_name().items()},
         }
 

@@ -97,6 +97,7 @@ class ElementLoss:
         self.ignore_label = ignore_label
         self.original = original
         self.known = known
+        self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
         self._ranks: dict[Any, int] = {}
 
     @property
@@ -120,10 +121,10 @@ class ElementLoss:
             rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
             specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
             with tf.init_scope():
-                self._ranks[key] = self._traced_rank(*specs)
+                self._ranks[key] = self._found_rank(*specs)
         return self._ranks[key]
 
-    def _traced_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+    def _found_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         failures: list[Exception] = []
 
         def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
@@ -134,6 +135,8 @@ class ElementLoss:
                 raise
 
         try:
+            if self.runs_eagerly:
+                return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
             traced = tf.function(computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
         except Exception as error:
             first = failures[0] if failures else error
@@ -189,6 +192,11 @@ class ElementLoss:
                 raise
         # Keras 2 leaves integers as they are, and Keras 3 does not.
         return self._function(tf.cast(targets, predictions.dtype), predictions)
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    """Zeros of a shape whose open sizes are larger than the number of rows, so that they are told apart."""
+    return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
 
 
 class ReductionError(ValueError):

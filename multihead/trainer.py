@@ -26,6 +26,7 @@ from multihead._export import export_heads, heads_to_export
 from multihead._keras import (
     HEAD,
     call_module,
+    functions_run_eagerly,
     over_replicas,
     remove_layer,
     renamed,
@@ -291,11 +292,12 @@ class MultiHeadTrainer(SavedByKeras):
         warn_of_idle_weights(checked, self._heads.value)
         check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
         unlock(self)
-        options = {} if jit_compile is None else {"jit_compile": jit_compile}
+        options: dict[str, Any] = {"run_eagerly": bool(run_eagerly), "steps_per_execution": steps_per_execution}
+        if jit_compile is not None:
+            options["jit_compile"] = jit_compile
         self._forget()
-        super().compile(
-            optimizer=optimizer, run_eagerly=bool(run_eagerly), steps_per_execution=steps_per_execution, **options
-        )
+        super().compile(optimizer=optimizer, **options)
+        self._options_of_keras.value = options
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
         replace_layers(self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule)
         self._options, self._steps_at_once = checked, steps_per_execution
@@ -343,7 +345,7 @@ class MultiHeadTrainer(SavedByKeras):
         class_weight = arguments.pop("class_weight", None)
         with self._requiring_every_head(True):
             arguments, data = prepare_fit(arguments, list(self.heads))
-            self._build_for(data.specs)
+            self._build_for(data)
             self._renew("train_function", data.specs)
             data = self._with_checked_labels(data, arguments.get("shuffle", True))
             arguments["x"] = data.x
@@ -363,7 +365,7 @@ class MultiHeadTrainer(SavedByKeras):
         arguments = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
         with self._requiring_every_head(False):
             arguments, data = prepare_evaluate(arguments, list(self.heads))
-            self._build_for(data.specs)
+            self._build_for(data)
             self._renew("test_function", data.specs)
             arguments["x"] = self._with_checked_labels(data).x
             return super().evaluate(**with_progress(arguments, lambda: self._logs))
@@ -387,7 +389,7 @@ class MultiHeadTrainer(SavedByKeras):
         class_weight = arguments.pop("class_weight", None)
         data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
         if class_weight is not None:
-            self._build_for(data.specs)
+            self._build_for(data)
         with self._weighing_classes(class_weight, options):
             return super().train_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
 
@@ -515,7 +517,8 @@ class MultiHeadTrainer(SavedByKeras):
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = snapshot([*spec.network.state, *of_metrics])
         try:
-            return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
+            with functions_run_eagerly(self._runs_eagerly):
+                return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
             for variable, value in before:
                 variable.assign(value)

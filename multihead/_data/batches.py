@@ -160,7 +160,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
     complete = _Completion(first, head_names, source)
     if batches is x:
         remaining = (complete(batch) for batch in itertools.chain(first, batches))
-        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining)
+        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(first[0]))
 
     def again(shuffle: Any = False) -> Iterator[Any]:
         return (complete(batch) for batch in x)
@@ -221,4 +221,4 @@ def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
         yield from (completed[i] for i in order)
         completed.on_epoch_end()
 
-    return Data(completed, specs=complete.specs, batches=batches, length=length)
+    return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))

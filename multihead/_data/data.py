@@ -29,6 +29,7 @@ class Data(NamedTuple):
         specs: The specs of a batch, with open batch size; None if nothing is known before the first batch.
         batches: Gives the batches of one pass, shuffled if asked and possible, if `x` is neither arrays nor a dataset.
         length: Their number, if it is known.
+        first: The first of these batches.
     """
 
     x: Any
@@ -37,11 +38,18 @@ class Data(NamedTuple):
     specs: Any = None
     batches: Callable[[Any], Iterator[Any]] | None = None
     length: int | None = None
+    first: Any = None
 
     @property
     def is_arrays(self) -> bool:
         """Whether these are arrays, of all examples."""
         return self.y is not None
+
+    def sample(self) -> Any:
+        """Some examples as a batch, which are still to come afterwards; None if there are none to be had."""
+        if self.is_arrays:
+            return rows((self.x, self.y, self.sample_weight), 0, _BATCH_SIZE)
+        return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: Any) -> tuple[Data, Data]:
         """The first examples and the last, of which there is that fraction.

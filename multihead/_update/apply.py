@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._gradients import deduplicate, is_finite
+from multihead._gradients import deduplicate, is_finite, map_values
 from multihead._keras_optimizers import apply_reduced_gradients, record_finite
 from multihead._update.network import Gradients, Ownership
 from multihead._update.scale import Scaling, apply_scaled
@@ -50,11 +50,16 @@ def apply_once(
         tf.distribute.get_replica_context().merge_call(once.put_back, args=(values,))
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
-    present = [deduplicate(all_gradients[i]) for i in positions]
+    present = [_as_variable(deduplicate(all_gradients[i]), variable) for i, variable in zip(positions, targets)]
     finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     tf.distribute.get_replica_context().merge_call(once.apply_or_skip, args=(present, finite, active, step, values))
     return finite & tf.reduce_any(active)
+
+
+def _as_variable(gradient: Any, variable: Any) -> Any:
+    """A gradient in the dtype of its variable: balancing half precision, for one, gives float32."""
+    return map_values(lambda values: tf.cast(values, variable.dtype), gradient)
 
 
 def _scaling(spec: UpdateSpec, positions: Sequence[int]) -> Scaling | None:

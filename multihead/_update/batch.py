@@ -144,6 +144,21 @@ def _open_spec(value: Any) -> Any:
     return tf.TensorSpec(shape, spec.dtype)
 
 
+def sample_of(specs: Any) -> Any:
+    """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
+    return tf.nest.map_structure(_sample, specs)
+
+
+def _sample(spec: Any) -> Any:
+    if spec is None:
+        return None
+    shape = [2, *(size or 1 for size in spec.shape[1:])]
+    dense = tf.ones(shape, spec.dtype) if spec.dtype.is_floating else tf.zeros(shape, spec.dtype)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+    return tf.sparse.from_dense(dense) if isinstance(spec, tf.SparseTensorSpec) else dense
+
+
 def encode_specs(specs: Any) -> Any:
     """Converts specs to JSON data: tuples and lists are marked, a spec becomes its shape and dtype."""
     if isinstance(specs, tf.TensorSpec):

@@ -248,9 +248,10 @@ def _combine_rows(
     if not present:
         return [None] * len(matrices), tf.zeros([len(heads.active)])
     used = balancer.used(step=heads.step, losses=lambda: heads.weights.mean_losses(loss_sums))
-    masked = [tf.where(heads.active[:, tf.newaxis], matrix.values, 0.0) for matrix in present]
+    masked = [tf.where(heads.active[:, tf.newaxis], matrix.values, tf.zeros_like(matrix.values)) for matrix in present]
     combined = balancer.combine(masked, **used)
-    along = tf.add_n([tf.linalg.matvec(values, vector) for values, vector in zip(masked, combined)])
+    # Matrices of a float64 network's variables are float64.
+    along = tf.add_n([tf.cast(tf.linalg.matvec(values, d), tf.float32) for values, d in zip(masked, combined)])
     squares = tf.cast(tf.linalg.diag_part(products), tf.float32)
     restored = iter([matrix.restore(vector) for matrix, vector in zip(present, combined)])
     gradients = [None if matrix is None else next(restored) for matrix in matrices]

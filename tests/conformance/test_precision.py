@@ -41,6 +41,32 @@ def test_mixed_precision_makes_the_same_updates(single, policy, tolerance):
     assert hasattr(trainer.optimizer, "inner_optimizer") == (policy == "mixed_float16")
 
 
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_variables_of_another_precision_are_updated_in_it(compiled):
+    batch, changes, start = tiny.data(8, seed=3), {}, None
+    for policy in ("float32", "float16", "float64"):
+        keras.mixed_precision.set_global_policy(policy)
+        trainer = tiny.trainer(keras.optimizers.SGD(1.0), balancer="EqualNorms", **COMPILED[compiled])
+        trainer.compute_gradients(batch)  # builds
+        variables = [tiny.tensor_variable(variable) for variable in trainer._spec.network.variables.all]
+        start = start or tiny.values(variables)
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value.astype(policy))
+        assert bool(trainer.apply_gradients(trainer.compute_gradients(batch)))
+        assert all(variable.dtype == policy for variable in variables)
+        changes[policy] = [value - old for value, old in zip(tiny.values(variables), start, strict=True)]
+    for policy, tolerance in (("float16", 5e-3), ("float64", 1e-5)):
+        for one, other in zip(changes[policy], changes["float32"], strict=True):
+            np.testing.assert_allclose(one, other, atol=tolerance)
+
+
+@pytest.mark.parametrize("policy", ["float16", "float64"])
+def test_a_method_that_combines_gradients_does_so_in_any_precision(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    trainer = tiny.trainer("sgd", balancer="GradDrop", balance_at="parameters")
+    assert bool(trainer.apply_gradients(trainer.compute_gradients(tiny.data(4))))
+
+
 def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     inputs, targets = tiny.data(8)
     keras.mixed_precision.set_global_policy("mixed_float16")

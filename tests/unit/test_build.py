@@ -26,8 +26,38 @@ def test_predictions_are_found_without_computing_anything():
     heads = [Head("a", lambda r: r["hidden"][:, :2], "mse"), Head("b", lambda r: r["again"], "mse")]
     found = trace_predictions(encoder, heads, SPECS, {})
     assert int(ran) == 0 and found.num_leaves == 2
-    assert {name: spec.shape.as_list() for name, (spec, _) in found.predictions.items()} == {"a": [None, 2], "b": [None, 3]}
-    assert {name: known.leaves for name, (_, known) in found.predictions.items()} == {"a": (False, True), "b": (True, False)}
+    assert {name: known.spec.shape.as_list() for name, known in found.predictions.items()} == {
+        "a": [None, 2],
+        "b": [None, 3],
+    }
+    assert {name: known.leaves for name, known in found.predictions.items()} == {"a": (False, True), "b": (True, False)}
+
+
+def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
+    """For modules that cannot be traced; sizes that the specs leave open stay open."""
+    counted = keras.layers.Dense(4)
+    ran = []
+
+    class Counting(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = counted
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+
+        def call(self, x):
+            self.count.assign_add(1.0)
+            ran.append(float(tf.reduce_max(x)))  # no trace has a value for this
+            return {"steps": self.inner(x), "last": self.inner(x)[:, -1]}
+
+    encoder = Counting()
+    heads = [Head("a", lambda r: r["steps"], "mse"), Head("b", lambda r: r["last"][:, :2], "mse")]
+    specs = Batch(tf.TensorSpec([None, None, 3]), {"b": tf.TensorSpec([None, 2])}, {})
+    sample = Batch(5 * tf.ones([6, 7, 3]), {"b": tf.ones([6, 2])}, {})
+    found = trace_predictions(encoder, heads, specs, {}, sample)
+    assert ran[-1] == 5 and float(tiny.tensor_variable(encoder.count)) == 0 and found.num_leaves == 2
+    assert found.predictions["a"].spec.shape.as_list() == [None, None, 4]
+    assert found.predictions["b"].spec.shape.as_list() == [None, 2]
+    assert [found.predictions[name].leaves for name in "ab"] == [(False, True), (True, False)]
 
 
 def test_a_head_that_reads_its_targets_needs_them_once():
