@@ -64,7 +64,7 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
         trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
         trainer.add_head("price", heads["price"], "sparse_categorical_crossentropy")
         option = {kind: parts}
-        trainer.compile(keras.optimizers.SGD(0.1), telemetry="losses", **option)
+        trainer.compile(keras.optimizers.SGD(0.1), telemetry=None, **option)
 
         def update() -> None:
             trainer.fit(data, verbose=0, shuffle=False)

@@ -109,7 +109,7 @@ def with_trainer(workload: Callable[[], Any], **options: Any) -> Callable[[], An
 LEFT_OUT = {"price": 10**9, "reply": 1}
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plain sum, losses only in the logs": {"telemetry": "losses"},
+    "plain sum, losses only in the logs": {"telemetry": None},
     "plain sum": {},
     "UPGrad at the representation": {"balancer": "UPGrad"},
     "UPGrad at the parameters": {"balancer": "UPGrad", "balance_at": "parameters"},

@@ -183,7 +183,7 @@ def images(seed: int) -> Model:
         )
 
     heads = {"colour": (classes(3), CLASSES, {}), "size": (number, "mse", {}), "brightness": (number, "mse", {})}
-    return Model(encoder, heads, train, held_out, 150, 2e-3, settings(["colour", "size"], "brightness"))
+    return Model(encoder, heads, train, held_out, 99, 2e-3, settings(["colour", "size"], "brightness"))
 
 
 MODELS = {each.__name__: each for each in (healthy, summed, diabetes, two_outputs, narrow, images)}
@@ -213,7 +213,7 @@ class Runner:
         for head, (module, loss, options) in model.heads.items():
             options = {**options, "weight": self._weight(head, options.get("weight", 1.0))}
             self.trainer.add_head(head, module(), loss, **options)
-        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), telemetry="losses", steps_per_execution=9)
+        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), telemetry=None, steps_per_execution=9)
         x, y = model.train
         first = {head: values[:288] for head, values in y.items()}
         self.trainer.fit(x[:288], first, batch_size=32, epochs=1, verbose=0)
@@ -228,7 +228,7 @@ class Runner:
         fresh = MultiHeadTrainer(model.encoder())
         for head, (module, loss, options) in model.heads.items():
             fresh.add_head(head, module(), loss, **options)
-        fresh.compile("sgd", telemetry="losses")
+        fresh.compile("sgd", telemetry=None)
         x, y = model.train
         fresh.compute_gradients((x[:2], {head: values[:2] for head, values in y.items()}))
         self.trainer.encoder.set_weights(fresh.encoder.get_weights())

@@ -83,7 +83,7 @@ def make_trainer(seed: int, **options: Any) -> MultiHeadTrainer:
     trainer = MultiHeadTrainer(keras.Sequential([*layers, keras.layers.GlobalAveragePooling1D()]))
     trainer.add_head("kind", keras.layers.Dense(KINDS, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.add_head("level", keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.Adam(1e-3), telemetry="losses", **options)
+    trainer.compile(keras.optimizers.Adam(1e-3), telemetry=None, **options)
     return trainer
 
 

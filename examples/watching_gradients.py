@@ -42,7 +42,7 @@ def make_trainer(activation: str, seed: int) -> MultiHeadTrainer:
     kind = keras.layers.Dense(KINDS, activation="softmax", name="kind")
     trainer.add_head("kind", kind, "sparse_categorical_crossentropy", metrics=["accuracy"])
     trainer.add_head("size", keras.layers.Dense(1, name="size"), "mse")
-    trainer.compile(keras.optimizers.SGD(0.05), telemetry="losses")
+    trainer.compile(keras.optimizers.SGD(0.05), telemetry=None)
     return trainer
 
 

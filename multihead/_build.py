@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from multihead._options import CompileOptions
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
 from multihead._update.labels import Predictions, share_nothing
+from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import stages_of
 from multihead._update.representation import RepresentationGradients
@@ -57,9 +59,11 @@ def build_spec(
         if balancer is not None and options.balance_at == "representation":
             _warn_of_nothing_shared([head.name for head in heads], predictions)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
+    known = [predictions[head.name] for head in heads]
+    apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
     return UpdateSpec(
         network=network,
-        predictions=tuple(predictions[head.name] for head in heads),
+        predictions=tuple(known),
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.schedule,
@@ -70,6 +74,9 @@ def build_spec(
         awake=awake,
         may_be_idle=may_be_idle,
         stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
+        layers=Layers.of(network),
+        pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
+        layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
 
 
@@ -89,7 +96,7 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
 
 def _combiner(balancer: Any, options: CompileOptions) -> Callable[[Network, HeadsAtStep], Combiner]:
     """A function that creates the combiner of one update."""
-    measures_gramian = "gramian" in options.schedule.uses
+    measures_gramian = "gramian" in options.schedule.uses or (balancer is None and options.telemetry == "full")
     gramian: Measure | None = RepresentationGradients.gramian if measures_gramian else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)

@@ -164,8 +164,7 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """The specification of the next update in a custom training loop, and what must hold before it in a graph."""
-        spec, _ = self._built()
-        stage = self.stage
+        spec, stage = replace(self._built()[0], layers_every=0), self.stage
         following = spec.stages[stage + 1 :]
         if not following or tf.executing_eagerly():
             return spec.in_stage(stage), []
@@ -305,7 +304,7 @@ class BuiltFromData(KerasHooks, keras.Model):
                 self._spec = self._spec_of(heads, self._options)
                 self._stage = self._spec.stage_at(self._num_updates())
                 if self._logs is None:
-                    self._logs = LogMetrics(self._spec, self._options.telemetry)
+                    self._logs = LogMetrics(self._spec, self._options.telemetry, self._steps_at_once)
         self.built = True
 
     def _spec_of(self, heads: Sequence[Head], options: CompileOptions) -> UpdateSpec:

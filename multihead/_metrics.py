@@ -13,10 +13,20 @@ from multihead._known_losses import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead._validation import quoted
 from multihead.losses import aligned, aligned_shape, with_columns
 
-FIGURES = ("loss", "weight", "norm", "share", "coefficient", "learning_rate", "updates")
+FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "cosine", "learning_rate", "updates")
 """What the trainer itself may log of a head, as `{head}_{figure}`."""
 
-TOTALS = ("loss", "regularizer", "encoder_learning_rate", "skipped_updates", "learning_rate", "lr")
+TOTALS = (
+    "loss",
+    "regularizer",
+    "encoder_learning_rate",
+    "update_norm",
+    "update_norm_clipped",
+    "clipped_updates",
+    "skipped_updates",
+    "learning_rate",
+    "lr",
+)
 """What it, or Keras, logs of no head."""
 
 _OVER_ELEMENTS = (

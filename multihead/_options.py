@@ -137,7 +137,8 @@ class CompileOptions:
     accumulate_steps: int
     encoder_learning_rate: Any
     encoder_weight_decay: Any
-    telemetry: str
+    telemetry: str | None
+    layers_every: int
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
         """The checked options, with names replaced by methods that are bound to the heads.
@@ -160,20 +161,22 @@ class CompileOptions:
                 "Pass, for example, clipping.ByGlobalNorm(5.0)."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
-        check_choice("telemetry", self.telemetry, LEVELS)
+        telemetry = check_choice("telemetry", None if self.telemetry == "losses" else self.telemetry, LEVELS)
+        if self.telemetry == "losses":
+            warnings.warn("`telemetry='losses'` is now `telemetry=None`.", DeprecationWarning, stacklevel=3)
         whole = {
             name: check_positive_whole(name, getattr(self, name))
-            for name in ("balance_every", "micro_batches", "accumulate_steps")
+            for name in ("balance_every", "micro_batches", "accumulate_steps", "layers_every")
         }
         if balancer is not None:
             self._check_level(balancer)
-            self._check_gathering(balancer, **whole)
+            self._check_gathering(balancer, whole["balance_every"], whole["micro_batches"] * whole["accumulate_steps"])
         for method in (weighting, balancer, schedule):
             if method is not None:
                 method.bind(head_names)
         rates = {name: check_rate(name, getattr(self, name)) for name in ("encoder_learning_rate", "encoder_weight_decay")}
-        given = {"weighting": weighting, "balancer": balancer, "schedule": schedule, **whole, **rates}
-        return CompileOptions(**{**self.by_name(), **given})
+        methods = {"weighting": weighting, "balancer": balancer, "schedule": schedule}
+        return CompileOptions(**{**self.by_name(), **methods, **whole, **rates, "telemetry": telemetry})
 
     def by_name(self) -> dict[str, Any]:
         """The options by argument name of `compile`."""
@@ -191,11 +194,11 @@ class CompileOptions:
                 f"Received: balance_at={self.balance_at!r}. Change it, or choose another balancer."
             )
 
-    def _check_gathering(self, balancer: Any, balance_every: int, micro_batches: int, accumulate_steps: int) -> None:
+    def _check_gathering(self, balancer: Any, balance_every: int, num_micro_batches: int) -> None:
         """Checks that a balancer which needs gradients, not only inner products, can be used with these options."""
         if "gradients" not in balancer.uses:
             return
-        name, num_micro_batches = type(balancer).__name__, micro_batches * accumulate_steps
+        name = type(balancer).__name__
         if balance_every > 1:
             raise ValueError(
                 f"`balance_every` must be 1 for {name}, which has no coefficients to reuse. "

@@ -1,9 +1,11 @@
-"""Callbacks for several heads: stopping, idling and selecting by the validation figures of each head."""
+"""Callbacks for several heads: stopping and selecting by each head's figures, and a record of every update."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,10 +13,13 @@ import numpy as np
 
 from multihead._backup import Backup
 from multihead._best import Best, Weights, check_by_head, weights_of
+from multihead._board import Board
 from multihead._directions import direction
+from multihead._ledger import as_text, keep_until
+from multihead._per_update import PerUpdate
 from multihead._validation import check_head_names, is_number, quoted
 
-__all__ = ["PerHead"]
+__all__ = ["Ledger", "PerHead", "TensorBoardByHead"]
 
 
 class PerHead(keras.callbacks.Callback):
@@ -214,7 +219,7 @@ class PerHead(keras.callbacks.Callback):
                 names = list(self.model.heads) if improved is None else [improved]
                 self._weights[improved] = Weights(weights_of(self.model, names))
         self._set_idle(epoch)
-        if self._backup is not None and self._is_chief():
+        if self._backup is not None and _is_chief(self.model):
             self._backup.write(self._rows, {head: (self._epoch_of(head), kept) for head, kept in self._weights.items()})
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -225,7 +230,7 @@ class PerHead(keras.callbacks.Callback):
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             self._weights[None].restore(weights_of(self.model, list(self.model.heads)))
-        if self._backup is not None and self._is_chief():
+        if self._backup is not None and _is_chief(self.model):
             self._backup.delete()
 
     def _count(self, epoch: int, values: dict[str, float]) -> list[str | None]:
@@ -284,9 +289,6 @@ class PerHead(keras.callbacks.Callback):
     def _epoch_of(self, head: str | None) -> int | None:
         return self.best_score_epoch if head is None else self.best_epoch[head]
 
-    def _is_chief(self) -> bool:
-        return bool(getattr(self.model.distribute_strategy.extended, "should_save_checkpoint", True))
-
     def _say(self, text: str | None) -> None:
         if self.verbose and text is not None:
             sys.stdout.write(f"{text}\n")
@@ -294,3 +296,113 @@ class PerHead(keras.callbacks.Callback):
     @staticmethod
     def _of(option: Any, head: str, default: Any) -> Any:
         return option.get(head, default) if isinstance(option, Mapping) else option
+
+
+class Ledger(PerUpdate):
+    """Writes the figures of updates to a file, one line of JSON per update, while training goes on.
+
+    A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the figures of
+    `compile(telemetry=)` of this update alone, by their names in the logs, with null for what it does not have, such as the
+    norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same figures in each
+    layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
+    each epoch with validation follows a line with the `val_...` figures.
+
+    Every line is written at once, so that a crash loses none. A file that exists is continued: lines of updates after the
+    trainer's present step are dropped first, so that a run which resumes from an older update does not have them twice, and
+    a run from step 0 starts over. Lines of the same run, interrupted or not, are equal. `python -m multihead plot run.jsonl`
+    draws them, and `multihead.plots.read` reads them.
+
+    Args:
+        path: The file. Its folder is created.
+        every: Write a line for every so many updates. (Reading the figures of each update waits for the device.)
+
+    Raises:
+        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or the file is no ledger.
+
+    Example:
+        ```python
+        trainer.compile("adam", telemetry="full")
+        trainer.fit(batches, epochs=10, callbacks=[Ledger("run.jsonl")])
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
+        super().__init__(every)
+        self.path = Path(path)
+        self._writes = False
+
+    def begin(self, figures: Any, step: int) -> None:
+        """Continues the file at a step."""
+        self._writes = _is_chief(self.model)
+        if not self._writes:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line for line in keep_until(self.path, step) if "applied" in line]
+        self.path.touch()
+        if figures is not None and figures.averaged and not figures.has_averages and lines:
+            last: dict[str, Any] = next((line for line in reversed(lines) if line["applied"]), {})
+            values = {name: last.get(f"{name}_average") for name in figures.averaged}
+            counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in figures.averaged}
+            figures.restore_averages(values, counts)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Writes a line."""
+        if self._writes:
+            with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+                file.write(as_text(line))
+
+    def write_validation(self, line: dict[str, Any]) -> None:
+        """Writes a line."""
+        self.write(line)
+
+
+class TensorBoardByHead(PerUpdate):
+    """Shows the figures of updates in TensorBoard while training goes on, grouped by head.
+
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, `update/...` for what belongs to no
+    head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the
+    mean cosines between the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and
+    matplotlib. Keras's own `TensorBoard` can be used beside it, with the same folder.
+
+    Args:
+        log_dir: The folder, for `tensorboard --logdir`.
+        every: Write every so many updates.
+
+    Raises:
+        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None`.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], *, every: int = 1) -> None:
+        super().__init__(every)
+        self.log_dir = Path(log_dir)
+        self._board: Board | None = None
+
+    def begin(self, figures: Any, step: int) -> None:
+        """Opens the folder."""
+        if _is_chief(self.model):
+            self._board = Board(self.log_dir, list(self.model.heads))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Writes the scalars of an update."""
+        if self._board is not None:
+            self._board.add_scalars(line)
+
+    def write_validation(self, line: dict[str, Any]) -> None:
+        """Writes the scalars of a validation."""
+        self.write(line)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        super().on_epoch_end(epoch, logs)
+        if self._board is not None:
+            self._board.add_cosines(dict(logs or {}), self._step)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _is_chief(model: Any) -> bool:
+    return bool(getattr(model.distribute_strategy.extended, "should_save_checkpoint", True))

@@ -1,13 +1,19 @@
-"""The entries of Keras's logs: per-head loss, gradient norm, share and coefficient.
+"""The figures of updates: what Keras's logs, the ledger and TensorBoard show of each head.
 
-For head `k`, with `g_k` the gradient of its weighted loss at the level where the heads are combined (representation or
-parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
+`FIGURES` lists them, and docs/watching.md explains each. For head `k`, with `g_k` the gradient of its weighted loss at the
+level where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a
+balancer) and `d` the combined gradient:
 
 - `{head}_loss`: its unweighted loss, over all labelled elements of the epoch's updates so far, skipped ones left out;
 - `{head}_norm`: `|g_k|`;
 - `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
-- `{head}_coefficient`, with a balancer: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>` with `d` the
-  combined gradient); norm, share and coefficient are means over the updates that train the head;
+- `{head}_coefficient`, with a balancer: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>`); norm, share and
+  coefficient are means over the updates that train the head;
+- `{head}_{other}_cosine`: the cosine of `g_k` and `g_j`, for heads that read a common tensor where they are combined;
+- `{head}_update_cosine`: the cosine of `g_k` and `d`;
+- `update_norm`, and `update_norm_clipped` with clipping: the norm of the gradients of all variables before and after
+  clipping; `clipped_updates`: the fraction of updates whose norm clipping has made smaller;
+- `{figure}_average`: the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0;
 - `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
   head;
 - `{head}_learning_rate` and `encoder_learning_rate`, if one of them can change: the factor of the steps that are applied to
@@ -19,7 +25,10 @@ parameters) and `a_k` the coefficient of the balancer (1 without a balancer):
   heads had labels. It is there even if it is 0, since Keras's `CSVLogger` has the columns of the first epoch, and `History`
   does not say which epochs a figure is of.
 
-All of them are in `History`, and so in CSV files and TensorBoard. The progress line shows each head's loss and first metric.
+`telemetry=None` leaves out all that needs gradients. `"norms"` adds norms, shares, coefficients and counts; `"full"` also
+cosines, norms of the update and averages, and the same figures in each encoder layer in every `layers_every`-th update,
+which only the ledger holds. All figures are of the gradient of a whole update: over all micro-batches, accumulated batches
+and replicas, and without loss scaling.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
@@ -33,13 +42,15 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead._gradients import is_finite
+from multihead._figures import Figure, UpdateFigures
+from multihead._gradients import deduplicate, is_finite, norm
 from multihead._keras import tensor_variable, variable_name
+from multihead._update.network import Gradients
 from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
 from multihead._validation import quoted
@@ -47,8 +58,8 @@ from multihead.heads import Head
 
 __all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]
 
-LEVELS = ("norms", "losses")
-"""The values of `telemetry=`: `"norms"` logs everything, `"losses"` omits norms, shares, coefficients and counts."""
+LEVELS = (None, "norms", "full")
+"""The values of `telemetry=`, from the fewest to the most figures."""
 
 
 class BrokenGradients(keras.metrics.Metric):
@@ -85,24 +96,6 @@ class BrokenGradients(keras.metrics.Metric):
         return by_head.nonzero()[0].tolist(), by_variable.nonzero()[0].tolist()
 
 
-class Figure(NamedTuple):
-    """A figure in the logs, over the applied updates of the epoch so far.
-
-    Attributes:
-        name: Its name; logged as `{head}_{name}` if there is one per head.
-        value: Computes a scalar, or `[num_heads]`, from an update; None if the update does not provide it.
-        is_shown: Whether a trainer with this spec and level logs it.
-        per_head: Whether there is one per head, over the updates that train the head.
-        metric: How updates are aggregated: `keras.metrics.Mean` or `keras.metrics.Sum`.
-    """
-
-    name: str
-    value: Callable[[Update], tf.Tensor | None]
-    is_shown: Callable[[UpdateSpec, str], bool]
-    per_head: bool = True
-    metric: Any = keras.metrics.Mean
-
-
 def _shares(update: Update) -> tf.Tensor | None:
     norms = update.combined.norms
     if norms is None:
@@ -111,35 +104,68 @@ def _shares(update: Update) -> tf.Tensor | None:
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 
-def _has_regularizer(spec: UpdateSpec, level: str) -> bool:
+def _global_norm(gradients: Gradients | None) -> tf.Tensor:
+    present = [] if gradients is None else [g for g in gradients.of_losses if g is not None]
+    norms = [norm(deduplicate(gradient)) for gradient in present]
+    return norm(tf.stack(norms)) if norms else tf.constant(0.0)
+
+
+def _is_clipped(update: Update) -> tf.Tensor:
+    return tf.cast(_global_norm(update.clipped) < _global_norm(update.gradients), tf.float32)
+
+
+def _has_regularizer(spec: UpdateSpec, level: str | None) -> bool:
     everyone = tf.ones([len(spec.network.heads)], tf.bool)
     return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
 
 
-def _has_changing_weights(spec: UpdateSpec, level: str) -> bool:
+def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
     return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
 
 
-def _has_changing_rates(spec: UpdateSpec, level: str) -> bool:
+def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
     return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
 
 
-def _shows_norms(spec: UpdateSpec, level: str) -> bool:
-    return level == "norms"
+def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None
 
 
-def _shows_coefficients(spec: UpdateSpec, level: str) -> bool:
-    return level == "norms" and spec.balancer is not None
+def _shows_coefficients(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None and spec.balancer is not None
 
 
-# To add a figure, add one entry here, and a line to the docstring above.
+def _shows_all(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full"
+
+
+def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full" and spec.clip is not None
+
+
+def _cosines(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, :-1]
+
+
+def _cosines_with_update(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, -1]
+
+
+# To add a figure, add one entry here, a line to the docstring above, and one to the table of docs/watching.md.
 FIGURES = (
-    Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, per_head=False),
-    Figure("encoder_learning_rate", lambda update: update.rates.at(update.step)[0], _has_changing_rates, per_head=False),
+    Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
+    Figure("encoder_learning_rate", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"),
+    Figure("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
+    Figure("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
+    Figure("clipped_updates", _is_clipped, _shows_clipping, "update"),
     Figure("weight", lambda update: update.total.weights, _has_changing_weights),
-    Figure("norm", lambda update: update.combined.norms, _shows_norms),
-    Figure("share", _shares, _shows_norms),
-    Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients),
+    Figure("norm", lambda update: update.combined.norms, _shows_norms, averaged=True),
+    Figure("share", _shares, _shows_norms, averaged=True),
+    Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
+    Figure("update_cosine", _cosines_with_update, _shows_all, averaged=True),
+    Figure("cosine", _cosines, _shows_all, "pair", averaged=True),
     Figure("learning_rate", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
     Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
@@ -152,33 +178,26 @@ class LogMetrics:
     Args:
         spec: How updates are computed.
         level: One of `LEVELS`.
+        latest: The number of latest updates whose figures are kept.
     """
 
-    def __init__(self, spec: UpdateSpec, level: str) -> None:
+    def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads = spec.network.heads
         self.weighting = spec.weighting
         self.variables = [*spec.network.variables.encoder, *spec.network.variables.heads]
         self.total = keras.metrics.Mean(name="loss", dtype="float32")
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
-        self.figures = [
-            (figure, [figure.metric(name=name, dtype="float32") for name in self._names(figure)])
-            for figure in FIGURES
-            if figure.is_shown(spec, level)
-        ]
+        self.figures = UpdateFigures(spec, level, FIGURES, latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None
 
-    def _names(self, figure: Figure) -> list[str]:
-        return [f"{head.name}_{figure.name}" for head in self.heads] if figure.per_head else [figure.name]
-
     @property
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
-        of_figures = [metric for _, metrics in self.figures for metric in metrics]
         own = [metric for head in self.heads for metric in head.metrics or []]
-        return [self.total, *self.losses, *of_figures, *own, self.skipped, self.broken]
+        return [self.total, *self.losses, *self.figures.metrics, *own, self.skipped, self.broken]
 
     def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
         """Adds one update.
@@ -193,15 +212,7 @@ class LogMetrics:
         total = update.total.total + update.added_loss
         is_usable = applied & tf.math.is_finite(total)
         self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
-        for figure, metrics in self.figures:
-            values = figure.value(update)
-            if values is None:
-                continue
-            for k, metric in enumerate(metrics):
-                value = values[k] if figure.per_head else values
-                counts = applied & update.active[k] if figure.per_head else applied
-                weight = tf.where(counts & tf.math.is_finite(value), 1.0 / num_replicas, 0.0)
-                metric.update_state(tf.where(weight > 0, value, 0.0), weight)
+        self.figures.update(update, applied)
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
         self.broken.update_state(update.loss_sums, update.combined.norms, update.gradients.of_losses, num_replicas)
 
@@ -240,12 +251,12 @@ class LogMetrics:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
-        logs.update({figure.name: metrics[0].result() for figure, metrics in self.figures if not figure.per_head})
+        of_update, of_heads, of_pairs = self.figures.results()
+        logs.update(of_update)
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
-            for figure, metrics in self.figures:
-                if figure.per_head:
-                    logs[f"{head.name}_{figure.name}"] = metrics[k].result()
+            logs.update(of_heads[head.name])
+        logs.update(of_pairs)
         logs["skipped_updates"] = self.skipped.result()
         return logs
 

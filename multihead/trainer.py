@@ -46,9 +46,9 @@ from multihead._options import (
 from multihead._progress import with_progress
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
-from multihead._update.apply import snapshot
+from multihead._update.apply import apply_once, snapshot
 from multihead._update.labels import count_labels, read_labels
-from multihead._update.pipeline import apply_update, compute_update, observe
+from multihead._update.pipeline import apply_update, clip, compute_update, observe
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.clipping import AbstractClipping
@@ -227,7 +227,8 @@ class MultiHeadTrainer(SavedByKeras):
         accumulate_steps: int = 1,
         encoder_learning_rate: Any = 1.0,
         encoder_weight_decay: Any = 1.0,
-        telemetry: str = "norms",
+        telemetry: str | None = "norms",
+        layers_every: int = 100,
         run_eagerly: bool | None = None,
         steps_per_execution: int = 1,
         jit_compile: bool | str | None = None,
@@ -260,7 +261,10 @@ class MultiHeadTrainer(SavedByKeras):
                 `Stages`.
             encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same
                 forms.
-            telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"losses"` omits them.
+            telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
+                with the update, norms of the update before and after clipping, and running averages; None logs losses.
+            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder in every so
+                many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
@@ -288,6 +292,7 @@ class MultiHeadTrainer(SavedByKeras):
             encoder_learning_rate=encoder_learning_rate,
             encoder_weight_decay=encoder_weight_decay,
             telemetry=telemetry,
+            layers_every=layers_every,
         ).checked(list(self.heads))
         warn_of_idle_weights(checked, self._heads.value)
         check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
@@ -408,9 +413,10 @@ class MultiHeadTrainer(SavedByKeras):
         spec = (self._fit_spec or spec).in_stage(self._stage)
         saved = snapshot(spec.state)
         update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
-        applied = apply_update(spec, self.optimizer, update.gradients, update.active, update.step, saved)
+        clipped = clip(spec, update.gradients)
+        applied = apply_once(spec, self.optimizer, clipped, update.active, update.step, saved)
         observe(spec, update, applied)
-        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
+        logs.update(update._replace(clipped=clipped), applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:

@@ -69,10 +69,12 @@ class Balanced(NamedTuple):
     Attributes:
         coefficients: `[num_heads]`; 0 for idle heads.
         gramian: `[num_heads, num_heads]`, over all replicas.
+        square: The squared norm of the combined gradient where it is no sum of the heads' gradients, or None.
     """
 
     coefficients: tf.Tensor
     gramian: tf.Tensor
+    square: tf.Tensor | None = None
 
 
 class CombinedAtRepresentation(NamedTuple):
@@ -112,6 +114,8 @@ class MicroBatchGradients(NamedTuple):
         per_head: For each head, one gradient of its loss per encoder variable; empty if the heads are combined.
         gramian: Inner products measured at the representation, `[num_heads, num_heads]`, or None.
         balanced: The result of a balancer at the representation, or None.
+        beside: As `per_head`, computed beside the combined gradient in an update that is measured by layer, and zeros in
+            the others; empty if `per_head` is not, or if nothing is measured by layer.
     """
 
     loss_sums: tf.Tensor
@@ -123,15 +127,17 @@ class MicroBatchGradients(NamedTuple):
     per_head: list[list[Gradient]]
     gramian: tf.Tensor | None
     balanced: Balanced | None
+    beside: list[list[Gradient]]
 
     @classmethod
-    def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool) -> MicroBatchGradients:
+    def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool, has_beside: bool) -> MicroBatchGradients:
         """The dense shapes of all sums, for a micro-batch without examples.
 
         Args:
             network: The network.
             is_combined: Whether the heads are combined in every micro-batch.
             is_measured: Whether inner products are measured at the representation.
+            has_beside: Whether the heads' encoder gradients are computed beside the combined one.
         """
 
         def of(variables: Sequence[Any]) -> list[Any]:
@@ -142,8 +148,9 @@ class MicroBatchGradients(NamedTuple):
         own = [of(network.own_tensors(k)) for k in range(num_heads)]
         encoder = of(network.variables.encoder)
         per_head = [] if is_combined else [list(encoder) for _ in range(num_heads)]
+        beside = [list(encoder) for _ in range(num_heads)] if has_beside else []
         gramian = tf.constant([num_heads, num_heads]) if is_measured else None
-        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None)
+        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
         """The gradients of `network.variables.heads`; where heads share a variable, their gradients are added.
@@ -307,6 +314,41 @@ def _run_heads(
     return heads
 
 
+def _of_each_head(
+    network: Network,
+    encoded: Encoded,
+    heads: Sequence[HeadGradients | None],
+    gradients: RepresentationGradients,
+    factors: LossFactors,
+) -> list[list[Gradient]]:
+    """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
+    rows = [encoder_gradients(network, encoded, each, factors, with_added=False) for each in gradients.by_head]
+    for k, head in enumerate(heads):
+        if head is not None:
+            for i, of_loss in zip(network.shared[k], head.of_loss.shared):
+                rows[k][i] = added(rows[k][i], of_loss)
+    return rows
+
+
+def _beside(
+    by_layer: tf.Tensor,
+    network: Network,
+    encoded: Encoded,
+    heads: Sequence[HeadGradients | None],
+    gradients: RepresentationGradients,
+    factors: LossFactors,
+) -> list[list[Gradient]]:
+    """`_of_each_head` if the condition holds; otherwise no backward pass runs, and all gradients are zero."""
+    num_heads = len(gradients.by_head)
+    shapes = [tf.shape(tensor) for tensor in network.encoder_tensors]
+
+    def flat() -> list[Gradient]:
+        return [each for row in _of_each_head(network, encoded, heads, gradients, factors) for each in row]
+
+    found = computed_if(by_layer, flat, shapes * num_heads)
+    return [found[k * len(shapes) : (k + 1) * len(shapes)] for k in range(num_heads)]
+
+
 def micro_batch_gradients(
     network: Network,
     micro_batch: MicroBatch,
@@ -316,6 +358,7 @@ def micro_batch_gradients(
     *,
     combine: Combine | None,
     measure: Measure | None,
+    by_layer: tf.Tensor | None = None,
 ) -> MicroBatchGradients:
     """Forward and backward pass of a micro-batch through the encoder and every head with labels.
 
@@ -328,8 +371,9 @@ def micro_batch_gradients(
         combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
             computes the encoder gradients of each head.
         measure: Computes inner products at the representation if `combine` is None; or None.
+        by_layer: Whether the heads' encoder gradients are computed beside the combined one, a boolean scalar; or None.
     """
-    encoded = encode(network, micro_batch.inputs, persistent=combine is None)
+    encoded = encode(network, micro_batch.inputs, persistent=combine is None or by_layer is not None)
     representation = encoded.representation
     heads = _run_heads(network, representation, micro_batch, factors, active, conditional)
     nothing: list[tf.Tensor | None] = [None] * len(representation.leaves)
@@ -339,24 +383,25 @@ def micro_batch_gradients(
     loss_sums = tf.stack([tf.constant(0.0) if head is None else head.loss_sum for head in heads])
     combined = None if combine is None else combine(gradients, loss_sums)
     # No annotation inside a branch: AutoGraph, which Keras 2 may apply here, cannot convert it.
+    beside: list[list[Gradient]] = []
     if combined is None:
         encoder = encoder_gradients(network, encoded, unbalanced, factors, with_added=True)
-        per_head = [encoder_gradients(network, encoded, each, factors, with_added=False) for each in gradients.by_head]
+        per_head = _of_each_head(network, encoded, heads, gradients, factors)
         gramian, balanced = None if measure is None else measure(gradients), None
     else:
         total = [added(a, b) for a, b in zip(combined.gradients, unbalanced)]
         encoder = encoder_gradients(network, encoded, total, factors, with_added=True)
         per_head = []
         gramian, balanced = combined.gramian, combined.balanced
+        if by_layer is not None:
+            beside = _beside(by_layer, network, encoded, heads, gradients, factors)
 
     for k, head in enumerate(heads):
         if head is None:
             continue
         # Variables of the encoder that the head's module also contains.
         for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
-            if combined is None:
-                per_head[k][i] = added(per_head[k][i], of_loss)
-            else:
+            if combined is not None:
                 encoder[i] = added(encoder[i], scaled(of_loss, combined.factors[k]))
             encoder[i] = added(encoder[i], of_added)
 
@@ -371,4 +416,5 @@ def micro_batch_gradients(
         per_head,
         gramian,
         balanced,
+        beside,
     )

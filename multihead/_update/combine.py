@@ -48,17 +48,37 @@ class Combined(NamedTuple):
         gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are
             combined; possibly only the diagonal, or None.
         at_representation: The inner products at the representation; possibly only the diagonal, or None.
+        square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
+            gradients times their coefficients; otherwise None.
     """
 
     gradients: list[Gradient]
     coefficients: tf.Tensor
     gramian: tf.Tensor | None
     at_representation: tf.Tensor | None
+    square: tf.Tensor | None = None
 
     @property
     def norms(self) -> tf.Tensor | None:
         """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
+
+    @property
+    def cosines(self) -> tf.Tensor | None:
+        """`[num_heads + 1, num_heads + 1]` cosines of the heads' weighted gradients and, last, the combined gradient.
+
+        NaN for a gradient that is zero; None without a whole `gramian`.
+        """
+        if self.gramian is None:
+            return None
+        coefficients = tf.cast(self.coefficients, tf.float64)
+        if self.square is None:
+            along = tf.linalg.matvec(self.gramian, coefficients)
+            square = tf.tensordot(coefficients, along, 1)
+        else:
+            along, square = coefficients * tf.linalg.diag_part(self.gramian), tf.cast(self.square, tf.float64)
+        top = tf.concat([self.gramian, along[:, tf.newaxis]], axis=1)
+        return cosines_of(tf.concat([top, tf.concat([along, [square]], axis=0)[tf.newaxis]], axis=0))
 
 
 class Combiner(ABC):
@@ -146,17 +166,18 @@ class BalanceAtRepresentation(Combiner):
         gradients = gradients.times(factors)
         products = _replicas.all_reduce_sum(gradients.gramian())
         if "gradients" in self._balancer.uses:
-            combined, coefficients = _combine_rows(self._balancer, self._heads, gradients.rows(), products, loss_sums)
+            matrices = gradients.rows()
+            combined, coefficients, square = _combine_rows(self._balancer, self._heads, matrices, products, loss_sums)
         else:
-            coefficients = _coefficients(self._balancer, self._heads, products, loss_sums)
+            coefficients, square = _coefficients(self._balancer, self._heads, products, loss_sums), None
             combined = gradients.times(coefficients).total()
         given = coefficients if factors is None else coefficients * factors
-        return CombinedAtRepresentation(combined, given, None, Balanced(coefficients, products))
+        return CombinedAtRepresentation(combined, given, None, Balanced(coefficients, products, square))
 
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
         if gathered.balanced is not None:
-            coefficients, products = gathered.balanced
-            return Combined(_replicas.all_reduce_sum(gathered.encoder), coefficients, products, products)
+            coefficients, products, square = gathered.balanced
+            return Combined(_replicas.all_reduce_sum(gathered.encoder), coefficients, products, products, square)
         factors = self._heads.weights.factors(gathered.loss_sums)
         products = weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
         coefficients = _coefficients(self._balancer, self._heads, products, gathered.loss_sums)
@@ -192,14 +213,17 @@ class BalanceAtParameters(Combiner):
         if "gradients" in self._balancer.uses:
             matrices = [matrix.times(factors) for matrix in _dense_rows(rows, self._network.encoder_tensors)]
             products = gramian([matrix.values for matrix in matrices], len(rows))
-            combined, coefficients = _combine_rows(self._balancer, self._heads, matrices, products, gathered.loss_sums)
+            combined, coefficients, square = _combine_rows(
+                self._balancer, self._heads, matrices, products, gathered.loss_sums
+            )
             encoder = [added(a, b) for a, b in zip(rest, combined)]
         else:
+            square = None
             products = weighted(products_of(rows), factors)
             between = None if self.num_folds == 1 else weighted(self._between_folds(folds, rows), factors)
             coefficients = _coefficients(self._balancer, self._heads, products, gathered.loss_sums, between)
             encoder = _plus_heads(rest, rows, coefficients if factors is None else coefficients * factors)
-        return Combined(encoder, coefficients, products, at_representation)
+        return Combined(encoder, coefficients, products, at_representation, square)
 
     def _between_folds(self, folds: Sequence[MicroBatchGradients], rows: Sequence[list[Gradient]]) -> tf.Tensor:
         """The mean inner products of the heads' gradients on different folds of the data.
@@ -237,16 +261,16 @@ def _coefficients(
 
 def _combine_rows(
     balancer: Any, heads: HeadsAtStep, matrices: Sequence[Rows | None], products: tf.Tensor, loss_sums: tf.Tensor
-) -> tuple[list[Gradient], tf.Tensor]:
+) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
     """Combines the heads with a method that needs the gradients themselves.
 
     Returns:
-        One gradient per matrix (None for None), and the `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>` of the combined
-        gradient `d`.
+        One gradient per matrix (None for None), the `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>` of the combined
+        gradient `d`, and `<d, d>`.
     """
     present = [matrix for matrix in matrices if matrix is not None]
     if not present:
-        return [None] * len(matrices), tf.zeros([len(heads.active)])
+        return [None] * len(matrices), tf.zeros([len(heads.active)]), tf.zeros([])
     used = balancer.used(step=heads.step, losses=lambda: heads.weights.mean_losses(loss_sums))
     masked = [tf.where(heads.active[:, tf.newaxis], matrix.values, tf.zeros_like(matrix.values)) for matrix in present]
     combined = balancer.combine(masked, **used)
@@ -255,7 +279,17 @@ def _combine_rows(
     squares = tf.cast(tf.linalg.diag_part(products), tf.float32)
     restored = iter([matrix.restore(vector) for matrix, vector in zip(present, combined)])
     gradients = [None if matrix is None else next(restored) for matrix in matrices]
-    return gradients, tf.math.divide_no_nan(along, tf.where(heads.active, squares, 0.0))
+    square = tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined])
+    return gradients, tf.math.divide_no_nan(along, tf.where(heads.active, squares, 0.0)), square
+
+
+def cosines_of(products: tf.Tensor) -> tf.Tensor:
+    """`[..., n, n]` float32 cosines from inner products of the same shape; NaN for a vector of norm 0."""
+    norms = tf.sqrt(tf.linalg.diag_part(products))
+    scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
+    is_known = scales > 0
+    found = tf.where(is_known, products / tf.where(is_known, scales, 1.0), float("nan"))
+    return tf.cast(tf.clip_by_value(found, -1.0, 1.0), tf.float32)
 
 
 def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:

@@ -39,6 +39,10 @@ class Update(NamedTuple):
         weights: The weights of the losses.
         micro_batches: The examples on this replica.
         rates: The factors of learning rates.
+        total_counts: `[num_heads]` counts of labelled elements over all replicas.
+        by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
+            combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
+        clipped: The gradients after clipping; None before.
     """
 
     gradients: Gradients
@@ -52,6 +56,9 @@ class Update(NamedTuple):
     weights: LossWeights
     micro_batches: list[MicroBatch]
     rates: Rates
+    total_counts: tf.Tensor
+    by_layer: tf.Tensor | None = None
+    clipped: Gradients | None = None
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Update:
@@ -83,22 +90,33 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
     combine = combiner.combine_early(len(micro_batches))
     conditional = _may_be_idle(spec, batches)
+    measured = spec.measures_layers_at(step)
 
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
         fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
         factors = LossFactors(weights.per_element, fraction, loss_scale)
         return micro_batch_gradients(
-            network, micro_batch, factors, active, conditional, combine=combine, measure=combiner.measure
+            network, micro_batch, factors, active, conditional, combine=combine, measure=combiner.measure, by_layer=measured
         )
 
-    shapes = MicroBatchGradients.shapes(network, is_combined=combine is not None, is_measured=combiner.measure is not None)
+    is_combined = combine is not None
+    shapes = MicroBatchGradients.shapes(
+        network,
+        is_combined=is_combined,
+        is_measured=combiner.measure is not None,
+        has_beside=is_combined and measured is not None,
+    )
     folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
 
     gathered = reduce(plus, folds)
 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     combined = combiner.combine(gathered, folds)
-    own = _replicas.all_reduce_sum(gathered.of_heads(network, weights.factors(gathered.loss_sums)))
+    factors = weights.factors(gathered.loss_sums)
+    own = _replicas.all_reduce_sum(gathered.of_heads(network, factors))
+    by_layer = None
+    if measured is not None:
+        by_layer = spec.layers.products(measured, gathered.beside or gathered.per_head, factors, combined.gradients)
 
     # 5. The total loss, and the gradients of what the weighting learns.
     total = weights.total(gathered.loss_sums, combined.norms)
@@ -106,15 +124,20 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     is_computed = scheduled & (active | ~tf.constant(conditional))
     local_counts = tf.where(is_computed, gathered.counts, 0.0)
     sums = (gathered.loss_sums, local_counts, gathered.added_loss)
-    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches, spec.rates)
+    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches, spec.rates, counts, by_layer)
+
+
+def clip(spec: UpdateSpec, gradients: Gradients) -> Gradients:
+    """Clips the gradients of the encoder and the heads; those of a weighting's variables are not clipped."""
+    if spec.clip is None:
+        return gradients
+    return Gradients.of([*spec.clip(gradients.of_losses), *gradients.weighting], spec.network.variables)
 
 
 def apply_update(
     spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, step: tf.Tensor, saved: Saved
 ) -> tf.Tensor:
-    """Clips and applies an update once, or skips it completely; see `apply_once`.
-
-    The gradients of a weighting's variables are not clipped.
+    """Clips and applies an update once, or skips it completely; see `clip` and `apply_once`.
 
     Args:
         spec: How updates are applied.
@@ -127,10 +150,7 @@ def apply_update(
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    if spec.clip is not None:
-        clipped = [*spec.clip(gradients.of_losses), *gradients.weighting]
-        gradients = Gradients.of(clipped, spec.network.variables)
-    return apply_once(spec, optimizer, gradients, active, step, saved)
+    return apply_once(spec, optimizer, clip(spec, gradients), active, step, saved)
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:

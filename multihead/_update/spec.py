@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead._keras import tensor_variable
 from multihead._update.combine import Combiner, HeadsAtStep
 from multihead._update.labels import Predictions
+from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
 
@@ -33,6 +34,9 @@ class UpdateSpec:
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
         stages: The factors of learning rates and weight decay in each stage of training, in order.
         stage: The position of the present stage.
+        pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
+        layers: The encoder's layers.
+        layers_every: The heads' gradients are measured by layer in every so many updates; 0 in none.
     """
 
     network: Network
@@ -47,6 +51,9 @@ class UpdateSpec:
     awake: tf.Variable
     may_be_idle: bool
     stages: tuple[Rates, ...]
+    layers: Layers
+    pairs: tuple[tuple[int, int], ...]
+    layers_every: int = 0
     stage: int = 0
 
     @property
@@ -57,6 +64,12 @@ class UpdateSpec:
     def stage_at(self, step: int) -> int:
         """The position of the stage of a step."""
         return max(i for i, rates in enumerate(self.stages) if rates.start <= step)
+
+    def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
+        """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
+        if not self.layers_every or not any(self.network.trains_encoder):
+            return None
+        return tf.equal((step + 1) % self.layers_every, 0)
 
     def in_stage(self, stage: int) -> UpdateSpec:
         """The specification of updates in a stage, which compute no gradients of what is frozen in it."""

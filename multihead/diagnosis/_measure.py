@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead import schedules
 from multihead._gradients import as_rows, deduplicate, gramian, norm, scaled
-from multihead._keras import AUTOGRAPH, Gradient, owner_names, tensor_variable
+from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of
@@ -92,9 +92,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
     network = spec.network
     together = schedules.Together()
     together.bind([head.name for head in network.heads])
-    owners = owner_names(network.encoder, network.variables.encoder)
-    names = tuple(dict.fromkeys(owners))
-    layers = [[i for i, owner in enumerate(owners) if owner == name] for name in names]
+    names, layers = spec.layers
 
     def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         combiners: list[Measure] = []
@@ -103,7 +101,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
             combiners.append(Measure(network, heads))
             return combiners[-1]
 
-        alone = replace(spec, schedule=together, num_micro_batches=1, combiner=combiner)
+        alone = replace(spec, schedule=together, num_micro_batches=1, combiner=combiner, layers_every=0)
         update = compute_update(alone, [batch], step, loss_scale)
         gradients = update.gradients.of_losses
         rows = _dense_rows(network, combiners[-1].rows)

@@ -71,8 +71,8 @@ def test_a_head_that_reads_its_targets_needs_them_once():
     ("options", "kind", "measure"),
     [
         ({}, SumHeads, RepresentationGradients.squared_norms),
-        ({"telemetry": "losses"}, SumHeads, None),
-        ({"telemetry": "losses", "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
+        ({"telemetry": None}, SumHeads, None),
+        ({"telemetry": None, "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
         ({"balancer": "UPGrad"}, BalanceAtRepresentation, RepresentationGradients.gramian),
         ({"balancer": "UPGrad", "balance_at": "parameters"}, BalanceAtParameters, None),
     ],

@@ -19,6 +19,7 @@ PLAIN = {
     "micro_batches": 1,
     "accumulate_steps": 1,
     "telemetry": "norms",
+    "layers_every": 100,
     "encoder_learning_rate": 1.0,
     "encoder_weight_decay": 1.0,
 }
@@ -55,7 +56,7 @@ def test_only_balance_every_wraps_the_balancer():
         ),
         ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping. Received: clip=5.0"),
         ({"balance_at": "params"}, ValueError, "`balance_at` must be one of .* Received: balance_at='params'.*'parameters'"),
-        ({"telemetry": "all"}, ValueError, "`telemetry` must be one of 'norms', 'losses'. Received: telemetry='all'"),
+        ({"telemetry": "all"}, ValueError, "`telemetry` must be one of None, 'norms', 'full'. Received: telemetry='all'"),
         (
             {"micro_batches": 0},
             ValueError,

@@ -17,9 +17,9 @@ TARGETS = {
 
 
 def test_no_metric_can_take_the_name_of_a_figure():
-    per_head = {figure.name for figure in telemetry.FIGURES if figure.per_head}
-    assert per_head < set(_metrics.FIGURES)
-    assert {figure.name for figure in telemetry.FIGURES} - per_head < set(_metrics.TOTALS)
+    of_update = {figure.name for figure in telemetry.FIGURES if figure.per == "update"}
+    assert of_update < set(_metrics.TOTALS)
+    assert {figure.name for figure in telemetry.FIGURES} - of_update < set(_metrics.FIGURES)
 
 
 def trainer(**options):
@@ -81,7 +81,7 @@ def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
 
 
 def test_losses_alone_on_request():
-    logs = logs_of_one_update(trainer(telemetry="losses"))
+    logs = logs_of_one_update(trainer(telemetry=None))
     assert set(logs) == {"loss", "price_loss", "size_loss", "price_weight", "size_weight", "skipped_updates"}
 
 
@@ -95,13 +95,13 @@ def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
 
 def test_one_entry_makes_a_further_figure(monkeypatch):
     largest = telemetry.Figure(
-        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per_head=False
+        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update"
     )
     twice = telemetry.Figure("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
     monkeypatch.setattr(telemetry, "FIGURES", (*telemetry.FIGURES, largest, twice))
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
-    assert "price_twice" not in logs_of_one_update(trainer(telemetry="losses"))
+    assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))
 
 
 @pytest.mark.parametrize("policy", ["float64", "float16"])
