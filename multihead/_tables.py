@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from multihead._extras import optional
 
 
-def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text without colours; the first column is text, the others are numbers.
+def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
+    """A table as text without colours.
 
     Args:
         title: The title above it.
         columns: The columns' names.
         rows: One cell per column.
+        numbers: The columns that are aligned to the right; None: all but the first.
     """
+    right = [column in numbers if numbers is not None else place > 0 for place, column in enumerate(columns)]
     tables, consoles, texts = optional("rich.table"), optional("rich.console"), optional("rich.text")
     if tables is None or consoles is None or texts is None:
-        return _plain(title, columns, rows)
+        return _plain(title, columns, rows, right)
     table = tables.Table(title=texts.Text(title), title_justify="left")
-    for position, column in enumerate(columns):
-        table.add_column(texts.Text(column), justify="right" if position else "left", no_wrap=True)
+    for column, is_right in zip(columns, right):
+        table.add_column(texts.Text(column), justify="right" if is_right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(texts.Text, row))
     file = io.StringIO()
@@ -29,9 +31,16 @@ def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     widths = [max(map(len, column)) for column in zip(columns, *rows)]
-    lines = [[cell.rjust(width) for cell, width in zip(row, widths)] for row in (columns, *rows)]
-    for line, row in zip(lines, (columns, *rows)):
-        line[0] = row[0].ljust(widths[0])
-    return "\n".join([title, *("  ".join(line).rstrip() for line in lines)])
+    lines = [
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right))
+        for row in (columns, *rows)
+    ]
+    return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def plain(number: float) -> str:
+    """A number with three digits, without an exponent if it is of ordinary size."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"

@@ -29,7 +29,6 @@ from multihead._keras import (
     functions_run_eagerly,
     over_replicas,
     remove_layer,
-    renamed,
     replace_layers,
     tensor_variable,
     unlock,
@@ -46,6 +45,7 @@ from multihead._options import (
 from multihead._progress import with_progress
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
+from multihead._summary import print_summary
 from multihead._update.apply import apply_once, snapshot
 from multihead._update.labels import count_labels, read_labels
 from multihead._update.pipeline import apply_update, clip, compute_update, observe
@@ -379,12 +379,12 @@ class MultiHeadTrainer(SavedByKeras):
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
         return super().predict(read_inputs(x), *args, **kwargs)
 
-    def summary(self, *args: Any, **kwargs: Any) -> Any:
-        """Prints the encoder, the heads by name, and their numbers of parameters; accepts the arguments of Keras's own."""
-        parts = [("encoder", self.encoder), *((head.name, head.module) for head in self._heads.value)]
-        parts += [("weighting", self.weighting), ("balancer", self.balancer), ("schedule", self.schedule)]
-        with renamed([(name, part) for name, part in parts if isinstance(part, keras.layers.Layer)]):
-            return super().summary(*args, **kwargs)
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints tables of what was configured: modules with their sizes, losses and weights, and what an update is made of.
+
+        Takes the arguments of `keras.Model.summary`; if any but `print_fn` is given, Keras's own summary follows.
+        """
+        print_summary(self, named_arguments(keras.Model.summary, args, kwargs), super().summary)
 
     @errors_in_words()
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:

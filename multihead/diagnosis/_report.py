@@ -159,12 +159,6 @@ class Diagnosis:
         return {**plain, "findings": found, "suggestion": suggested}
 
 
-def plain(number: float) -> str:
-    """A number with three digits, without an exponent if it is of ordinary size."""
-    rounded = float(f"{number:.3g}")
-    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"
-
-
 def _as_json(value: Any) -> Any:
     """A value as JSON takes it."""
     if isinstance(value, Cosines):

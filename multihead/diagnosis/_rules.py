@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from multihead._tables import plain
 from multihead._update.labels import share_nothing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts
-from multihead.diagnosis._report import Diagnosis, Finding, plain
+from multihead.diagnosis._report import Diagnosis, Finding
 from multihead.diagnosis._suggestion import comparable, factors, in_raw_units, level_of, scales, starved
 
 _SELDOM_LABELLED, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7

@@ -1,4 +1,4 @@
-"""What is printed: the progress line, the summary, and the names of metrics; all figures stay in the logs."""
+"""What is printed: the progress line, and the names of metrics; all figures stay in the logs."""
 
 from __future__ import annotations
 
@@ -83,16 +83,6 @@ def test_coefficients_are_those_of_a_balancer(model):
     assert not any(name.endswith("coefficient") for name in model.fit(X, TARGETS, verbose=0).history)
     history = trainer(balancer=balancing.EqualNorms()).fit(X, TARGETS, verbose=0).history
     assert {"price_coefficient", "size_coefficient"} <= set(history)
-
-
-def test_the_summary_names_the_heads(model, capsys):
-    names = [model.encoder.name, model.heads["price"].module.name]
-    model.fit(X, TARGETS, verbose=0)
-    capsys.readouterr()
-    model.summary()
-    text = capsys.readouterr().out
-    assert all(f"{name} (Dense)" in text for name in ("encoder", "price", "size")) and names[0] not in text
-    assert [model.encoder.name, model.heads["price"].module.name] == names
 
 
 @pytest.mark.parametrize(

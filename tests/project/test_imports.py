@@ -46,9 +46,12 @@ LAYERS = [
     {"_custom_loop", "_options", "diagnosis", "_export", "_data", "_progress"},
     {"_build", "_trace"},
     {"_building"},
-    {"_saving"},
+    {"_saving", "_summary"},
     {"trainer", "testing"},
+    {"_drawing_models"},
+    {"plots"},
     {"__init__"},
+    {"__main__"},
 ]
 
 

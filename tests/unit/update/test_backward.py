@@ -40,12 +40,12 @@ def network():
     return Network.of(encoder, [Head("tied", tied, "mse"), Head("plain", plain, "mse")])
 
 
-def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE):
+def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE, by_layer=None):
     labels = Labels(Y, tf.ones([4]))
     factors = LossFactors(tf.where(active, FACTORS, 0.0), tf.constant(1.0), scale)
     return micro_batch_gradients(
         net, MicroBatch(X, [labels, labels]), factors, active, conditional,
-        combine=combine, measure=RepresentationGradients.gramian,
+        combine=combine, measure=RepresentationGradients.gramian, by_layer=by_layer,
     )  # fmt: skip
 
 
@@ -102,14 +102,26 @@ def test_factors_that_are_known_later_scale_the_heads_losses_alone():
 
 def test_shapes_have_the_structure_of_the_result():
     net = network()
-    for early in (True, False):
-        found = computed(net, plain_sum if early else None)
-        shapes = MicroBatchGradients.shapes(net, is_combined=early, is_measured=not early)
+    for early, by_layer in ((True, None), (True, True), (False, None)):
+        found = computed(net, plain_sum if early else None, by_layer=None if by_layer is None else tf.constant(by_layer))
+        shapes = MicroBatchGradients.shapes(net, is_combined=early, is_measured=not early, has_beside=by_layer is not None)
         flat, wanted = tf.nest.flatten(found), tf.nest.flatten(shapes)
         assert len(flat) == len(wanted)
         for tensor, shape in zip(flat, wanted):
             if tensor is not None:
                 assert tensor.shape.as_list() == shape.numpy().tolist()
+
+
+def test_the_heads_encoder_gradients_are_computed_beside_the_combined_one_only_if_asked():
+    net = network()
+    apart, both = computed(net, None), computed(net, plain_sum, by_layer=tf.constant(True))
+    for row, expected in zip(both.beside, apart.per_head):
+        for found, gradient in zip(row, expected):
+            np.testing.assert_allclose(tf.convert_to_tensor(found), tf.convert_to_tensor(gradient), rtol=1e-5, atol=1e-7)
+    nothing = computed(net, plain_sum, by_layer=tf.constant(False)).beside
+    assert [len(row) for row in nothing] == [len(row) for row in both.beside]
+    assert all(not np.any(tf.convert_to_tensor(each)) for row in nothing for each in row if each is not None)
+    assert computed(net, plain_sum).beside == []
 
 
 def test_a_head_that_does_not_read_the_representation_is_refused():

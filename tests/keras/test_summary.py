@@ -1,0 +1,93 @@
+"""`trainer.summary()`: what was configured, with rich and without."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from multihead import MultiHeadTrainer, _tables, balancing, clipping, plots, schedules
+from tests.helpers import tiny
+
+
+def configured():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, name="shared"))
+    trainer.add_head("price", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy", weight=0.5)
+    trainer.add_head("size", keras.layers.Dense(1), "mse", weight=lambda step: 2.0, learning_rate=0.0)
+    trainer.compile(
+        keras.optimizers.Adam(0.002),
+        balancer=balancing.CAGrad(c=0.3),
+        balance_every=5,
+        schedule=schedules.Alternate({"price": 1, "size": 2}),
+        clip=clipping.ByGlobalNorm(5.0),
+        accumulate_steps=4,
+        micro_batches=2,
+        encoder_learning_rate=0.1,
+    )
+    return trainer
+
+
+@pytest.fixture(params=[True, False], ids=["rich", "plain"])
+def with_rich(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(_tables, "optional", lambda module: None)
+
+
+def cells(text):
+    """The cells of all tables, by their first cell."""
+    lines = [line.replace("│", "  ").replace("┃", "  ").split("  ") for line in text.splitlines()]
+    lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    return {line[0]: line[1:] for line in lines if line}
+
+
+def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich, capsys):
+    trainer = configured()
+    trainer.summary()
+    assert "not built yet" in capsys.readouterr().out
+    trainer.compute_gradients((np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])}))
+    trainer.summary()
+    found = cells(capsys.readouterr().out)
+    assert found["encoder"] == ["Dense", "16"]
+    assert found["price"] == ["Dense", "10", "sparse_categorical_crossentropy", "0.5", "all"]
+    assert found["size"] == ["Dense", "5 (0 trained)", "mean_squared_error", "a function of the step", "all"]
+    assert found["together"] == ["31"]
+    assert found["examples"] == ["4 batches, each in 2 micro-batches"]
+    assert found["encoder's gradient"] == ["CAGrad(c=0.3), at the representation, solved in every 5th update"]
+    assert found["heads that train"][0].startswith("Alternate(") and found["clipping"] == ["ByGlobalNorm(5)"]
+    assert found["optimizer"] == ["Adam, learning rate 0.002"] and found["encoder's learning rate"] == ["factor 0.1"]
+
+
+def test_it_takes_the_arguments_of_keras(capsys):
+    trainer, written = configured(), []
+    trainer.summary(print_fn=lambda text, **options: written.append(text))
+    assert len(written) == 2 and "Modules of" in written[0] and capsys.readouterr().out == ""
+    trainer.compute_gradients((np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])}))
+    trainer.summary(120)
+    text = capsys.readouterr().out
+    assert all(f"{name} (Dense)" in text for name in ("encoder", "price", "size"))
+    assert trainer.encoder.name == "shared"
+
+
+def test_a_trainer_that_is_not_compiled_has_one_too(capsys):
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.summary()
+    assert "not compiled yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_picture_of_a_model_names_its_parts_and_nothing_overlaps(is_built):
+    trainer = tiny.trainer("adam", balancer="UPGrad", balance_at="parameters")
+    if is_built:
+        trainer.compute_gradients(tiny.data(2))
+    figure = plots.model(trainer)
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    drawn = [text for text in axis.texts if text.get_text()]
+    texts = " ".join(text.get_text() for text in drawn)
+    assert all(
+        word in texts for word in ("encoder", "tag", "price", "size", "sequence_crossentropy", "weight 0.5", "UPGrad")
+    )
+    assert ("not built yet" in texts) != is_built
+    boxes = [text.get_window_extent() for text in drawn]
+    overlapping = [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
+    assert overlapping == []

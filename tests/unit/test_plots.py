@@ -1,0 +1,127 @@
+"""Pictures of a run: what they show, and that nothing in them overlaps."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+
+from multihead import plots
+from multihead._drawing import spread
+
+HEADS = ("price", "size", "kind")
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    """A ledger of 60 updates, in which `size` is idle in every second one and its loss does not fall."""
+    path = tmp_path_factory.mktemp("run") / "run.jsonl"
+    rng = np.random.default_rng(0)
+    with open(path, "w", encoding="utf-8") as file:
+        for step in range(1, 61):
+            line = {"step": step, "epoch": step // 20, "applied": step != 7}
+            for k, head in enumerate(HEADS):
+                is_idle = head == "size" and step % 2 == 0
+                fall = 1.0 if head == "size" else np.exp(-step / 20)
+                line[f"{head}_loss"] = None if is_idle else 10.0**k * fall * rng.uniform(0.9, 1.1)
+                line[f"{head}_norm"] = None if is_idle else 10.0**-k
+                line[f"{head}_share"] = None if is_idle else 1 / 3
+                line[f"{head}_coefficient"] = None if is_idle else 1.0 + k * 0.01
+                line[f"{head}_update_cosine"] = None if is_idle else 0.5
+            line |= {
+                "price_size_cosine": None if step % 2 == 0 else -0.25,
+                "price_kind_cosine": 0.75,
+                "size_kind_cosine": None,
+            }
+            if step % 30 == 0:
+                line["layers"] = {f"layer_{i}": {"price_kind_cosine": 0.1 * i, "price_size_cosine": None} for i in range(3)}
+            file.write(json.dumps(line) + "\n")
+            if step % 20 == 0:
+                file.write(json.dumps({"step": step, "epoch": step // 20, "val_price_loss": 0.5}) + "\n")
+        file.write('{"step": 61, "epo')  # a line that a crash cut off
+    return path
+
+
+def texts_of(figure):
+    """All texts, without the labels of ticks outside of the axes."""
+    figure.draw_without_rendering()
+    found = [text for axis in figure.axes for text in axis.texts]
+    ticks = [text for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())]
+    return [*found, *(text for text in ticks if text.get_text() and text.get_window_extent().overlaps(figure.bbox))]
+
+
+def test_a_run_is_read_without_skipped_updates_and_what_was_cut_off(ledger):
+    run = plots.read(ledger)
+    assert run.heads == HEADS and len(run.steps) == 59 and 7 not in run.steps
+    assert np.isnan(run.figures["size_norm"][run.steps % 2 == 0]).all()
+    assert run.layers["layer_2"]["price_kind_cosine"] == pytest.approx(0.2)
+    assert run.validation_steps.tolist() == [20, 40, 60] and run.validation["val_price_loss"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
+def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
+    figure = getattr(plots, name)(ledger)
+    texts = texts_of(figure)
+    words = " ".join(text.get_text() for text in texts)
+    assert all(head in words for head in (("price", "kind") if name == "layers" else HEADS))
+    assert figure.axes[0].get_title(loc="left") and figure.axes[0].get_legend() is None
+    boxes = [text.get_window_extent() for text in texts]
+    assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
+    assert figure.bbox.y0 <= min(box.y0 for box in boxes) and max(box.x1 for box in boxes) <= figure.bbox.x1
+
+
+def test_heat_map_shows_the_means_of_cosines(ledger):
+    texts = {text.get_text() for text in texts_of(plots.cosines(plots.read(ledger)))}
+    assert {"-0.25", "+0.75", "+0.50", "update"} < texts
+
+
+def test_losses_are_relative_to_their_start(ledger):
+    texts = [text.get_text() for text in texts_of(plots.losses(ledger))]
+    (size,) = [text for text in texts if text.startswith("size: ")]
+    assert 90 < int(size.split()[1].rstrip("%")) < 110
+    (kind,) = [text for text in texts if text.startswith("kind: ")]
+    assert float(kind.split()[1].rstrip("%")) < 10
+
+
+def test_labels_are_moved_apart_as_little_as_possible():
+    assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    found = np.array(spread([0.5, 0.52, 0.1, 0.51], 0.1))
+    assert np.diff(found[[2, 0, 3, 1]]).min() > 0.1 - 1e-9 and found[2] == 0.1
+    assert found[[0, 1, 3]].mean() == pytest.approx(0.51)
+
+
+def test_command_draws_what_a_run_has(ledger, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), "--output", str(tmp_path)])
+    runpy.run_module("multihead", run_name="__main__")  # as `python -m multihead`
+    printed = capsys.readouterr().out.split()
+    assert printed == [
+        str(tmp_path / f"{name}.png") for name in ("losses", "norms", "shares", "weights", "cosines", "layers")
+    ]
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("losses", "layers"))
+    lines = [json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()[:-1]]
+    few = tmp_path / "few.jsonl"
+    plain = [{k: v for k, v in line.items() if not k.endswith(("cosine", "coefficient", "layers"))} for line in lines]
+    few.write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
+    assert [path.name for path in plots.all_of(few, tmp_path / "few")] == ["losses.png", "norms.png", "shares.png"]
+    monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(tmp_path / "absent.jsonl")])
+    with pytest.raises(SystemExit, match="python -m multihead plot: .*absent.jsonl"):
+        runpy.run_module("multihead", run_name="__main__")
+
+
+def test_what_a_run_does_not_have_is_explained(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 1, "epoch": 0, "applied": true, "loss": 1.0, "a_loss": 1.0, "a_norm": 1.0, "a_share": 1.0}\n')
+    for picture, message in (
+        (plots.cosines, '`run` must have cosines. Received: a run without.*telemetry="full"'),
+        (plots.layers, "`run` must have cosines by layer.*layers_every"),
+        (plots.weights, "`run` must have weights that change"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            picture(path)
+    path.write_text("")
+    with pytest.raises(ValueError, match="`path` must be a ledger with at least one applied update"):
+        plots.read(path)
