@@ -9,7 +9,8 @@ import pytest
 
 from tests.helpers.sources import ROOT
 
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```python" in page.read_text(encoding="utf-8")]
+WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 PRINTED = {
     "finetuning": ["[0.005, 0.025]", "1 True", "2 [1.0, 1.0, 0.1, 0.1]", "[0.0, 0.05, 0.1]", "2", "0.25", "[0.0, 1.0] True"],
     "labels": ["True", "{0: 1.5, 2: 0.75}"],
@@ -20,7 +21,10 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_code_of_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     namespace = {"__name__": page.stem}
     for block in blocks:

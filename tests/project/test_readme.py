@@ -22,14 +22,6 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_python_blocks_of_other_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": page.stem}
-    for number, block in enumerate(blocks(page, "python")):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
-
-
 def test_tables_of_methods_are_those_of_the_docstrings() -> None:
     specification = importlib.util.spec_from_file_location("methods_table", ROOT / "docs" / "methods_table.py")
     maker = importlib.util.module_from_spec(specification)
