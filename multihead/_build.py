@@ -13,6 +13,7 @@ from multihead._keras_optimizers import build_optimizer
 from multihead._options import CompileOptions
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
+from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
@@ -34,6 +35,7 @@ def build_spec(
     ownership: Ownership | None,
     awake: tf.Variable,
     may_be_idle: bool,
+    faults: Faults | None,
 ) -> UpdateSpec:
     """Creates the variables of the methods and the optimizer, and the specification of updates.
 
@@ -48,6 +50,7 @@ def build_spec(
         ownership: The ownership from an earlier spec with the same heads and built optimizer, or None.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
         may_be_idle: Whether that may change.
+        faults: Those of an earlier spec, which are kept if they fit.
     """
     if options.weighting is not None:
         options.weighting.build((len(heads),))
@@ -61,6 +64,8 @@ def build_spec(
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
     known = [predictions[head.name] for head in heads]
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
+    if faults is None or not faults.fits(network):
+        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.accumulate_steps)
     return UpdateSpec(
         network=network,
         predictions=tuple(known),
@@ -73,6 +78,7 @@ def build_spec(
         ownership=ownership,
         awake=awake,
         may_be_idle=may_be_idle,
+        faults=faults,
         stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),

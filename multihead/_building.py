@@ -14,6 +14,7 @@ import tensorflow as tf
 from multihead._build import build_spec
 from multihead._data.arrays import as_arrays
 from multihead._data.data import Data
+from multihead._guarded import GuardedFunction
 from multihead._head_weights import HeadWeights
 from multihead._keras import (
     KerasHooks,
@@ -26,6 +27,7 @@ from multihead._keras import (
 )
 from multihead._labels.data import check_arrays, checked
 from multihead._options import CompileOptions
+from multihead._resuming import is_over, make_run
 from multihead._stages import StagedFunction
 from multihead._trace import trace_predictions
 from multihead._update.batch import Batch, as_tensors, open_batch_size, sample_of, unpack
@@ -75,6 +77,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         self._steps_at_once = 1
         self._stage = 0  # the position of the stage in which training steps are traced
         self._wants_every_head = False
+        self._run = Untracked(None)  # the run of a `fit` with a `Checkpoint`
         self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
 
     @property
@@ -186,10 +189,45 @@ class BuiltFromData(KerasHooks, keras.Model):
         if has_stages:
             self._stage = self.stage
         super().make_train_function(force=True)
+        self.train_function = GuardedFunction(
+            self.train_function,
+            lambda: None if self._spec is None else self._spec.faults,
+            lambda: bool(self.jit_compile) and not self.run_eagerly,
+            self._pass_over,
+        )
         if has_stages:
             make_next = partial(self.make_train_function, force=True)
             self.train_function = StagedFunction(self.train_function, self._updates_left, make_next, self._steps_at_once)
         return self.train_function
+
+    def _with_run(self, checkpoint: Any, snapshot: Any, start: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a `fit` that is saved, and that goes on from a checkpoint if there is one."""
+        self._run.value = make_run(self, checkpoint, arguments["callbacks"], snapshot, start, arguments)
+        if snapshot is not None and is_over(snapshot, arguments.get("epochs", 1)):
+            arguments = {**arguments, "initial_epoch": arguments.get("epochs", 1)}
+        return {**arguments, "callbacks": self._run.value}
+
+    def _pass_over(self, iterator: Any) -> Any:
+        """In a run that goes on, draws the batches before its place; None from there on."""
+        run = self._run.value
+        return run.pass_over(iterator, self._steps_at_once) if run is not None and run.is_replaying else None
+
+    @property
+    def own_state(self) -> list[tf.Variable]:
+        """The variables of a built, compiled trainer that belong to none of its parts, for `callbacks.Checkpoint`."""
+        spec, logs = self._built()
+        own = [tensor_variable(self.updates_before), self._awake.value, spec.faults.state, logs.broken.batches.value]
+        return [*own, *(metric.number_variable for metric in logs.figures.metrics)]
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """The arguments of `compile` by name, checked; empty if the trainer is not compiled."""
+        return {} if self._options is None else self._options.by_name()
+
+    @property
+    def names_of_logs(self) -> list[str]:
+        """The names of the figures that a step of training logs; none before the trainer is built."""
+        return [] if self._logs is None else self._logs.names()
 
     def _updates_left(self) -> int | None:
         """The number of updates before the next stage begins; None if no stage follows."""
@@ -320,6 +358,7 @@ class BuiltFromData(KerasHooks, keras.Model):
             ownership=None if self._spec is None else self._spec.ownership,
             awake=self._awake.value,
             may_be_idle=self._may_be_idle,
+            faults=None if self._spec is None else self._spec.faults,
         )
 
     @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._keras import Gradient, tensor_variable
 from multihead._update.apply import Saved
+from multihead._update.faults import Broken
 from multihead._update.network import Gradients, Network
 from multihead._update.pipeline import Update
 
@@ -19,10 +20,14 @@ class ComputedGradients(list[tuple[Any, Any]]):
     Attributes:
         active: `[num_heads]`: which heads the update trains.
         saved: What to put back if the update is skipped.
+        broken: What is not finite.
+        dropped: What was not finite before heads were dropped.
     """
 
     active: Any = None
     saved: Saved = ()
+    broken: Broken | None = None
+    dropped: Broken | None = None
 
     @classmethod
     def of(cls, network: Network, update: Update, saved: Saved) -> ComputedGradients:
@@ -32,12 +37,30 @@ class ComputedGradients(list[tuple[Any, Any]]):
             active = update.active.numpy()
             gradients = [gradient if active[of].any() else None for gradient, of in zip(gradients, network.owners)]
         pairs = cls(zip(gradients, network.variables.all))
-        pairs.active, pairs.saved = update.active, saved
+        pairs.active, pairs.saved, pairs.broken, pairs.dropped = update.active, saved, update.broken, update.dropped
         return pairs
 
 
-def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Gradients, tf.Tensor, Saved]:
-    """The gradients of the network's variables, which heads they train, and what to restore if they are not applied.
+class ToApply(NamedTuple):
+    """An update to apply.
+
+    Attributes:
+        gradients: The gradients of the network's variables.
+        active: Which heads they train.
+        saved: What to restore if they are not applied.
+        broken: What is not finite.
+        dropped: What was not finite before heads were dropped, or None.
+    """
+
+    gradients: Gradients
+    active: tf.Tensor
+    saved: Saved
+    broken: Broken
+    dropped: Broken | None
+
+
+def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]]) -> ToApply:
+    """The update that pairs of gradient and variable make.
 
     Raises:
         ValueError: A variable does not belong to the network.
@@ -52,7 +75,10 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]]) -> tup
         )
     gradients = Gradients.of([given.get(key) for key in known], network.variables)
     active = _active_by_gradients(network, gradients) if pairs.active is None else pairs.active
-    return gradients, active, pairs.saved
+    broken = Broken.of_gradients(network, gradients)
+    if pairs.broken is not None:  # the gradients may have been changed since
+        broken |= pairs.broken._replace(variables=broken.variables)
+    return ToApply(gradients, active, pairs.saved, broken, pairs.dropped)
 
 
 def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:

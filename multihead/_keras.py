@@ -17,6 +17,9 @@ import tensorflow as tf
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
 
+STACK = "Keras 3" if KERAS_3 else "Keras 2"
+"""Which of the two it is, in words."""
+
 # Keras 2 converts the control flow of a user's `call` if the enclosing function is converted; Keras 3 never does.
 AUTOGRAPH = not KERAS_3
 """Whether functions that call users' modules are traced with AutoGraph."""
@@ -161,6 +164,8 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
         **_OF_BOTH,
         "Model": ("_validate_and_get_metrics_result",),
         "Layer": ("_clear_losses", "_flatten_layers", "_name"),
+        "Dropout": ("_random_generator",),
+        "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
         "Optimizer": ("_apply_weight_decay", "_index_dict", "_model_variables_moving_average", "_var_key"),
         "LossScaleOptimizer": ("_loss_scale",),
     },
@@ -280,6 +285,27 @@ def state_variables(module: Any) -> list[tf.Variable]:
         *(tensor_variable(kernel) for kernel in kernels),
     ]
     return list({id(variable): variable for variable in found}.values())
+
+
+def use_seed_variables(module: Any) -> bool:
+    """Makes layers draw random numbers from a variable that can be saved; whether a layer did not before.
+
+    Layers of Keras 2, such as `Dropout`, draw from a counter inside of the operation, which nobody can read.
+    """
+    changed = False
+    for layer in all_layers(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []:
+        generator: Any = getattr(layer, "_random_generator", None)
+        if not KERAS_3 and getattr(generator, "_rng_type", None) == "legacy_stateful":
+            generator._rng_type, generator._built, changed = "stateful", False, True
+            generator._maybe_init()
+    return changed
+
+
+def random_states(module: Any) -> list[tf.Variable]:
+    """The variables of `use_seed_variables`; those of Keras 3 are variables of the layers."""
+    generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
+    inner = [getattr(generator, "_generator", None) for generator in generators]
+    return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
 
 
 def wrapped_function(metric: Any) -> Any:

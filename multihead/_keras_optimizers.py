@@ -90,6 +90,19 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
     return tf.cast(optimizer.loss_scale, tf.float32)
 
 
+def optimizer_state(optimizer: Any) -> list[Any]:
+    """All variables of a built optimizer: slots, counters, the learning rate, and those of loss scaling."""
+    core = optimizer_core(optimizer)
+    found = [*core.variables]
+    if hasattr(core.learning_rate, "assign"):
+        found.append(core.learning_rate)
+    if core is not optimizer:
+        of_scale = vars(optimizer._loss_scale) if not KERAS_3 else {}
+        found += [value for _, value in sorted(of_scale.items()) if isinstance(value, tf.Variable)]
+        found += list(optimizer.variables)
+    return found
+
+
 def record_finite(optimizer: Any, finite: bool) -> None:
     """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
 

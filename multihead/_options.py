@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead import balancing, schedules
 from multihead import weighting as weightings
 from multihead._keras_optimizers import get_optimizer, is_legacy_optimizer, optimizer_core, optimizer_takes_over
+from multihead._update.faults import ON_NONFINITE
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.balancing._every import every
 from multihead.clipping import AbstractClipping
@@ -139,6 +140,8 @@ class CompileOptions:
     encoder_weight_decay: Any
     telemetry: str | None
     layers_every: int
+    on_nonfinite: str
+    max_skipped_updates: int | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
         """The checked options, with names replaced by methods that are bound to the heads.
@@ -164,6 +167,9 @@ class CompileOptions:
         telemetry = check_choice("telemetry", None if self.telemetry == "losses" else self.telemetry, LEVELS)
         if self.telemetry == "losses":
             warnings.warn("`telemetry='losses'` is now `telemetry=None`.", DeprecationWarning, stacklevel=3)
+        check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
+        if self.max_skipped_updates is not None:
+            check_positive_whole("max_skipped_updates", self.max_skipped_updates)
         whole = {
             name: check_positive_whole(name, getattr(self, name))
             for name in ("balance_every", "micro_batches", "accumulate_steps", "layers_every")

@@ -101,6 +101,11 @@ class Recorded(keras.metrics.Metric):
         return {**results, **{f"{name}_average": value for name, value in zip(self.averaged, known)}}
 
     @property
+    def number_variable(self) -> tf.Variable:
+        """The variable that counts the updates."""
+        return self._num_recorded.value
+
+    @property
     def num_recorded(self) -> int:
         """The number of updates so far, skipped ones included."""
         return int(tf.convert_to_tensor(self._num_recorded.value))

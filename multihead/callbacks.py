@@ -1,4 +1,4 @@
-"""Callbacks for several heads: stopping and selecting by each head's figures, and a record of every update."""
+"""Callbacks: runs that go on where they were stopped, stopping and selecting by each head's figures, and records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import numpy as np
 from multihead._backup import Backup
 from multihead._best import Best, Weights, check_by_head, weights_of
 from multihead._board import Board
+from multihead._checkpoint import Checkpoint
 from multihead._directions import direction
 from multihead._ledger import as_text, keep_until
 from multihead._per_update import PerUpdate
 from multihead._validation import check_head_names, is_number, quoted
 
-__all__ = ["Ledger", "PerHead", "TensorBoardByHead"]
+__all__ = ["Checkpoint", "Ledger", "PerHead", "TensorBoardByHead"]
 
 
 class PerHead(keras.callbacks.Callback):
@@ -232,6 +233,20 @@ class PerHead(keras.callbacks.Callback):
             self._weights[None].restore(weights_of(self.model, list(self.model.heads)))
         if self._backup is not None and _is_chief(self.model):
             self._backup.delete()
+
+    def get_run_state(self) -> dict[str, Any]:
+        """Called by `Checkpoint`: what the callback knows of the run."""
+        weights = [[head, kept.values] for head, kept in self._weights.items()]
+        return {"rows": self._rows, "weights": weights}
+
+    def set_run_state(self, state: Mapping[str, Any]) -> None:
+        """Called by `Checkpoint`: restores what `get_run_state` has returned."""
+        self._clear()
+        for epoch, values in state["rows"].items():
+            self._count(epoch, values)
+        self._weights = {head: Weights(values) for head, values in state["weights"]}
+        self._is_started = True
+        self._set_idle()
 
     def _count(self, epoch: int, values: dict[str, float]) -> list[str | None]:
         """Adds the figures of an epoch to the state; the heads, and None for the score, which are better than before."""

@@ -48,8 +48,9 @@ import keras
 import tensorflow as tf
 
 from multihead._figures import Figure, UpdateFigures
-from multihead._gradients import deduplicate, is_finite, norm
-from multihead._keras import tensor_variable, variable_name
+from multihead._gradients import deduplicate, norm
+from multihead._keras import Untracked, first_replica_variable, tensor_variable, variable_name
+from multihead._update.faults import Broken
 from multihead._update.network import Gradients
 from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
@@ -63,28 +64,24 @@ LEVELS = (None, "norms", "full")
 
 
 class BrokenGradients(keras.metrics.Metric):
-    """Counts the updates with non-finite gradients, by head and by variable."""
+    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch."""
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
         super().__init__(name="broken_gradients", dtype="float32")
         self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
         self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
+        self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
-    def update_state(
-        self, loss_sums: tf.Tensor, norms: tf.Tensor | None, gradients: Sequence[Any], num_replicas: int
-    ) -> None:
-        """Adds one update: `[num_heads]` loss sums and norms (or None), and one gradient or None per variable."""
-        heads = tf.math.is_finite(loss_sums)
-        if norms is not None:
-            heads &= tf.math.is_finite(norms)
-        variables = tf.stack([tf.constant(True) if g is None else is_finite(g) for g in gradients])
-        self.by_head.assign_add(tf.cast(~heads, tf.float32) / num_replicas)
-        self.by_variable.assign_add(tf.cast(~variables, tf.float32) / num_replicas)
+    def update_state(self, broken: Broken, num_replicas: int) -> None:
+        """Adds what of one update is not finite."""
+        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
+        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
 
     def reset_state(self) -> None:
         """Resets all counts to zero."""
         for counts in (self.by_head, self.by_variable):
             counts.assign(tf.zeros(counts.shape))
+        self.batches.value.assign(0)
 
     def result(self) -> tf.Tensor:
         """The number of non-finite gradients of variables."""
@@ -184,7 +181,8 @@ class LogMetrics:
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads = spec.network.heads
         self.weighting = spec.weighting
-        self.variables = [*spec.network.variables.encoder, *spec.network.variables.heads]
+        self.faults = spec.faults
+        self.variables = spec.network.variables.all
         self.total = keras.metrics.Mean(name="loss", dtype="float32")
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
         self.figures = UpdateFigures(spec, level, FIGURES, latest)
@@ -214,7 +212,14 @@ class LogMetrics:
         self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
         self.figures.update(update, applied)
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
-        self.broken.update_state(update.loss_sums, update.combined.norms, update.gradients.of_losses, num_replicas)
+        self.broken.update_state(update.broken if update.dropped is None else update.broken | update.dropped, num_replicas)
+
+    def next_batch(self, number: int) -> tf.Tensor:
+        """The position in the epoch of the next batch, from 0, after which that many are counted."""
+        position = tf.identity(self.broken.batches.value.read_value())
+        with tf.control_dependencies([position]):
+            self.broken.batches.value.assign(position + number)
+        return position
 
     def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
         """Adds this replica's sums and counts, `[num_heads]` each."""
@@ -224,17 +229,20 @@ class LogMetrics:
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
         skipped = round(float(self.skipped.result()))
-        if not skipped:
-            return None
         heads, variables = self.broken.found()
         names = quoted(variable_name(self.variables[i]) for i in variables)
-        if not heads and not variables:
-            return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
-        return (
-            f"{skipped} of the epoch's updates were skipped because a gradient was not finite: from {whose}, in {names}. "
-            "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
-        )
+        remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
+        if skipped and not heads and not variables:
+            return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
+        if skipped:
+            where = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
+            reason = "because a loss or gradient was not finite"
+            return f"{skipped} of the epoch's updates were skipped {reason}: {where}. {remedy}"
+        if heads and self.faults.drops_heads:
+            where = f"the last time {self.faults.where()}"
+            return f"A head sat out updates because its loss or gradient was not finite: {where}. {remedy}"
+        return None
 
     def names(self) -> list[str]:
         """The names of all figures of an epoch."""

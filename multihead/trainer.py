@@ -43,12 +43,14 @@ from multihead._options import (
     warn_of_idle_weights,
 )
 from multihead._progress import with_progress
+from multihead._resuming import as_seeded_dataset, begin, checkpoint_of, interruptible
 from multihead._saving import SavedByKeras
 from multihead._stopping import errors_in_words
 from multihead._summary import print_summary
-from multihead._update.apply import apply_once, snapshot
+from multihead._update.apply import snapshot
+from multihead._update.drop import compute_or_drop
 from multihead._update.labels import count_labels, read_labels
-from multihead._update.pipeline import apply_update, clip, compute_update, observe
+from multihead._update.pipeline import apply_update, clip, observe
 from multihead._update.weights import head_weights_at
 from multihead._validation import check_choice, check_positive_whole, quoted
 from multihead.clipping import AbstractClipping
@@ -229,6 +231,8 @@ class MultiHeadTrainer(SavedByKeras):
         encoder_weight_decay: Any = 1.0,
         telemetry: str | None = "norms",
         layers_every: int = 100,
+        on_nonfinite: str = "skip",
+        max_skipped_updates: int | None = 25,
         run_eagerly: bool | None = None,
         steps_per_execution: int = 1,
         jit_compile: bool | str | None = None,
@@ -265,6 +269,13 @@ class MultiHeadTrainer(SavedByKeras):
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
             layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder in every so
                 many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
+            on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
+                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error; `"drop_head"`:
+                the heads that it comes from sit out this update, as if they had no labels in it (skipped if none is left).
+                An epoch's warning, and the errors, name the head, the variable, the update and the batch. An update that
+                loss scaling skips to lower its scale is none of these.
+            max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
+                error; None: it never does.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
@@ -293,6 +304,8 @@ class MultiHeadTrainer(SavedByKeras):
             encoder_weight_decay=encoder_weight_decay,
             telemetry=telemetry,
             layers_every=layers_every,
+            on_nonfinite=on_nonfinite,
+            max_skipped_updates=max_skipped_updates,
         ).checked(list(self.heads))
         warn_of_idle_weights(checked, self._heads.value)
         check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
@@ -354,20 +367,31 @@ class MultiHeadTrainer(SavedByKeras):
             self._renew("train_function", data.specs)
             data = self._with_checked_labels(data, arguments.get("shuffle", True))
             arguments["x"] = data.x
+            checkpoint, others = checkpoint_of(arguments.get("callbacks"))
+            snapshot, start = (None, {}) if checkpoint is None else begin(self, checkpoint, data)
+            if checkpoint is not None:
+                arguments, data = as_seeded_dataset({**arguments, "callbacks": others}, data, start["seed"])
             arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
             arguments = with_progress(arguments, lambda: self._logs)
             if options.accumulate_steps > 1:
                 windows = Windows(options.accumulate_steps, self.distribute_strategy)
                 arguments = prepare_windows(arguments, data, windows)
             self._wake_all_but([])
-            with self._weighing_classes(class_weight, options):
-                return super().fit(**arguments)
+            if checkpoint is not None:
+                arguments = self._with_run(checkpoint, snapshot, start, arguments)
+            with self._weighing_classes(class_weight, options), interruptible(self._run.value):
+                try:
+                    return super().fit(**arguments)
+                finally:
+                    self._run.value = None
 
     @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
         arguments = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
+        if self._run.value is not None and self._run.value.is_replaying:
+            return {}  # the validation of an epoch that a run which goes on has behind it
         with self._requiring_every_head(False):
             arguments, data = prepare_evaluate(arguments, list(self.heads))
             self._build_for(data)
@@ -412,9 +436,19 @@ class MultiHeadTrainer(SavedByKeras):
         spec, logs = self._built()
         spec = (self._fit_spec or spec).in_stage(self._stage)
         saved = snapshot(spec.state)
-        update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
+        update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
         clipped = clip(spec, update.gradients)
-        applied = apply_once(spec, self.optimizer, clipped, update.active, update.step, saved)
+        applied = apply_update(
+            spec,
+            self.optimizer,
+            clipped,
+            update.active,
+            update.step,
+            saved,
+            broken=update.broken,
+            dropped=update.dropped,
+            batch=logs.next_batch(len(batches)),
+        )
         observe(spec, update, applied)
         logs.update(update._replace(clipped=clipped), applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
@@ -461,7 +495,7 @@ class MultiHeadTrainer(SavedByKeras):
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
             saved = snapshot(spec.state)
-            update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer), saved)
         return ComputedGradients.of(spec.network, update, saved)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
@@ -486,8 +520,9 @@ class MultiHeadTrainer(SavedByKeras):
             )
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            gradients, active, saved = to_apply(spec.network, grads_and_vars)
-            return apply_update(spec, self.optimizer, gradients, active, self.update_count, saved)
+            update = to_apply(spec.network, grads_and_vars)
+            given = (clip(spec, update.gradients), update.active, self.update_count, update.saved)
+            return apply_update(spec, self.optimizer, *given, broken=update.broken, dropped=update.dropped)
 
     @errors_in_words()
     def diagnose(

@@ -73,7 +73,9 @@ class Data(NamedTuple):
         (x, y, w), (last_x, last_y, last_w) = rows(whole, 0, first), rows(whole, first, size)
         return self._replace(x=x, y=y, sample_weight=w), self._replace(x=last_x, y=last_y, sample_weight=last_w)
 
-    def as_dataset(self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str) -> tf.data.Dataset:
+    def as_dataset(
+        self, batch_size: int | None, steps: int | None, shuffle: Any, argument: str, seed: int | None = None
+    ) -> tf.data.Dataset:
         """The batches as a dataset.
 
         Args:
@@ -81,12 +83,13 @@ class Data(NamedTuple):
             steps: Or how many batches to make of them.
             shuffle: Whether to shuffle; `"batch"` shuffles within each batch only. Datasets and generators are not.
             argument: Why it is needed, for messages.
+            seed: The seed of the shuffle of arrays.
 
         Raises:
             ValueError: There is no way to make it one.
         """
         if self.is_arrays:
-            return self._of_arrays(batch_size, steps, shuffle)
+            return self._of_arrays(batch_size, steps, shuffle, seed)
         if isinstance(self.x, tf.data.Dataset):
             return _without_absent(self.x)
         if self.batches is None:
@@ -97,16 +100,16 @@ class Data(NamedTuple):
         batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
 
-    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any) -> tf.data.Dataset:
+    def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any, seed: int | None) -> tf.data.Dataset:
         parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
         size = num_examples(self.x)
         batch_size = batch_size or (math.ceil(size / steps) if steps else _BATCH_SIZE)
         if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(parts)):
             examples = tf.data.Dataset.from_tensor_slices(parts)
-            return (examples.shuffle(size) if shuffle else examples).batch(batch_size)
+            return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
         numbers = tf.data.Dataset.range(size)
-        numbers = (numbers.shuffle(size) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
-        numbers = numbers.map(tf.random.shuffle) if shuffle == "batch" else numbers
+        numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
+        numbers = numbers.map(lambda chosen: tf.random.shuffle(chosen, seed)) if shuffle == "batch" else numbers
         # Taken from whole arrays, whole batches at a time.
         whole = tf.data.Dataset.from_tensors(parts).repeat()
         batches = tf.data.Dataset.zip((numbers, whole)).map(

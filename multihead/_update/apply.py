@@ -23,9 +23,15 @@ def snapshot(variables: Sequence[tf.Variable]) -> list[tuple[tf.Variable, tf.Ten
 
 
 def apply_once(
-    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, step: tf.Tensor, saved: Saved
+    spec: UpdateSpec,
+    optimizer: Any,
+    gradients: Gradients,
+    active: tf.Tensor,
+    step: tf.Tensor,
+    saved: Saved,
+    usable: tf.Tensor,
 ) -> tf.Tensor:
-    """Applies one update, or skips it completely if a gradient is not finite or no head is active.
+    """Applies one update, or skips it completely if it is not usable, a gradient is not finite, or no head is active.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
     gradient is zero. Frozen variables and their slots are left out.
@@ -37,6 +43,7 @@ def apply_once(
         active: Which heads are trained, `[num_heads]` booleans; in a custom loop with one more, for the encoder.
         step: The number of updates applied so far, an int64 scalar.
         saved: The values to restore if the update is skipped.
+        usable: Whether all losses, and all gradients before clipping, are finite; a boolean scalar.
 
     Returns:
         Whether the update was applied, a boolean scalar.
@@ -51,7 +58,7 @@ def apply_once(
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [_as_variable(deduplicate(all_gradients[i]), variable) for i, variable in zip(positions, targets)]
-    finite = tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
+    finite = usable & tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     tf.distribute.get_replica_context().merge_call(once.apply_or_skip, args=(present, finite, active, step, values))
     return finite & tf.reduce_any(active)
@@ -114,8 +121,7 @@ class _Once:
 
     def put_back(self, strategy: tf.distribute.Strategy, saved: Any) -> None:
         """Gives the state the saved values."""
-        for variable, value in zip(self._state, saved):
-            _assign(strategy, variable, value)
+        put_back(strategy, self._state, saved)
 
     def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: Any) -> None:
         def apply() -> None:
@@ -137,6 +143,12 @@ class _Once:
             is_trained = tf.reduce_any(tf.gather(_local(strategy, active), owners))
             for variable, old in zip(group, old_values):
                 _assign(strategy, variable, tf.where(is_trained, variable.read_value(), old))
+
+
+def put_back(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], values: Any) -> None:
+    """Gives variables earlier values, in the cross-replica context."""
+    for variable, value in zip(variables, values):
+        _assign(strategy, variable, value)
 
 
 def _local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import added, computed_if, scaled
+from multihead._gradients import added, computed_if, is_finite, scaled
 from multihead._keras import Gradient, call_module, frozen_normalization
 from multihead._update.labels import Labels, count_labels
 from multihead._update.micro_batches import MicroBatch
@@ -116,6 +116,8 @@ class MicroBatchGradients(NamedTuple):
         balanced: The result of a balancer at the representation, or None.
         beside: As `per_head`, computed beside the combined gradient in an update that is measured by layer, and zeros in
             the others; empty if `per_head` is not, or if nothing is measured by layer.
+        broken: `[num_heads]`: in how many micro-batches a gradient at the representation, or of a shared variable, is not
+            finite.
     """
 
     loss_sums: tf.Tensor
@@ -128,6 +130,7 @@ class MicroBatchGradients(NamedTuple):
     gramian: tf.Tensor | None
     balanced: Balanced | None
     beside: list[list[Gradient]]
+    broken: tf.Tensor
 
     @classmethod
     def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool, has_beside: bool) -> MicroBatchGradients:
@@ -150,7 +153,7 @@ class MicroBatchGradients(NamedTuple):
         per_head = [] if is_combined else [list(encoder) for _ in range(num_heads)]
         beside = [list(encoder) for _ in range(num_heads)] if has_beside else []
         gramian = tf.constant([num_heads, num_heads]) if is_measured else None
-        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside)
+        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside, vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
         """The gradients of `network.variables.heads`; where heads share a variable, their gradients are added.
@@ -169,6 +172,13 @@ class MicroBatchGradients(NamedTuple):
 
 def _sum(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.constant(0.0)
+
+
+def _is_broken(head: HeadGradients) -> tf.Tensor:
+    """1 if a gradient of a head, other than of its own variables, is not finite, else 0."""
+    found = [*head.of_loss.representation, *head.of_loss.shared, *head.of_added.representation, *head.of_added.shared]
+    finite = [is_finite(gradient) for gradient in found if gradient is not None]
+    return 1.0 - tf.cast(tf.reduce_all(tf.stack(finite)), tf.float32) if finite else tf.constant(0.0)
 
 
 class Encoded(NamedTuple):
@@ -417,4 +427,5 @@ def micro_batch_gradients(
         gramian,
         balanced,
         beside,
+        tf.stack([tf.constant(0.0) if head is None else _is_broken(head) for head in heads]),
     )

@@ -52,6 +52,16 @@ def _parts(whole: MicroBatch, number: int) -> list[MicroBatch]:
     return [rows(whole, start, end) for start, end in zip(bounds[:-1], bounds[1:])]
 
 
+def _has_examples(micro_batch: MicroBatch) -> bool:
+    """Whether a micro-batch has examples; True if that is not known yet."""
+    return not tf.executing_eagerly() or bool(batch_size(micro_batch.inputs) > 0)
+
+
+def _with_examples(micro_batches: Sequence[MicroBatch], num_folds: int) -> set[int]:
+    """The folds that have examples."""
+    return {i % num_folds for i, micro_batch in enumerate(micro_batches) if _has_examples(micro_batch)}
+
+
 def plus(first: Any, second: Any) -> Any:
     """The sum of two nests of gradients and tensors; None counts as zero."""
     sums = [added(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second))]
@@ -95,6 +105,8 @@ def accumulate(
     )
     folds: list[Any] = [None] * num_folds
     for i, micro_batch in enumerate(micro_batches):
+        if i % num_folds in _with_examples(micro_batches, num_folds) and not _has_examples(micro_batch):
+            continue
         before = [t for t in tf.nest.flatten(folds, expand_composites=True) if t is not None]
         with tf.control_dependencies(before):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.

@@ -11,11 +11,13 @@ import tensorflow as tf
 from multihead import _replicas
 from multihead._gradients import computed_if
 from multihead._keras import call_module, frozen_normalization
+from multihead._keras_optimizers import loss_scale
 from multihead._method import Observation
 from multihead._update.apply import Saved, apply_once, snapshot
 from multihead._update.backward import LossFactors, MicroBatchGradients, micro_batch_gradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, HeadsAtStep
+from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas, read_labels
 from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
 from multihead._update.network import Gradients
@@ -43,6 +45,8 @@ class Update(NamedTuple):
         by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
             combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
         clipped: The gradients after clipping; None before.
+        broken: What of it is not finite.
+        dropped: What was not finite before heads were dropped from the update; None if none can be dropped.
     """
 
     gradients: Gradients
@@ -57,18 +61,20 @@ class Update(NamedTuple):
     micro_batches: list[MicroBatch]
     rates: Rates
     total_counts: tf.Tensor
+    broken: Broken
+    dropped: Broken | None = None
     by_layer: tf.Tensor | None = None
     clipped: Gradients | None = None
 
 
-def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Update:
+def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
     """Computes the gradients of one update. Everything nonlinear happens once, after all micro-batches and replicas.
 
     Args:
         spec: How updates are computed.
         batches: The update's batches on this replica.
         step: The number of updates applied so far, an int64 scalar.
-        loss_scale: The factor of loss scaling, or None.
+        scale: The factor of loss scaling, or None.
     """
     network, heads = spec.network, spec.network.heads
 
@@ -94,7 +100,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
         fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
-        factors = LossFactors(weights.per_element, fraction, loss_scale)
+        factors = LossFactors(weights.per_element, fraction, scale)
         return micro_batch_gradients(
             network, micro_batch, factors, active, conditional, combine=combine, measure=combiner.measure, by_layer=measured
         )
@@ -121,10 +127,25 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 5. The total loss, and the gradients of what the weighting learns.
     total = weights.total(gathered.loss_sums, combined.norms)
     all_gradients = Gradients(combined.gradients, own, total.learned)
+    broken = Broken.of(network, all_gradients, active, gathered.loss_sums, gathered.broken, combined.norms)
     is_computed = scheduled & (active | ~tf.constant(conditional))
     local_counts = tf.where(is_computed, gathered.counts, 0.0)
     sums = (gathered.loss_sums, local_counts, gathered.added_loss)
-    return Update(all_gradients, step, active, *sums, combined, total, weights, micro_batches, spec.rates, counts, by_layer)
+    return Update(
+        all_gradients,
+        step,
+        active,
+        *sums,
+        combined,
+        total,
+        weights,
+        micro_batches,
+        spec.rates,
+        counts,
+        broken,
+        None,
+        by_layer,
+    )
 
 
 def clip(spec: UpdateSpec, gradients: Gradients) -> Gradients:
@@ -135,22 +156,42 @@ def clip(spec: UpdateSpec, gradients: Gradients) -> Gradients:
 
 
 def apply_update(
-    spec: UpdateSpec, optimizer: Any, gradients: Gradients, active: tf.Tensor, step: tf.Tensor, saved: Saved
+    spec: UpdateSpec,
+    optimizer: Any,
+    gradients: Gradients,
+    active: tf.Tensor,
+    step: tf.Tensor,
+    saved: Saved,
+    *,
+    broken: Broken,
+    dropped: Broken | None = None,
+    batch: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Clips and applies an update once, or skips it completely; see `clip` and `apply_once`.
+    """Applies a clipped update once, or skips it completely, and remembers what was not finite; see `apply_once`.
 
     Args:
         spec: How updates are applied.
         optimizer: The built optimizer.
-        gradients: The gradients, reduced over replicas, without loss scaling.
+        gradients: The gradients, clipped, reduced over replicas, without loss scaling.
         active: `[num_heads]` booleans.
         step: The number of updates applied so far, an int64 scalar.
         saved: The values to restore if the update is skipped.
+        broken: What of the update is not finite.
+        dropped: What was not finite before heads were dropped from it, or None.
+        batch: The position of the update's first batch in the epoch, if it is known.
 
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    return apply_once(spec, optimizer, clip(spec, gradients), active, step, saved)
+    scale = loss_scale(optimizer)
+    applied = apply_once(spec, optimizer, gradients, active, step, saved, ~broken.is_any)
+    if all(gradient is None for gradient in gradients.all):
+        return applied
+    with tf.control_dependencies([applied]):
+        seen = broken if dropped is None else broken | dropped
+        checks = spec.faults.observe(seen, applied, active, step, batch, scale)
+    with tf.control_dependencies(checks):
+        return tf.identity(applied)
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:

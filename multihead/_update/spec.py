@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._keras import tensor_variable
 from multihead._update.combine import Combiner, HeadsAtStep
+from multihead._update.faults import Faults
 from multihead._update.labels import Predictions
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
@@ -32,6 +33,7 @@ class UpdateSpec:
         ownership: The variables that must not change while their heads are idle.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
+        faults: What happens to updates that are not finite.
         stages: The factors of learning rates and weight decay in each stage of training, in order.
         stage: The position of the present stage.
         pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
@@ -50,6 +52,7 @@ class UpdateSpec:
     ownership: Ownership
     awake: tf.Variable
     may_be_idle: bool
+    faults: Faults
     stages: tuple[Rates, ...]
     layers: Layers
     pairs: tuple[tuple[int, int], ...]

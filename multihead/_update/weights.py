@@ -59,6 +59,7 @@ class LossWeights:
         step: The number of updates applied so far.
 
     Attributes:
+        counts: As given.
         depend_on_losses: Whether there is a loss-dependent factor.
         fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
         per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
@@ -69,7 +70,7 @@ class LossWeights:
     ) -> None:
         self._weighting = weighting
         self._head_weights = head_weights
-        self._counts = counts
+        self.counts = counts
         self._active = active
         self._used = {} if weighting is None else weighting.used(step=step)
         self._means: tf.Tensor | None = None
@@ -87,7 +88,7 @@ class LossWeights:
             loss_sums: `[num_heads]` loss sums of this replica, over all micro-batches.
         """
         if self._means is None:
-            self._means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
+            self._means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self.counts)
         return self._means
 
     def factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
@@ -120,7 +121,7 @@ class LossWeights:
         Args:
             loss_sums: As for `mean_losses`, from any forward pass on the update's examples.
         """
-        means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self._counts)
+        means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self.counts)
         return tf.where(self._active, self._head_weights * means, 0.0)
 
     def _weigh(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

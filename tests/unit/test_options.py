@@ -20,6 +20,8 @@ PLAIN = {
     "accumulate_steps": 1,
     "telemetry": "norms",
     "layers_every": 100,
+    "on_nonfinite": "skip",
+    "max_skipped_updates": 25,
     "encoder_learning_rate": 1.0,
     "encoder_weight_decay": 1.0,
 }

@@ -37,7 +37,7 @@ def gathered(rows=ROWS, rest=REST, counts=(2.0, 2.0)):
     gramian = tf.constant(rows @ rows.T)
     return MicroBatchGradients(
         tensor([2.0, 16.0]), tensor(counts), tensor(0.0), [[], []], [[], []], [tensor(rest)],
-        [[tensor(row)] for row in rows], gramian, None, [],
+        [[tensor(row)] for row in rows], gramian, None, [], tensor([0.0, 0.0]),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._update.batch import Batch
 from multihead._update.labels import Labels
-from multihead._update.micro_batches import accumulate, plus, split
+from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
 
 
 def batches(*sizes):
@@ -77,3 +77,12 @@ def test_a_single_micro_batch_is_computed_as_it_is():
     made, labels = batches(3)
     (part,) = split(made, labels, 1)
     assert accumulate(lambda given: given is part, [part], None) == [True]
+
+
+def test_run_eagerly_an_empty_micro_batch_leaves_the_dtypes_of_the_others():
+    def compute(micro_batch):
+        return [tf.reduce_sum(tf.cast(micro_batch.inputs, tf.float64))]
+
+    parts = [MicroBatch(tf.ones([n]), []) for n in (0, 2, 0)]
+    (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)])
+    assert found[0].dtype == tf.float64 and float(found[0]) == 2

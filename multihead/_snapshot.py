@@ -1,0 +1,87 @@
+"""A checkpoint as one file that is either whole or refused: arrays and a description, with a digest over both."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_MAGIC = b"multihead checkpoint 1\n"
+_DESCRIPTION = "description"
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        description: What can be written as JSON.
+        arrays: Arrays by name.
+    """
+
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Writes a file that replaces the one before only when it is whole and on the disk."""
+    text = json.dumps(snapshot.description).encode()
+    buffer = io.BytesIO()
+    np.savez(buffer, **{_DESCRIPTION: np.frombuffer(text, np.uint8)}, **snapshot.arrays)
+    content = buffer.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    with open(draft, "wb") as file:
+        file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    _flush_folder(path.parent)
+    for other in path.parent.glob(f"{path.stem}.*.tmp"):  # of runs that were killed while they wrote
+        other.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes sure that the renaming is on the disk, too, where the system can open folders."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def read(path: Path) -> Snapshot:
+    """Reads a file.
+
+    Raises:
+        ValueError: It is not a checkpoint, or it is damaged.
+    """
+    raw = path.read_bytes()
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    content = raw[start:]
+    if not raw.startswith(_MAGIC):
+        raise ValueError(_refusal(path, f"a file that begins with {raw[:24]!r}", "Pass the folder of a `Checkpoint`"))
+    if hashlib.sha256(content).digest() != raw[len(_MAGIC) : start]:
+        received = f"{len(raw)} bytes that do not have the digest which they were written with: the file is damaged"
+        raise ValueError(_refusal(path, received, "Delete it, to begin again, or restore it from a copy"))
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    return Snapshot(json.loads(arrays.pop(_DESCRIPTION).tobytes()), arrays)
+
+
+def _refusal(path: Path, received: str, remedy: str) -> str:
+    return f"The checkpoint must be a whole file of this library. Received: {path}, {received}. {remedy}."
+
+
+def side_by_side(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
+    """A table of the entries that differ: of the checkpoint on the left, of the trainer on the right."""
+    names = [name for name in {**saved, **present} if saved.get(name) != present.get(name)]
+    rows = [("", "checkpoint", "trainer"), *((name, saved.get(name, "-"), present.get(name, "-")) for name in names)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"  {name:<{widths[0]}}  {one:<{widths[1]}}  {other}".rstrip() for name, one, other in rows)

@@ -1,0 +1,196 @@
+"""A loss or gradient that is not finite: the update is skipped, training ends, or the head sits out; with names."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, clipping
+from tests.helpers import tiny
+
+X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+Y = {name: np.random.default_rng(k).normal(size=(16, 1)).astype("float32") for k, name in enumerate("ab", 1)}
+BAD = {"a": Y["a"], "b": np.where(np.arange(16)[:, None] == 9, 99, Y["b"])}
+MESSAGE = r"from head 'b', in the gradients of '.*kernel.*', at update 3, batch 2 of the epoch"
+
+
+def loss(y_true, y_pred):
+    return tf.square(y_true[:, 0] - y_pred[:, 0]) * tf.where(y_true[:, 0] > 50, np.inf, 1.0)
+
+
+def made(optimizer="sgd", missing=None, is_built=True, **options):
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.add_head("b", keras.layers.Dense(1), loss, ignore_label=missing)
+    trainer.compile(optimizer, **options)
+    if is_built:  # creates the variables, so that they are the same at every call
+        trainer.compute_gradients((X, Y))
+    return trainer
+
+
+def fit(trainer, targets=BAD, **options):
+    return trainer.fit(X, targets, batch_size=4, shuffle=False, verbose=0, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"run_eagerly": True},
+        {"jit_compile": True},
+        {"run_eagerly": True, "telemetry": None},
+        {"run_eagerly": True, "balancer": "UPGrad", "balance_at": "parameters"},
+    ],
+    ids=str,
+)
+def test_raise_names_head_variable_update_and_batch(options):
+    trainer = made(on_nonfinite="raise", **options)
+    with pytest.raises(ValueError, match=MESSAGE):
+        fit(trainer)
+    assert int(trainer.update_count) == 2
+    for value in tiny.weights_of(trainer):
+        assert np.isfinite(value).all()
+
+
+def test_the_batches_of_a_window_are_named():
+    with pytest.raises(ValueError, match="at update 2, batches 2 to 3 of the epoch"):
+        fit(made(on_nonfinite="raise", accumulate_steps=2, run_eagerly=True))
+
+
+def test_skip_leaves_one_update_out_and_names_it():
+    trainer = made(run_eagerly=True)
+    with pytest.warns(RuntimeWarning, match=r"1 of the epoch's updates were skipped .* from head 'b', in .* batch 2"):
+        history = fit(trainer)
+    assert history.history["skipped_updates"] == [1] and int(trainer.update_count) == 3
+
+
+def test_an_infinite_gradient_is_not_hidden_by_clipping():
+    trainer = made(run_eagerly=True, clip=clipping.ByValue(1.0))
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates"):
+        fit(trainer)
+    assert int(trainer.update_count) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"run_eagerly": True},
+        {"run_eagerly": True, "weighting": "RandomLossWeighting", "micro_batches": 2},
+        {"balancer": "MoCo", "balance_at": "parameters"},
+    ],
+    ids=str,
+)
+def test_a_dropped_head_sits_out_as_if_it_had_no_labels(options):
+    dropped, missing = made("adam", on_nonfinite="drop_head", **options), made("adam", missing=-1.0, **options)
+    with pytest.warns(RuntimeWarning, match=r"A head sat out updates .* from head 'b'.* at update 3, batch 2"):
+        history = fit(dropped)
+    assert history.history["skipped_updates"] == [0] and int(dropped.update_count) == 4
+    fit(missing, {"a": Y["a"], "b": np.where(np.arange(16)[:, None] // 4 == 2, -1.0, Y["b"])})
+    for one, other in zip(tiny.weights_of(dropped), tiny.weights_of(missing), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    for one, other in zip(tiny.values(dropped.optimizer.variables), tiny.values(missing.optimizer.variables), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_dropped_head_under_two_replicas(two_replicas):
+    missing = made(missing=-1.0, run_eagerly=True)
+    with two_replicas.scope():
+        trainer = made(on_nonfinite="drop_head", is_built=False)
+    trainer.evaluate(X, Y, batch_size=4, verbose=0)
+    for name in "ab":
+        trainer.heads[name].module.set_weights(missing.heads[name].module.get_weights())
+    trainer.encoder.set_weights(missing.encoder.get_weights())
+    with pytest.warns(RuntimeWarning, match="from head 'b'"):
+        fit(trainer)
+    fit(missing, {"a": Y["a"], "b": np.where(np.arange(16)[:, None] // 4 == 2, -1.0, Y["b"])})
+    for one, other in zip(tiny.weights_of(trainer), tiny.weights_of(missing), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_without_another_head_the_update_is_skipped():
+    trainer = made(on_nonfinite="drop_head", run_eagerly=True)
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+        fit(trainer, {"a": np.where(np.arange(16)[:, None] == 9, 1e30, Y["a"]), "b": BAD["b"]})
+    assert int(trainer.update_count) == 3
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_a_run_of_skipped_updates_ends_training(run_eagerly):
+    trainer = made(max_skipped_updates=3, run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="Received: 3 such updates, the last one from head 'b'.* batch 2"):
+        fit(trainer, {"a": Y["a"], "b": np.full_like(Y["b"], 99)}, epochs=9)
+    fit(trainer, Y)  # the error has ended the run: another `fit` begins to count again
+    assert int(trainer.update_count) == 4
+
+
+def test_the_default_limit_is_25_and_an_applied_update_ends_a_run():
+    trainer = made()
+    bad, good = (trainer.compute_gradients((X[8:10], {k: v[8:10] for k, v in y.items()})) for y in (BAD, Y))
+    for _ in range(24):
+        trainer.apply_gradients(bad)
+    trainer.apply_gradients(good)
+    for _ in range(24):
+        trainer.apply_gradients(bad)
+    with pytest.raises(ValueError, match="Received: 25 such updates"):
+        trainer.apply_gradients(bad)
+
+
+def test_without_a_limit_nothing_ends():
+    trainer = made(max_skipped_updates=None)
+    bad = trainer.compute_gradients((X, BAD))
+    for _ in range(30):
+        trainer.apply_gradients(bad)
+    assert int(trainer.update_count) == 0
+
+
+def test_updates_without_labels_do_not_count():
+    trainer = made(missing=-1.0, max_skipped_updates=2, run_eagerly=True)
+    for _ in range(5):
+        trainer.train_on_batch(X, {"a": np.full_like(Y["a"], np.nan), "b": np.full_like(Y["b"], -1)})
+    assert int(trainer.update_count) == 0
+
+
+@pytest.mark.parametrize("mode", ["raise", "drop_head", "skip"])
+def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
+    optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.001), initial_scale=2.0**127)
+    trainer = made(optimizer, on_nonfinite=mode, max_skipped_updates=1, run_eagerly=True)
+    with pytest.warns(RuntimeWarning, match="skipped"):
+        history = fit(trainer, {name: 10 * values for name, values in Y.items()}, epochs=3)
+    skipped = sum(history.history["skipped_updates"])
+    assert 0 < skipped < 12 and int(trainer.update_count) == 12 - skipped
+
+
+def test_loss_scaling_does_not_hide_a_loss_that_is_not_finite():
+    optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match=MESSAGE):
+        fit(made(optimizer, on_nonfinite="raise", run_eagerly=True))
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_custom_loop_is_told(in_graph):
+    trainer = made(on_nonfinite="raise")
+
+    def step():
+        return trainer.apply_gradients(trainer.compute_gradients((X, BAD)))
+
+    wanted = (ValueError, "from head 'b', in the gradients of .* at update 1")
+    if in_graph:
+        step, wanted = tf.function(step, autograph=False), (tf.errors.InvalidArgumentError, r"head .*b.*: \] \[1\]")
+    with pytest.raises(wanted[0], match=wanted[1]):
+        step()
+    assert int(trainer.update_count) == 0
+
+
+def test_a_custom_loop_drops_heads():
+    trainer = made(on_nonfinite="drop_head")
+    pairs = trainer.compute_gradients((X, BAD))
+    of_b = [gradient for gradient, variable in pairs if any(variable is v for v in trainer.heads["b"].module.weights)]
+    assert of_b == [None, None] and trainer.apply_gradients(pairs)
+
+
+@pytest.mark.parametrize("options", [{"on_nonfinite": "ignore"}, {"max_skipped_updates": 0}], ids=str)
+def test_options_are_checked(options):
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
+        made(**options)

@@ -1,0 +1,195 @@
+"""A run that was killed, or interrupted, and goes on ends as the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from multihead import MultiHeadTrainer, balancing
+from multihead._run_state import values_of, variables_of
+from multihead.callbacks import Checkpoint
+from tests.helpers import tiny
+
+ROOT = Path(__file__).parents[2]
+FULL = os.environ.get("MULTIHEAD_FULL") == "1"
+"""Whether to make the full runs of docs/reliability.md, which take minutes."""
+
+X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
+
+
+def test_killed_runs_end_as_the_run_that_was_never_stopped(tmp_path):
+    cases = {"arrays": 14, "mixed": 14, "windows": 14, "dataset": 12, "late": 12} if FULL else {"arrays": 3, "windows": 2}
+    arguments = [f"{name}={kills}" for name, kills in cases.items()]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.helpers.resumed", str(tmp_path / "runs"), "7", "eager", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sum(each["kills"] for each in found.values()) >= sum(cases.values())
+    assert {name: each["differ"] for name, each in found.items()} == dict.fromkeys(cases, [])
+
+
+def made(units=4, heads="ab", balancer=None, optimizer="adam"):
+    keras.utils.set_random_seed(2)
+    trainer = MultiHeadTrainer(keras.layers.Dense(units, activation="tanh"))
+    for name in heads:
+        loss = "sparse_categorical_crossentropy" if name == "b" else "mse"
+        trainer.add_head(name, keras.layers.Dense(2, activation="softmax") if name == "b" else keras.layers.Dense(1), loss)
+    trainer.compile(optimizer, balancer=balancer, run_eagerly=True)
+    targets = {**Y, "c": Y["a"]}
+    trainer.compute_gradients((X, {name: targets[name] for name in heads}))
+    return trainer
+
+
+def fit(trainer, folder, epochs=2, **options):
+    callbacks = [*options.pop("callbacks", []), Checkpoint(folder, every=1)]
+    return trainer.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=callbacks, **options)
+
+
+def same(one, other):
+    pairs = zip(values_of(variables_of(one)).values(), values_of(variables_of(other)).values(), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
+    class CtrlC(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1 and int(self.model.update_count) == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    whole, cut, resumed = made(), made(), made()
+    history = fit(whole, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, tmp_path / "cut", callbacks=[CtrlC()])
+    assert "epoch 2, batch 2" in capsys.readouterr().err and int(cut.update_count) == 5
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert fit(resumed, tmp_path / "cut").history == history.history
+    assert same(whole, resumed)
+
+
+def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path):
+    first, again, longer, whole = (made() for _ in range(4))
+    history = fit(first, tmp_path / "run")
+    assert fit(again, tmp_path / "run").history == history.history
+    assert same(first, again) and int(again.update_count) == 6
+    fit(longer, tmp_path / "run", epochs=3)
+    fit(whole, tmp_path / "whole", epochs=3)
+    assert same(longer, whole)
+
+
+def test_a_run_that_was_stopped_early_stays_stopped(tmp_path):
+    def stopping():
+        return [keras.callbacks.EarlyStopping("a_loss", mode="max", patience=0, restore_best_weights=True)]
+
+    first, again = made(), made()
+    fit(first, tmp_path, epochs=9, callbacks=stopping())
+    fit(again, tmp_path, epochs=9, callbacks=stopping())
+    assert int(first.optimizer.iterations) == int(again.optimizer.iterations) < 27
+    for one, other in zip(tiny.weights_of(first), tiny.weights_of(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    fit(made(balancer=balancing.GradVac()), folder)
+    return folder
+
+
+def loaded(trainer, folder, content=None, tmp_path=None, **options):
+    """Loads a checkpoint, or one with other content, and returns what it warns of; an error leaves the trainer as it was."""
+    if content is not None:
+        folder = tmp_path / "other"
+        folder.mkdir(exist_ok=True)
+        (folder / "run.checkpoint").write_bytes(content)
+    before = values_of(variables_of(trainer))
+    try:
+        return Checkpoint(folder, **options).load(trainer)
+    except ValueError:
+        for name, value in values_of(variables_of(trainer)).items():
+            np.testing.assert_array_equal(value, before[name])
+        raise
+
+
+def test_damaged_files_are_refused(saved, tmp_path):
+    content = (saved / "run.checkpoint").read_bytes()
+    trainer = made(balancer=balancing.GradVac())
+    before = values_of(variables_of(trainer))
+    rng = np.random.default_rng(0)
+    size = len(content)
+    places = [*range(55), *rng.integers(55, size - 600, 100), *rng.integers(size - 600, size, 100)]  # header, data, index
+    flipped = [content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1 :] for place in places]
+    shortened = [content[:length] for length in (0, 1, 23, 54, size - 1, *rng.integers(55, size, 100))]
+    (tmp_path / "run.checkpoint").touch()
+    for damaged in [*flipped, *shortened, content + b"0", b"PK" + content, content[::-1]]:
+        (tmp_path / "run.checkpoint").write_bytes(damaged)
+        with pytest.raises(ValueError, match="The checkpoint must be a whole file"):
+            Checkpoint(tmp_path).load(trainer)
+    for name, value in values_of(variables_of(trainer)).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("other", "row"),
+    [
+        ({"units": 5}, r"encoder/0 +kernel float32 \[3, 4\] +kernel float32 \[3, 5\]"),
+        ({"heads": "ac"}, r"heads +a, b +a, c"),
+        ({"heads": "ba"}, r"heads +a, b +b, a"),
+        ({"balancer": balancing.UPGrad()}, r"balancer +GradVac\(.*UPGrad\("),
+        ({"optimizer": "sgd"}, "optimizer +Adam +SGD"),
+    ],
+    ids=str,
+)
+def test_checkpoints_of_other_trainers_are_refused_with_both_lists(saved, other, row):
+    with pytest.raises(ValueError, match=rf"(?s)does not fit.*checkpoint +trainer\n.*{row}"):
+        loaded(made(**{"balancer": balancing.GradVac(), **other}), saved)
+
+
+def test_a_checkpoint_of_the_other_stack_is_refused(saved, tmp_path):
+    from multihead._snapshot import read, write
+
+    snapshot = read(saved / "run.checkpoint")
+    snapshot.description["parts"]["stack"] = "Keras 4"
+    write(tmp_path / "run.checkpoint", snapshot)
+    with pytest.raises(ValueError, match=r"stack +Keras 4 +Keras [23]"):
+        loaded(made(balancer=balancing.GradVac()), tmp_path)
+
+
+def test_without_strict_what_matches_is_loaded_and_the_rest_is_said(saved):
+    source, trainer = made(balancer=balancing.GradVac()), made(heads="ac")
+    loaded(source, saved)
+    of_c = tiny.values(trainer.heads["c"].module.weights)
+    with pytest.warns(RuntimeWarning, match=r"(?s)heads +a, b +a, c.*head 'b'.*not loaded"):
+        loaded(trainer, saved, strict=False)
+    for part in ("encoder", "a"):
+        one, other = (each.encoder if part == "encoder" else each.heads["a"].module for each in (source, trainer))
+        for a, b in zip(tiny.values(one.weights), tiny.values(other.weights), strict=True):
+            np.testing.assert_array_equal(a, b)
+    for a, b in zip(of_c, tiny.values(trainer.heads["c"].module.weights), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_empty_folder_begins_a_run(tmp_path):
+    assert loaded(made(), tmp_path) is None
+
+
+def test_bad_use_is_said():
+    with pytest.raises(ValueError, match="`every` must be a whole number"):
+        Checkpoint("folder", every=0)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="saves a `MultiHeadTrainer`.*Sequential"):
+        model.fit(X, Y["a"], verbose=0, callbacks=[Checkpoint("folder")])
+    with pytest.raises(ValueError, match="at most one `Checkpoint`.*Received: 2"):
+        made().fit(X, Y, verbose=0, callbacks=[Checkpoint("one"), keras.callbacks.BackupAndRestore("two")])
