@@ -21,10 +21,18 @@ def averaging():
     return optimizer
 
 
+def seeded():
+    layer = keras.layers.Dropout(0.5)
+    _keras.use_seed_variables(layer)
+    return layer._random_generator
+
+
 USED = _keras.PRIVATE_NAMES[int(keras.__version__[0])]
 OWNERS = {
     "Layer": lambda: keras.layers.Dense(1),
     "Model": keras.Model,
+    "Dropout": lambda: keras.layers.Dropout(0.5),
+    "RandomGenerator": seeded,
     "Tensor": lambda: keras.layers.Masking()(np.ones((2, 3, 1), "float32")),
     "Probabilities": lambda: keras.activations.sigmoid(tf.ones([1])),
     "Loss": keras.losses.MeanSquaredError,
@@ -73,7 +81,7 @@ def test_private_names_of_others_are_listed_and_those_of_keras_stand_where_keras
     ours = set().union(*(defined for _, defined in files.values()))
     of_keras = {name for owners in _keras.PRIVATE_NAMES.values() for names in owners.values() for name in names}
     of_tensorflow = set(_keras.PRIVATE_NAMES_OF_TENSORFLOW)
-    no_names = {"_every_", "_loss"}  # parts of the names of layers and logs
+    no_names = {"_every_", "_loss", "_plots"}  # parts of the names of layers, logs and folders
     earlier = {"_create_state"}  # what methods of users may define
     for path, (used, _) in files.items():
         in_keras_file = path.name in ("_keras.py", "_keras_optimizers.py")
