@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-_LEFT_OUT = {"model", "_model", "params", "_params", "validation_data"}
+_LEFT_OUT = {"model", "params", "validation_data"}
 
 
 class _NoData(Exception):

@@ -81,7 +81,13 @@ def test_private_names_of_others_are_listed_and_those_of_keras_stand_where_keras
     ours = set().union(*(defined for _, defined in files.values()))
     of_keras = {name for owners in _keras.PRIVATE_NAMES.values() for names in owners.values() for name in names}
     of_tensorflow = set(_keras.PRIVATE_NAMES_OF_TENSORFLOW)
-    no_names = {"_every_", "_loss", "_plots"}  # parts of the names of layers, logs and folders
+    no_names = {
+        "_every_",
+        "_loss",
+        "_loss_average",
+        "_plots",
+        "_update_cosine",
+    }  # parts of the names of layers, logs and folders
     earlier = {"_create_state"}  # what methods of users may define
     for path, (used, _) in files.items():
         in_keras_file = path.name in ("_keras.py", "_keras_optimizers.py")
