@@ -42,6 +42,13 @@ class PerUpdate(keras.callbacks.Callback):
     def write_validation(self, line: dict[str, Any]) -> None:
         """Called at the end of an epoch with validation, with `step`, `epoch` and the figures of validation."""
 
+    def get_run_state(self) -> dict[str, Any]:
+        """Called by `Checkpoint`: nothing, since `begin` finds out where the run is."""
+        return {}
+
+    def set_run_state(self, state: dict[str, Any]) -> None:
+        """Called by `Checkpoint`: does nothing."""
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         if self.model._options.telemetry is None:
