@@ -75,7 +75,7 @@ def test_a_logarithm_of_a_negative_loss_skips_the_update():
     trainer._heads.value[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
     inputs, targets = tiny.data(12)
     with pytest.warns(
-        RuntimeWarning, match="1 of the epoch's updates were skipped because a gradient was not finite: from head"
+        RuntimeWarning, match="1 of the epoch's updates were skipped because a loss or gradient was not finite: from head"
     ):
         trainer.fit(dataset([(inputs, {"size": targets["size"]})]), verbose=0)
 
