@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import warnings
@@ -27,6 +28,32 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 # Optimizing a graph (Grappler) takes half the time of its first run, and most tests run it once or twice.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def pytest_configure(config):
+    """Declares the marker of long grids."""
+    config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Shares the cases of long grids among the two stacks; with `MULTIHEAD_FULL=1`, or by its name, every case runs."""
+    if os.environ.get("MULTIHEAD_FULL") == "1" or any("::" in argument for argument in config.args):
+        return
+    seen = collections.Counter()
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None:
+            continue
+        test, (n,) = (item.path, item.originalname), mark.args
+        number = seen[test]
+        seen[test] += 1
+        # In every n cases another place, so that no parameter has the same value in all that remain.
+        if (number + number // n + hasattr(keras, "ops")) % n:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_collection_finish():
@@ -63,6 +90,25 @@ def _free_memory():
         del _GRADIENTS[name]
     keras.backend.clear_session()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def eager_updates():
+    """Updates run without a graph, unless a test asks for one: tracing takes longer than the one or two updates of a test.
+
+    For files whose subject is not the graph: what data may be, what is saved, what is logged.
+    """
+    from multihead import MultiHeadTrainer
+
+    compile_trainer = MultiHeadTrainer.compile
+
+    def compile_eagerly(self, *args, run_eagerly=None, **options):
+        in_graph = options.get("jit_compile") or options.get("steps_per_execution", 1) > 1
+        compile_trainer(self, *args, run_eagerly=not in_graph if run_eagerly is None else run_eagerly, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MultiHeadTrainer, "compile", compile_eagerly)
+        yield
 
 
 @pytest.fixture

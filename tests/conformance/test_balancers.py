@@ -12,6 +12,7 @@ from tests.helpers import reference, tiny
 METHODS = ["Sum", "EqualNorms", "UPGrad", "MGDA", "NashMTL", "IMTLG", "PCGrad"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
 @pytest.mark.parametrize("method", METHODS)
 def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
@@ -48,6 +49,7 @@ def test_norm_budget_holds_in_the_logs():
     np.testing.assert_allclose(shares, 1, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper()])
 def test_every_balancer_trains_or_says_why_not(method):
     made = getattr(balancing, method)

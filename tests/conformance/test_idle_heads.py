@@ -30,6 +30,7 @@ def state_of(trainer, head):
     return tiny.values(members)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("reason", "optimizer"), [*(("schedule", name) for name in OPTIMIZERS), ("data", "momentum"), ("data", "adamw")]
 )
@@ -123,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("change", "in_graph", "reason"), CASES)
 def test_by_hand_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
     inputs, targets = tiny.data(4)

@@ -11,6 +11,8 @@ from multihead import MultiHeadTrainer
 from tests.helpers import reference, tiny
 from tests.helpers.gathering import BALANCINGS, GATHERINGS, assert_alike
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 RNG = np.random.default_rng(5)
 SIZES = (5, 3, 4)
 X = RNG.normal(size=(12, 5)).astype("float32")

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, schedules
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 X = np.random.default_rng(0).normal(2.0, 1.5, (8, 4)).astype("float32")
 Y = {"a": X[:, :1], "b": X[:, 1:2]}
 

@@ -32,6 +32,7 @@ def assert_replicas_alike(trainer, strategy):
             np.testing.assert_array_equal(first, other, err_msg=variable.name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),
     [

@@ -10,7 +10,10 @@ from tests.helpers import reference, tiny
 from tests.helpers.gathering import assert_alike, batches_of_updates, padded
 from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
+
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "gathering"),
     [
@@ -69,6 +72,7 @@ def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GradNorm", "FAMO", "GeometricMean", "DWA"])
 def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
     updates = batches_of_updates(True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import suggestions
 
 
+@pytest.mark.one_in(2)
 def test_a_summed_loss_is_suggested_less_weight_and_every_arm_is_trained(tmp_path, capsys):
     output = tmp_path / "found.json"
     suggestions.main(["--models", "summed", "--seeds", "1", "--quick", "--output", str(output)])

@@ -9,6 +9,8 @@ import pytest
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 3)).astype("float32")
 KIND = RNG.integers(0, 3, 10)

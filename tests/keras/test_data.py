@@ -12,7 +12,10 @@ from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
-pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("eager_updates"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+]
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 3))  # float64, as NumPy makes them
@@ -156,12 +159,14 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", WEIGHTED)
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
@@ -404,6 +409,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, steps):

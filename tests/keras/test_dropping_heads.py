@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 
 def test_without_a_dropped_head_updates_are_those_of_the_others():
     batch = tiny.data(12)

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 LATE = [
     {},
     {"balancer": "UPGrad", "balance_at": "parameters"},

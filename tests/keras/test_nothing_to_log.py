@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 NAN = float("nan")
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, balancing, schedules, weighting
 from tests.helpers.tiny import values, weights_of
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, balancing, clipping, schedules
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 
 def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")

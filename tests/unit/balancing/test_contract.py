@@ -67,6 +67,7 @@ def _value(variable):
     return getattr(variable, "value", variable) if not callable(getattr(variable, "value", None)) else variable
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("num_heads", [3, 16])
 def test_finite_with_the_right_shape_and_dtype(name, num_heads, compiled):
@@ -80,6 +81,7 @@ def test_finite_with_the_right_shape_and_dtype(name, num_heads, compiled):
                 assert not update.any()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PROMISE_NO_CONFLICT)
 @pytest.mark.parametrize("num_heads", [2, 3, 16])
 def test_no_head_is_opposed(name, num_heads, compiled):
@@ -106,6 +108,7 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name, compiled):
     num_heads = xla_heads(name)
@@ -210,6 +213,7 @@ def test_the_list_of_methods_with_state_is_complete():
         assert not balancer.trainable_variables
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_saved_and_restored(name, tmp_path):
     first, second, third = (zoo.matrix("conflicting", 3, seed=seed) for seed in range(3))
@@ -258,6 +262,7 @@ def test_a_non_finite_gradient_is_reported_with_its_head(name):
         balancer(rows)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper() and name != "Balancer"])
 def test_reset_undoes_every_update(method):
     balancer = getattr(balancing, method)()

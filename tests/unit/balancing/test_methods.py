@@ -253,6 +253,7 @@ def test_orders_are_permutations_of_the_others_repeat_and_vary():
 # ----------------------------------------------------------------------------------- MGDA, CAGrad, Aligned-MTL
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 def test_mgda_equals_an_exhaustive_search(kind, num_heads, seed, spread):
@@ -284,6 +285,7 @@ def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
     np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES[::2])
 @pytest.mark.parametrize("c", [0.2, 1.0, 2.0])
 def test_cagrad_equals_scipy_and_reaches_the_radius(kind, num_heads, seed, c):
@@ -318,6 +320,7 @@ def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
 @pytest.mark.parametrize("scale", ["min", "median", "rmse"])
 def test_aligned_mtl_equals_a_decomposition_of_the_rows(kind, num_heads, seed, scale):
@@ -345,6 +348,7 @@ def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
 # ------------------------------------------------------------------------------------------- bargaining, impartiality
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "num_heads", "seed"), CASES)
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 5.0])
 def test_bargaining_equals_scipy(kind, num_heads, seed, alpha):
