@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
-from multihead.diagnosis._report import plain
+from multihead._tables import plain
 from tests.helpers import planted, reference, tiny
 
 HEADS = ("tag", "price", "size")
