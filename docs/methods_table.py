@@ -1,4 +1,4 @@
-"""Generates the tables of methods in the README from the docstrings and attributes of the methods.
+"""Generates the tables of methods in `docs/methods.md` from the docstrings and attributes of the methods.
 
 `python docs/methods_table.py` rewrites them; a test checks that they are up to date.
 """
@@ -82,7 +82,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def tables() -> str:
-    """Both tables, as they appear in the README."""
+    """Both tables, as they appear on the page."""
     from multihead import balancing, weighting
     from multihead._method import methods
 
@@ -98,8 +98,8 @@ def tables() -> str:
 
 
 def main() -> None:
-    """Writes the tables into the README."""
-    page = ROOT / "README.md"
+    """Writes the tables into the page."""
+    page = ROOT / "docs" / "methods.md"
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     page.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -15,17 +14,7 @@ import tensorflow as tf
 
 from multihead import clipping
 from tests.helpers import tiny
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
+from tests.helpers.ports import free_ports
 
 OPTIONS = [{"balancer": "UPGrad"}, {"accumulate_steps": 2, "micro_batches": 2}]
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import pytest
 
+from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 PRINTED = {
+    "class_weights": ["[0, 1] True"],
+    "distributing": ["4 [0.0, 0.0]"],
+    "first_model": [
+        "healthy",
+        "['urgent_accuracy', 'urgent_loss', 'urgent_norm', 'urgent_share', 'urgent_updates']",
+        "True",
+    ],
+    "large_batches": ["True True", "True True"],
+    "reply_and_price": ["True", "0.5 0.5", "(2, 6) (2, 1, 6)"],
+    "representation_or_parameters": ["8.0 [0.0, 6.0]", "-3.91 [0.0, 1.17]"],
+    "resuming": ["[2, 3] True"],
+    "index": ["(512, 3) (512, 1)"],
+    "sums_and_counts": ["2.0 1.2", "1.2"],
     "finetuning": ["[0.005, 0.025]", "1 True", "2 [1.0, 1.0, 0.1, 0.1]", "[0.0, 0.05, 0.1]", "2", "0.25", "[0.0, 1.0] True"],
     "labels": ["True", "{0: 1.5, 2: 0.75}"],
     "custom_loop": ["True 3", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
@@ -31,3 +51,47 @@ def test_code_of_a_page_runs(
         exec(compile(block, str(page), "exec"), namespace)
     if page.stem in PRINTED:
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
+
+
+def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "several_machines.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r'^```python \{ title="train.py" \}\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT)}
+    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]
+    command = [sys.executable, "train.py"]
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**environment, **({"TF_CONFIG": json.dumps(task)} if task else {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in (None, *tasks)
+    ]
+    try:
+        answers = [(*process.communicate(timeout=240), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(code == 0 for _, _, code in answers), [errors[-2000:] for _, errors, _ in answers]
+    alone, *workers = [printed.splitlines()[-1] for printed, _, _ in answers]
+    assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
+
+
+def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in one namespace, as a kernel runs them."""
+    notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    assert all(cell["cell_type"] == "markdown" or cell["outputs"] == [] for cell in notebook["cells"])
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    matplotlib.use("Agg")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "first_steps.ipynb", "exec"), namespace)
+    final = {name: values["kind_share"][-1] for name, values in namespace["history"].items()}
+    assert final["EqualNorms"] == pytest.approx(0.5, abs=0.01) and final["plain sum"] < 0.2
+    assert set(namespace["served"]) == {"kind", "size"}

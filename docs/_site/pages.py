@@ -1,0 +1,237 @@
+"""The pages of the site that are written by a program: the reference, and the repository's own pages.
+
+A hook of MkDocs. It reads sources and never imports the package, so that a build needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages of the repository that the site shows too.
+COPIED = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+    "benchmarks.md": "benchmarks/README.md",
+}
+# The public modules, in the order of the reference. Modules of methods have a page for each method.
+MODULES = {
+    "multihead": "The trainer",
+    "multihead.balancing": "Balancers",
+    "multihead.weighting": "Weightings",
+    "multihead.schedules": "Schedules",
+    "multihead.losses": "Losses",
+    "multihead.clipping": "Clipping",
+    "multihead.accumulation": "Accumulation",
+    "multihead.callbacks": "Callbacks",
+    "multihead.diagnosis": "Diagnosis",
+    "multihead.plots": "Plots",
+    "multihead.compare": "Comparing runs",
+    "multihead.models": "Reference models",
+    "multihead.testing": "Checks of your own methods",
+}
+METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
+LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
+
+
+# What the sources say
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module; None if there is none."""
+    parts = module.replace("multihead.models", "models").split(".")
+    for path in (ROOT.joinpath(*parts, "__init__.py"), ROOT.joinpath(*parts).with_suffix(".py")):
+        if path.exists():
+            return path
+    return None
+
+
+def public_names(module: str) -> list[str]:
+    """`__all__` of a module, without submodules and the version."""
+    path = path_of(module)
+    source = "" if path is None else path.read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            names = ast.literal_eval(node.value)
+            names = [name for name in names if path_of(f"{module}.{name}") is None and not name.startswith("_")]
+            return sorted(names, key=lambda name: (name != "MultiHeadTrainer", name.lower()))
+    raise ValueError(f"`{module}` must be a module that defines `__all__`. Received: {path}.")
+
+
+def modules() -> dict[str, str]:
+    """The public modules that exist, with their titles."""
+    return {module: title for module, title in MODULES.items() if path_of(module) is not None}
+
+
+def is_method(module: str, name: str) -> bool:
+    """Whether a public name is a balancer or weighting, with a page of its own."""
+    return module in METHODS and name[0].isupper() and name != METHODS[module]
+
+
+def rows_of_methods() -> dict[str, dict[str, str]]:
+    """The rows of the tables in `docs/methods.md`, by the name of the method."""
+    rows: dict[str, dict[str, str]] = {}
+    head: list[str] = []
+    for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if line.startswith("| `balancing.`") or line.startswith("| `weighting.`"):
+            head = cells
+        elif line.startswith("| `"):
+            rows[cells[0].strip("`")] = dict(zip(head[1:], cells[1:]))
+    return rows
+
+
+# The reference
+
+
+def directive(path: str, *options: str) -> str:
+    """The line that mkdocstrings replaces by the documentation of an object."""
+    lines = "".join(f"      {option}\n" for option in options)
+    return f"::: {path}\n" + (f"    options:\n{lines}" if options else "")
+
+
+def page_of_method(module: str, name: str, row: dict[str, str]) -> str:
+    """The page of a balancer or weighting."""
+    facts = "".join(f"- **{key}**: {value}\n" for key, value in row.items())
+    text = directive(f"{module}.{name}", "heading_level: 1") + f"\n## At a glance\n\n{facts}"
+    if (LANDSCAPE / f"{name}.png").exists():
+        text += (
+            "\n## On the toy landscape\n\n"
+            f"![Paths of {name} from five starting points](../../gallery/landscape/{name}.png){{ width=420 }}\n\n"
+            "Two losses of two parameters, from the papers of CAGrad and Nash-MTL; their Pareto front is the yellow line. "
+            "Green paths end on it, red ones do not. `python -m examples.toy_landscape` draws it: see "
+            "[the gallery](../../gallery.md).\n"
+        )
+    return text
+
+
+def page_of_module(module: str, title: str) -> str:
+    """The page of a module: its methods as a list, everything else in full."""
+    names = public_names(module)
+    short = module.rpartition(".")[2]
+    text = f"# {title}\n\n" + directive(module, "show_root_heading: false", "show_root_toc_entry: false", "members: false")
+    methods = [name for name in names if is_method(module, name)]
+    if methods:
+        text += "\n## Methods\n\n" + "".join(f"- [{name}]({short}/{name}.md)\n" for name in methods)
+        text += "\nSide by side: [all methods](../methods.md). Which one: [choosing a method](../choosing.md).\n"
+    for name in (name for name in names if name not in methods):
+        options = [f"inherited_members: {inherited_by_trainer()}"] if name == "MultiHeadTrainer" else []
+        text += "\n" + directive(f"{module}.{name}", *options)
+    return text
+
+
+def inherited_by_trainer() -> str:
+    """The public methods of the trainer's own base class, as a list in YAML."""
+    tree = ast.parse((ROOT / "multihead" / "_building.py").read_text(encoding="utf-8"))
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return "[" + ", ".join(node.name for node in functions if ast.get_docstring(node) and node.name[0] != "_") + "]"
+
+
+def reference() -> tuple[dict[str, str], list[Any]]:
+    """All pages of the reference by their paths, and their navigation."""
+    rows, pages = rows_of_methods(), {}
+    nav: list[Any] = ["reference/index.md"]
+    table = ""
+    for module, title in modules().items():
+        short = module.rpartition(".")[2]
+        path = f"reference/{short}.md"
+        pages[path] = page_of_module(module, title)
+        names = public_names(module)
+        methods = [name for name in names if is_method(module, name)]
+        for name in methods:
+            pages[f"reference/{short}/{name}.md"] = page_of_method(module, name, rows.get(name, {}))
+        links = ", ".join(f"[{n}]({short}/{n}.md)" if n in methods else f"[{n}]({short}.md#{module}.{n})" for n in names)
+        table += f"| [`{module}`]({short}.md) | {links} |\n"
+        inner = [{title: path}, *({name: f"reference/{short}/{name}.md"} for name in methods)]
+        nav.append({title: inner} if methods else {title: path})
+    pages["reference/index.md"] = f"# Reference\n\nAll public names.\n\n| module | names |\n| --- | --- |\n{table}"
+    return pages, nav
+
+
+# Links that leave the pages
+
+
+def repository() -> str:
+    """The address of the repository: of GitHub's workflow, or of the remote `origin`; empty if there is none."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+    command = ["git", "-C", str(ROOT), "config", "--get", "remote.origin.url"]
+    address = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    address = re.sub(r"^git@([^:]+):", r"https://\1/", address).removesuffix(".git")
+    return address if address.startswith("https://") else ""
+
+
+def with_links(text: str, source: str, target: str, address: str) -> str:
+    """Text whose links to files go to pages of the site, or to the repository, or, without one, nowhere.
+
+    Args:
+        text: Markdown.
+        source: The path from which its links are relative, from the root of the repository.
+        target: The page that shows it, from `docs/`.
+        address: The repository's address.
+    """
+    pages = {file: page for page, file in COPIED.items()}
+
+    def replaced(match: re.Match[str]) -> str:
+        label, link = match.groups()
+        file, mark, anchor = link.partition("#")
+        if "://" in link or not file or link.startswith("mailto:"):
+            return match.group()
+        path = os.path.normpath(os.path.join(os.path.dirname(source), file))
+        if path.startswith("docs/") and not path.endswith(".py"):
+            page = path.removeprefix("docs/")
+        elif path in pages:
+            page = pages[path]
+        else:
+            return f"[{label}]({address}/blob/main/{path})" if address else label
+        return f"[{label}]({os.path.relpath(page, os.path.dirname(target) or '.')}{mark}{anchor})"
+
+    parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)  # code keeps what looks like links
+    linked = [re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", replaced, part) for part in parts[::2]]
+    return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
+
+
+# Hooks of MkDocs
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Sets the version, the address and the navigation of the reference."""
+    source = (ROOT / "multihead" / "_version.py").read_text(encoding="utf-8")
+    config.site_name += " " + re.search(r'__version__ = "(.*)"', source).group(1)
+    config.repo_url = repository() or None
+    config.repo_name = "multihead"
+    config.nav = [{"Reference": reference()[1]} if "Reference" in entry else entry for entry in config.nav]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that have no file in `docs/`."""
+    address = config.repo_url or ""
+    for page, file in COPIED.items():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=with_links(text, file, page, address)))
+    for page, text in reference()[0].items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links of pages in `docs/` to files elsewhere go to the repository."""
+    if page.file.generated_by is not None:
+        return markdown
+    if page.file.src_uri == "methods.md":
+        for module in METHODS:
+            short = module.rpartition(".")[2]
+            for name in public_names(module):
+                markdown = markdown.replace(f"| `{name}` |", f"| [{name}](reference/{short}/{name}.md) |")
+    return with_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri, config.repo_url or "")
