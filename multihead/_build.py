@@ -79,6 +79,7 @@ def build_spec(
         awake=awake,
         may_be_idle=may_be_idle,
         faults=faults,
+        check_labels=options.check_labels,
         stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),

@@ -300,8 +300,21 @@ class BuiltFromData(KerasHooks, keras.Model):
         """Whether modules are never traced, so that their Python may depend on values."""
         return bool(self.run_eagerly) or tf.config.functions_run_eagerly()
 
-    def _with_checked_labels(self, data: Data, shuffle: Any = False) -> Data:
-        """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles."""
+    def _checked_for_xla(self, data: Data) -> Data:
+        """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
+        if self.jit_compile:
+            self._build_for(data)
+            return self._with_checked_labels(data)
+        return data
+
+    def _with_checked_labels(self, data: Data, shuffle: Any = False, *, of: str | None = None) -> Data:
+        """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles.
+
+        Args:
+            data: The data.
+            shuffle: Whether to shuffle a `PyDataset`.
+            of: The argument that the data are, if it is not `x`.
+        """
 
         def check(data: Any) -> None:
             batch = unpack(data, list(self.heads))
@@ -310,8 +323,15 @@ class BuiltFromData(KerasHooks, keras.Model):
                 if not predictions.masked:  # else only a batch can tell which labels count
                     self.heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
 
+        if self._options is None or not self._options.check_labels:
+            return data
         if data.is_arrays:
-            check_arrays(check, data.y, data.sample_weight)
+            try:
+                check_arrays(check, data.y, data.sample_weight)
+            except ValueError as error:
+                if of is None:
+                    raise
+                raise ValueError(f"In `{of}`: {error}") from error
         elif self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
             dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
             return data._replace(x=checked(check, dataset), batches=None)

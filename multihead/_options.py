@@ -142,6 +142,7 @@ class CompileOptions:
     layers_every: int
     on_nonfinite: str
     max_skipped_updates: int | None
+    check_labels: bool
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
         """The checked options, with names replaced by methods that are bound to the heads.
@@ -174,6 +175,8 @@ class CompileOptions:
             name: check_positive_whole(name, getattr(self, name))
             for name in ("balance_every", "micro_batches", "accumulate_steps", "layers_every")
         }
+        if not isinstance(self.check_labels, bool):
+            raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
         if balancer is not None:
             self._check_level(balancer)
             self._check_gathering(balancer, whole["balance_every"], whole["micro_batches"] * whole["accumulate_steps"])

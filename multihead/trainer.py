@@ -13,6 +13,7 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._custom_loop import ComputedGradients, to_apply
 from multihead._data.arguments import (
+    as_validation_data,
     named_arguments,
     prepare_evaluate,
     prepare_fit,
@@ -233,6 +234,7 @@ class MultiHeadTrainer(SavedByKeras):
         layers_every: int = 100,
         on_nonfinite: str = "skip",
         max_skipped_updates: int | None = 25,
+        check_labels: bool = True,
         run_eagerly: bool | None = None,
         steps_per_execution: int = 1,
         jit_compile: bool | str | None = None,
@@ -276,6 +278,8 @@ class MultiHeadTrainer(SavedByKeras):
                 loss scaling skips to lower its scale is none of these.
             max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
                 error; None: it never does.
+            check_labels: Whether to look for labels and sample weights that cannot be, such as class numbers out of range,
+                in every batch. False saves the time (`docs/labels.md`); shapes and dtypes are checked in any case.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
@@ -306,6 +310,7 @@ class MultiHeadTrainer(SavedByKeras):
             layers_every=layers_every,
             on_nonfinite=on_nonfinite,
             max_skipped_updates=max_skipped_updates,
+            check_labels=check_labels,
         ).checked(list(self.heads))
         warn_of_idle_weights(checked, self._heads.value)
         check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, self._heads.value)
@@ -362,11 +367,13 @@ class MultiHeadTrainer(SavedByKeras):
         arguments = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
         class_weight = arguments.pop("class_weight", None)
         with self._requiring_every_head(True):
-            arguments, data = prepare_fit(arguments, list(self.heads))
+            arguments, data, held_out = prepare_fit(arguments, list(self.heads))
             self._build_for(data)
             self._renew("train_function", data.specs)
             data = self._with_checked_labels(data, arguments.get("shuffle", True))
             arguments["x"] = data.x
+            if held_out is not None:
+                arguments["validation_data"] = as_validation_data(self._with_checked_labels(held_out, of="validation_data"))
             checkpoint, others = checkpoint_of(arguments.get("callbacks"))
             snapshot, start = (None, {}) if checkpoint is None else begin(self, checkpoint, data)
             if checkpoint is not None:
@@ -417,6 +424,7 @@ class MultiHeadTrainer(SavedByKeras):
         arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
         class_weight = arguments.pop("class_weight", None)
         data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
+        data = self._checked_for_xla(data)
         if class_weight is not None:
             self._build_for(data)
         with self._weighing_classes(class_weight, options):
@@ -427,7 +435,7 @@ class MultiHeadTrainer(SavedByKeras):
         """Evaluates one batch; accepts the arguments of `keras.Model.test_on_batch`."""
         self._assert_ready("test_on_batch")
         arguments = named_arguments(keras.Model.test_on_batch, args, kwargs)
-        data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
+        data = self._checked_for_xla(read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads)))
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -457,7 +465,7 @@ class MultiHeadTrainer(SavedByKeras):
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
         spec, logs = self._built()
-        labels = read_labels(spec.network, spec.predictions, batch)
+        labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         representation = call_module(self.encoder, batch.inputs, training=False)
         sums = []
         for head, head_labels in zip(self._heads.value, labels):

@@ -67,8 +67,8 @@ def named_arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     return {**dict(zip(names, args)), **kwargs}
 
 
-def prepare_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tuple[dict[str, Any], Data]:
-    """The arguments of a `fit` as Keras takes them, checked, and its data; the validation data are prepared, too."""
+def prepare_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tuple[dict[str, Any], Data, Data | None]:
+    """The arguments of a `fit` as Keras takes them, checked, its data and its validation data, if there are any."""
     arguments = dict(arguments)
     others = {"batch_size": arguments.get("batch_size")}
     data = read(arguments["x"], arguments["y"], arguments.get("sample_weight"), head_names, **others)
@@ -79,9 +79,13 @@ def prepare_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tupl
     elif fraction:
         data, held_out = data.split(fraction)
     else:
-        return {**arguments, **_as_arguments(data)}, data
-    arguments["validation_data"] = (held_out.x, held_out.y, held_out.sample_weight) if held_out.is_arrays else held_out.x
-    return {**arguments, **_as_arguments(data)}, data
+        held_out = None
+    return {**arguments, **_as_arguments(data)}, data, held_out
+
+
+def as_validation_data(data: Data) -> Any:
+    """Data in the form of Keras's `validation_data`."""
+    return (data.x, data.y, data.sample_weight) if data.is_arrays else data.x
 
 
 def _as_arguments(data: Data) -> dict[str, Any]:

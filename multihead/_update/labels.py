@@ -42,13 +42,16 @@ class Labels(NamedTuple):
     weights: tf.Tensor
 
 
-def read_labels(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[Labels | None]:
+def read_labels(
+    network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True
+) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
     Args:
         network: The encoder and the heads.
         predictions: One entry per head.
         batch: The batch.
+        check: Whether to look for labels that the losses cannot take; see `Head.mask_missing`.
     """
     masks = _prediction_masks(network, predictions, batch)
     labels: list[Labels | None] = []
@@ -57,7 +60,8 @@ def read_labels(network: Network, predictions: Sequence[Predictions], batch: Bat
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        labels.append(Labels(*head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask)))
+        found = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, check=check)
+        labels.append(Labels(*found))
     return labels
 
 

@@ -79,7 +79,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network, heads = spec.network, spec.network.heads
 
     # 1. Labels: which elements count, over all batches and replicas.
-    labels = [read_labels(network, spec.predictions, batch) for batch in batches]
+    labels = [read_labels(network, spec.predictions, batch, check=spec.check_labels) for batch in batches]
     counts, num_examples = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.

@@ -34,6 +34,7 @@ class UpdateSpec:
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
         faults: What happens to updates that are not finite.
+        check_labels: Whether values of labels and sample weights are checked in each batch.
         stages: The factors of learning rates and weight decay in each stage of training, in order.
         stage: The position of the present stage.
         pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
@@ -53,6 +54,7 @@ class UpdateSpec:
     awake: tf.Variable
     may_be_idle: bool
     faults: Faults
+    check_labels: bool
     stages: tuple[Rates, ...]
     layers: Layers
     pairs: tuple[tuple[int, int], ...]

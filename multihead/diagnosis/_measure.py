@@ -105,7 +105,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         update = compute_update(alone, [batch], step, loss_scale)
         gradients = update.gradients.of_losses
         rows = _dense_rows(network, combiners[-1].rows)
-        labels = read_labels(network, spec.predictions, batch)
+        labels = read_labels(network, spec.predictions, batch, check=False)
         found = {
             "losses": update.loss_sums,
             "counts": update.counts,

@@ -404,6 +404,62 @@ def test_xla_stops_before_the_batch():
     assert not np.isfinite(step(*data(np.array([0, 1, 2, 9]))[:1], np.array([0, 1, 2, 9]))).any()
 
 
+def test_xla_never_takes_negative_weights_or_wrong_labels_in_silence():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer.compile("sgd", jit_compile=True)
+    x, y = data(np.array([0, 1, 2, 0]))
+    wrong = {"a": np.array([0, 1, 2, 9])}
+    negative = {"a": -np.ones(4, "float32")}
+    weighted = tf.data.Dataset.from_tensors((x, y, negative))
+    for call in (
+        lambda: trainer.train_on_batch(x, y, sample_weight=negative),
+        lambda: trainer.test_on_batch(x, y, sample_weight=negative),
+        lambda: trainer.fit(x, y, sample_weight=negative, verbose=0),
+        lambda: trainer.fit(weighted, verbose=0),
+        lambda: trainer.evaluate(weighted, verbose=0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^`sample_weights\['a'\]` must be finite and at least 0\. Received: -1 \(4 of 4"
+        ):
+            call()
+    for call in (
+        lambda: trainer.train_on_batch(x, wrong),
+        lambda: trainer.fit(x, y, validation_data=(x, wrong), verbose=0),
+        lambda: trainer.fit(x, y, validation_data=tf.data.Dataset.from_tensors((x, wrong)), verbose=0),
+    ):
+        with pytest.raises(ValueError, match=r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 9 \(1 of 4"):
+            call()
+
+
+def test_validation_labels_are_checked_before_the_first_update(classifier):
+    x, y = data(np.array([0, 1, 2, 0]))
+    before = int(classifier.update_count)
+    with pytest.raises(ValueError, match=r"^In `validation_data`: `targets\['a'\]` must be whole numbers.*Received: 9"):
+        classifier.fit(x, y, validation_data=(x, {"a": np.array([0, 1, 2, 9])}), verbose=0)
+    assert int(classifier.update_count) == before
+
+
+def test_checks_that_are_left_out_cost_nothing_and_find_nothing():
+    """As Keras itself, which trains on any number; shapes, dtypes and the labels that are missing are found all the same."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(1, activation="sigmoid"), "binary_crossentropy", ignore_label=-1)
+    trainer.compile("sgd", check_labels=False)
+    x = reference.inputs(rows=4)
+    wrong, right = np.array([0.0, 1.0, 2.0, -1.0], "float32"), np.array([0.0, 1.0, 0.5, np.nan], "float32")
+    assert np.isfinite(trainer.fit(x, wrong, verbose=0).history["loss"]).all()
+    with pytest.raises(ValueError, match=r"`targets\['a'\]` must have the shape of the predictions"):
+        trainer.fit(x, np.zeros((4, 2)), verbose=0)
+    step = tf.function(lambda y: trainer.compute_gradients((x, {"a": y}))[0][0])
+    without = [op for op in step.get_concrete_function(tf.constant(right)).graph.get_operations() if op.type == "If"]
+    actual = step(tf.constant(right)).numpy()
+    trainer.compile("sgd")
+    step = tf.function(lambda y: trainer.compute_gradients((x, {"a": y}))[0][0])
+    checked = [op for op in step.get_concrete_function(tf.constant(right)).graph.get_operations() if "If" in op.type]
+    assert len(without) < len(checked)
+    np.testing.assert_array_equal(step(tf.constant(right)).numpy(), actual)
+
+
 def test_a_head_gives_one_dense_tensor():
     for module in (lambda r: {"p": r}, lambda r: (r, r), lambda r: tf.RaggedTensor.from_tensor(r)):
         trainer = MultiHeadTrainer(keras.layers.Dense(4))

@@ -22,6 +22,7 @@ PLAIN = {
     "layers_every": 100,
     "on_nonfinite": "skip",
     "max_skipped_updates": 25,
+    "check_labels": True,
     "encoder_learning_rate": 1.0,
     "encoder_weight_decay": 1.0,
 }
@@ -59,6 +60,7 @@ def test_only_balance_every_wraps_the_balancer():
         ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping. Received: clip=5.0"),
         ({"balance_at": "params"}, ValueError, "`balance_at` must be one of .* Received: balance_at='params'.*'parameters'"),
         ({"telemetry": "all"}, ValueError, "`telemetry` must be one of None, 'norms', 'full'. Received: telemetry='all'"),
+        ({"check_labels": None}, TypeError, "`check_labels` must be True or False. Received: check_labels=None"),
         (
             {"micro_batches": 0},
             ValueError,
