@@ -29,6 +29,7 @@ def apply_once(
     active: tf.Tensor,
     step: tf.Tensor,
     saved: Saved,
+    *,
     usable: tf.Tensor,
 ) -> tf.Tensor:
     """Applies one update, or skips it completely if it is not usable, a gradient is not finite, or no head is active.

@@ -133,14 +133,12 @@ class MicroBatchGradients(NamedTuple):
     broken: tf.Tensor
 
     @classmethod
-    def shapes(cls, network: Network, *, is_combined: bool, is_measured: bool, has_beside: bool) -> MicroBatchGradients:
+    def shapes(cls, network: Network, encoder_pass: EncoderPass) -> MicroBatchGradients:
         """The dense shapes of all sums, for a micro-batch without examples.
 
         Args:
             network: The network.
-            is_combined: Whether the heads are combined in every micro-batch.
-            is_measured: Whether inner products are measured at the representation.
-            has_beside: Whether the heads' encoder gradients are computed beside the combined one.
+            encoder_pass: How the heads' gradients go through the encoder.
         """
 
         def of(variables: Sequence[Any]) -> list[Any]:
@@ -150,9 +148,12 @@ class MicroBatchGradients(NamedTuple):
         vector, scalar = tf.constant([num_heads]), tf.constant([], tf.int32)
         own = [of(network.own_tensors(k)) for k in range(num_heads)]
         encoder = of(network.variables.encoder)
-        per_head = [] if is_combined else [list(encoder) for _ in range(num_heads)]
-        beside = [list(encoder) for _ in range(num_heads)] if has_beside else []
-        gramian = tf.constant([num_heads, num_heads]) if is_measured else None
+        per_head, beside = ([list(encoder) for _ in range(num_heads)] for _ in range(2))
+        gramian = None if encoder_pass.measure is None else tf.constant([num_heads, num_heads])
+        if encoder_pass.combine is None:
+            beside = []
+        else:
+            per_head, beside = [], [] if encoder_pass.by_layer is None else beside
         return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside, vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
@@ -359,16 +360,48 @@ def _beside(
     return [found[k * len(shapes) : (k + 1) * len(shapes)] for k in range(num_heads)]
 
 
+class EncoderPass(NamedTuple):
+    """How the heads' representation gradients go through the encoder.
+
+    Attributes:
+        combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
+            computes the encoder gradients of each head.
+        measure: Computes inner products at the representation if `combine` is None; or None.
+        by_layer: Whether the heads' encoder gradients are computed beside the combined one, a boolean scalar; or None.
+    """
+
+    combine: Combine | None
+    measure: Measure | None
+    by_layer: tf.Tensor | None = None
+
+
+def _add_shared(
+    encoder: list[Gradient], network: Network, heads: Sequence[HeadGradients | None], factors: Sequence[Any] | None
+) -> None:
+    """Adds the gradients of the encoder's variables that a head's module also contains.
+
+    Args:
+        encoder: The encoder's gradients, which are changed.
+        network: The network.
+        heads: The heads' gradients.
+        factors: The heads' factors in the combined gradient; None leaves their losses out.
+    """
+    for k, head in enumerate(heads):
+        if head is None:
+            continue
+        for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
+            if factors is not None:
+                encoder[i] = added(encoder[i], scaled(of_loss, factors[k]))
+            encoder[i] = added(encoder[i], of_added)
+
+
 def micro_batch_gradients(
     network: Network,
     micro_batch: MicroBatch,
     factors: LossFactors,
     active: tf.Tensor,
     conditional: Sequence[bool],
-    *,
-    combine: Combine | None,
-    measure: Measure | None,
-    by_layer: tf.Tensor | None = None,
+    encoder_pass: EncoderPass,
 ) -> MicroBatchGradients:
     """Forward and backward pass of a micro-batch through the encoder and every head with labels.
 
@@ -378,11 +411,9 @@ def micro_batch_gradients(
         factors: The factors of the losses.
         active: `[num_heads]` booleans.
         conditional: For each head, whether it is computed only if it is active.
-        combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
-            computes the encoder gradients of each head.
-        measure: Computes inner products at the representation if `combine` is None; or None.
-        by_layer: Whether the heads' encoder gradients are computed beside the combined one, a boolean scalar; or None.
+        encoder_pass: How the heads' gradients go through the encoder.
     """
+    combine, measure, by_layer = encoder_pass
     encoded = encode(network, micro_batch.inputs, persistent=combine is None or by_layer is not None)
     representation = encoded.representation
     heads = _run_heads(network, representation, micro_batch, factors, active, conditional)
@@ -406,15 +437,7 @@ def micro_batch_gradients(
         if by_layer is not None:
             beside = _beside(by_layer, network, encoded, heads, gradients, factors)
 
-    for k, head in enumerate(heads):
-        if head is None:
-            continue
-        # Variables of the encoder that the head's module also contains.
-        for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
-            if combined is not None:
-                encoder[i] = added(encoder[i], scaled(of_loss, combined.factors[k]))
-            encoder[i] = added(encoder[i], of_added)
-
+    _add_shared(encoder, network, heads, None if combined is None else combined.factors)
     empty = [[None] * len(positions) for positions in network.own]
     return MicroBatchGradients(
         loss_sums,

@@ -34,19 +34,21 @@ class Layers(NamedTuple):
 
     def products(
         self,
-        condition: tf.Tensor,
+        condition: tf.Tensor | None,
         rows: Sequence[list[Gradient]],
         factors: tf.Tensor | None,
         combined: Sequence[Gradient],
-    ) -> tf.Tensor:
+    ) -> tf.Tensor | None:
         """`[layers, num_heads + 1, num_heads + 1]` float64 inner products; zeros if the condition does not hold.
 
         Args:
-            condition: A boolean scalar.
+            condition: A boolean scalar; None if no update measures them, and then the result is None.
             rows: For each head, this replica's gradients of its loss, one per encoder variable.
             factors: `[num_heads]` loss-dependent factors of these, or None.
             combined: The encoder's gradients over all replicas; they are the last row.
         """
+        if condition is None:
+            return None
         reduced = [_replicas.all_reduce_sum(row) for row in rows]
         size = len(rows) + 1
         padded = None if factors is None else tf.concat([factors, [1.0]], axis=0)

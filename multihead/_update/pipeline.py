@@ -14,7 +14,7 @@ from multihead._keras import call_module, frozen_normalization
 from multihead._keras_optimizers import loss_scale
 from multihead._method import Observation
 from multihead._update.apply import Saved, apply_once, snapshot
-from multihead._update.backward import LossFactors, MicroBatchGradients, micro_batch_gradients
+from multihead._update.backward import EncoderPass, LossFactors, MicroBatchGradients, micro_batch_gradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, HeadsAtStep
 from multihead._update.faults import Broken
@@ -76,63 +76,45 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         step: The number of updates applied so far, an int64 scalar.
         scale: The factor of loss scaling, or None.
     """
-    network, heads = spec.network, spec.network.heads
+    network = spec.network
 
     # 1. Labels: which elements count, over all batches and replicas.
     labels = [read_labels(network, spec.predictions, batch, check=spec.check_labels) for batch in batches]
     counts, num_examples = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
-    head_weights = head_weights_at(heads, step)
-    trainable = (head_weights > 0) & (spec.awake > 0)
-    scheduled = spec.schedule.active(step)
-    # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
-    scheduled |= ~tf.reduce_any(scheduled & trainable)
-    active = scheduled & trainable & (counts > 0)
+    head_weights = head_weights_at(network.heads, step)
+    scheduled, active = _scheduled_and_active(spec, head_weights, counts, step)
     weights = LossWeights(spec.weighting, head_weights, counts, active, step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner = spec.combiner(network, HeadsAtStep(step, active, counts, weights))
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
-    combine = combiner.combine_early(len(micro_batches))
-    conditional = _may_be_idle(spec, batches)
-    measured = spec.measures_layers_at(step)
+    conditional, measured = _may_be_idle(spec, batches), spec.measures_layers_at(step)
+    encoder_pass = EncoderPass(combiner.combine_early(len(micro_batches)), combiner.measure, measured)
 
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
         fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
         factors = LossFactors(weights.per_element, fraction, scale)
-        return micro_batch_gradients(
-            network, micro_batch, factors, active, conditional, combine=combine, measure=combiner.measure, by_layer=measured
-        )
+        return micro_batch_gradients(network, micro_batch, factors, active, conditional, encoder_pass)
 
-    is_combined = combine is not None
-    shapes = MicroBatchGradients.shapes(
-        network,
-        is_combined=is_combined,
-        is_measured=combiner.measure is not None,
-        has_beside=is_combined and measured is not None,
-    )
-    folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
-
+    folds = accumulate(gradients, micro_batches, MicroBatchGradients.shapes(network, encoder_pass), combiner.num_folds)
     gathered = reduce(plus, folds)
 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     combined = combiner.combine(gathered, folds)
     factors = weights.factors(gathered.loss_sums)
     own = _replicas.all_reduce_sum(gathered.of_heads(network, factors))
-    by_layer = None
-    if measured is not None:
-        by_layer = spec.layers.products(measured, gathered.beside or gathered.per_head, factors, combined.gradients)
+    by_layer = spec.layers.products(measured, gathered.beside or gathered.per_head, factors, combined.gradients)
 
     # 5. The total loss, and the gradients of what the weighting learns.
     total = weights.total(gathered.loss_sums, combined.norms)
-    all_gradients = Gradients(combined.gradients, own, total.learned)
-    broken = Broken.of(network, all_gradients, active, gathered.loss_sums, gathered.broken, combined.norms)
+    found = Gradients(combined.gradients, own, total.learned)
+    broken = Broken.of(network, found, active, gathered.loss_sums, gathered.broken, combined.norms)
     is_computed = scheduled & (active | ~tf.constant(conditional))
-    local_counts = tf.where(is_computed, gathered.counts, 0.0)
-    sums = (gathered.loss_sums, local_counts, gathered.added_loss)
+    sums = gathered.loss_sums, tf.where(is_computed, gathered.counts, 0.0), gathered.added_loss
     return Update(
-        all_gradients,
+        found,
         step,
         active,
         *sums,
@@ -146,6 +128,17 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         None,
         by_layer,
     )
+
+
+def _scheduled_and_active(
+    spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which heads the schedule names, and which of them are trained; `[num_heads]` booleans."""
+    trainable = (head_weights > 0) & (spec.awake > 0)
+    scheduled = spec.schedule.active(step)
+    # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
+    scheduled |= ~tf.reduce_any(scheduled & trainable)
+    return scheduled, scheduled & trainable & (counts > 0)
 
 
 def clip(spec: UpdateSpec, gradients: Gradients) -> Gradients:
@@ -184,7 +177,7 @@ def apply_update(
         Whether the update was applied, a boolean scalar.
     """
     scale = loss_scale(optimizer)
-    applied = apply_once(spec, optimizer, gradients, active, step, saved, ~broken.is_any)
+    applied = apply_once(spec, optimizer, gradients, active, step, saved, usable=~broken.is_any)
     if all(gradient is None for gradient in gradients.all):
         return applied
     with tf.control_dependencies([applied]):

@@ -39,7 +39,7 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, gradients, active, STEP, snapshot([state]), tf.constant(True))
+        return apply_once(spec, optimizer, gradients, active, STEP, snapshot([state]), usable=tf.constant(True))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
@@ -58,7 +58,7 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
     saved = snapshot([state])
     state.assign([7.0])
     gradients = Gradients([tf.fill([2, 1], value)], [tf.ones([2, 1])] * 2, [])
-    assert not apply_once(spec, optimizer, gradients, tf.constant(active), STEP, saved, tf.constant(True))
+    assert not apply_once(spec, optimizer, gradients, tf.constant(active), STEP, saved, usable=tf.constant(True))
     assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -67,5 +67,5 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
 def test_without_any_gradient_nothing_is_applied():
     spec, optimizer, _ = setting()
     assert not apply_once(
-        spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), STEP, [], tf.constant(True)
+        spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), STEP, [], usable=tf.constant(True)
     )

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._update.backward import CombinedAtRepresentation, LossFactors, MicroBatchGradients, micro_batch_gradients
+from multihead._update.backward import (
+    CombinedAtRepresentation,
+    EncoderPass,
+    LossFactors,
+    MicroBatchGradients,
+    micro_batch_gradients,
+)
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -43,10 +49,8 @@ def network():
 def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE, by_layer=None):
     labels = Labels(Y, tf.ones([4]))
     factors = LossFactors(tf.where(active, FACTORS, 0.0), tf.constant(1.0), scale)
-    return micro_batch_gradients(
-        net, MicroBatch(X, [labels, labels]), factors, active, conditional,
-        combine=combine, measure=RepresentationGradients.gramian, by_layer=by_layer,
-    )  # fmt: skip
+    encoder_pass = EncoderPass(combine, RepresentationGradients.gramian, by_layer)
+    return micro_batch_gradients(net, MicroBatch(X, [labels, labels]), factors, active, conditional, encoder_pass)
 
 
 def plain_sum(gradients, loss_sums):
@@ -103,8 +107,10 @@ def test_factors_that_are_known_later_scale_the_heads_losses_alone():
 def test_shapes_have_the_structure_of_the_result():
     net = network()
     for early, by_layer in ((True, None), (True, True), (False, None)):
-        found = computed(net, plain_sum if early else None, by_layer=None if by_layer is None else tf.constant(by_layer))
-        shapes = MicroBatchGradients.shapes(net, is_combined=early, is_measured=not early, has_beside=by_layer is not None)
+        by_layer, combine = None if by_layer is None else tf.constant(by_layer), plain_sum if early else None
+        found = computed(net, combine, by_layer=by_layer)
+        measure = None if early else RepresentationGradients.gramian
+        shapes = MicroBatchGradients.shapes(net, EncoderPass(combine, measure, by_layer))
         flat, wanted = tf.nest.flatten(found), tf.nest.flatten(shapes)
         assert len(flat) == len(wanted)
         for tensor, shape in zip(flat, wanted):
@@ -137,6 +143,5 @@ def test_a_head_that_does_not_read_the_representation_is_refused():
             LossFactors(tf.ones([1]), tf.ones([]), None),
             tf.constant([True]),
             [False],
-            combine=None,
-            measure=None,
+            EncoderPass(None, None),
         )
