@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from examples import _style
 from examples._command_line import Parser, fail, what_to_install, whole
 
 
@@ -59,24 +60,9 @@ class Session:
     def save(self, figure: Any) -> Path:
         """Saves the program's figure in its folder and prints the path."""
         path = self.folder / f"{self.program}.png"
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=_style.DPI)
         self.say(f"wrote {path}")
         return path
-
-
-def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """Creates a figure and its axes, a single one or an array. No display is needed.
-
-    Args:
-        rows: Rows of axes.
-        columns: Columns of axes.
-        size: Width and height in inches.
-        **options: Arguments of `matplotlib.figure.Figure.subplots`.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, **options)
 
 
 def run_program(

@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._shared import Session, new_figure, run_program
+from examples import _style
+from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
 from multihead import clipping as clippings
 
@@ -189,28 +190,31 @@ def train(
 
 # ------------------------------------------------------------------------------------------------------- results
 
-COLORS = {"unclipped": "tab:gray", **dict(zip(KINDS, ("tab:red", "tab:orange", "tab:purple", "tab:green")))}
+COLORS = {"unclipped": _style.GREY, **dict(zip(KINDS, (_style.RED, _style.ORANGE, _style.PURPLE, _style.GREEN)))}
 
 
+@_style.styled
 def draw(
     looks: dict[str, Look], traces: dict[str, Trace], limits: Sequence[float], left: dict[str, list[float]], unclipped: float
 ) -> Any:
     """Draws norms and accuracy of the training runs, cosines by clipped norm, and each variable's share at norm 1."""
-    figure, axes = new_figure(2, 2, (12, 8))
+    figure, axes = _style.new_figure(2, 2, 7.4)
     for name, trace in traces.items():
         axes[0, 0].plot(trace.norms, color=COLORS[name], lw=1, alpha=0.8)
         axes[0, 1].plot(np.arange(1, len(trace.accuracy) + 1) * 10, trace.accuracy, color=COLORS[name], label=name)
     broken = next((i for i, made in enumerate(traces["unclipped"].made) if not made), None)
     if broken is not None:
         axes[0, 0].axvline(broken, color=COLORS["unclipped"], ls=":")
-        axes[0, 0].text(broken, 1e10, f"  unclipped: not finite from update {broken} on", color="dimgray")
-    axes[0, 0].set(yscale="log", ylim=(0.1, 1e12), xlabel="update", title="gradient norm before clipping")
-    axes[0, 1].set(ylim=(0, 1.03), xlabel="update", title="accuracy of the head `recent` on held-out examples")
-    axes[0, 1].legend(loc="upper left", fontsize=9)
+        axes[0, 0].text(broken, 1e10, f"  unclipped: not finite\n  from update {broken} on", color=_style.GREY)
+    axes[0, 0].set(yscale="log", ylim=(0.1, 1e12), xlabel="update", title="Without clipping, the norm explodes")
+    axes[0, 1].set(ylim=(0, 1.03), xlabel="update", title="With any clipping, `recent` is learned")
+    axes[0, 0].set_ylabel("gradient norm before clipping")
+    axes[0, 1].set_ylabel("accuracy, held out")
     for name, cosines in left.items():
         axes[1, 0].plot(limits, cosines, color=COLORS[name], label=name)
     axes[1, 0].set(xscale="log", ylim=(0, 1.05), xlabel="norm after clipping")
-    axes[1, 0].set(title=f"cosine with the unclipped gradient (norm {unclipped:.3g})")
+    axes[1, 0].set(title="Only the global norm keeps the direction")
+    axes[1, 0].set_ylabel(f"cosine with the gradient (norm {unclipped:.3g})")
     axes[1, 0].axvline(1, color="black", lw=0.8, ls=":")
     places = np.arange(len(looks))
     norms = {"unclipped": [look.norm for look in looks.values()]}
@@ -219,7 +223,10 @@ def draw(
         share = np.square(values) / np.sum(np.square(values))
         axes[1, 1].bar(places + 0.16 * (i - 2), share, 0.16, color=COLORS[name], label=name)
     axes[1, 1].set_xticks(places, list(looks), rotation=30, ha="right")
-    axes[1, 1].set(title="share of each variable in the squared norm, clipped to norm 1")
+    axes[1, 1].set(title="and each variable's share")
+    axes[1, 1].set_ylabel("share of the squared norm, clipped to 1")
+    handles, names = axes[1, 1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     return figure
 
 

@@ -20,7 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._shared import Session, new_figure, run_program
+from examples import _style
+from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
 from multihead.accumulation import GradientAccumulator
 
@@ -189,20 +190,23 @@ def mean_of_accumulator(gradients: Sequence[float]) -> list[float]:
 # ------------------------------------------------------------------------------------------------------- results
 
 
+@_style.styled
 def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
     """Draws memory and distances, one bar per case."""
-    figure, axes = new_figure(1, 2, (12, 3.6), sharey=True)
+    figure, axes = _style.new_figure(1, 2, 3.4, sharey=True)
     names = list(outcomes)
-    colors = ["tab:gray", *["tab:green"] * (len(names) - 2), "tab:red"]
+    colors = [_style.GREY, *[_style.GREEN] * (len(names) - 2), _style.RED]
     memory = [outcome.megabytes for outcome in outcomes.values()]
     far = [distance(outcome, outcomes[LARGE])[0] for outcome in outcomes.values()]
     for axis, values, form in zip(axes, (memory, far), ("{:.0f} MB", "{:.1g}")):
         bars = axis.barh(names, [max(value, 1e-9) for value in values], color=colors)
         axis.bar_label(bars, [form.format(value) for value in values], padding=3)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines["bottom"].set_visible(False)
+        axis.set_xticks([])
     axes[0].invert_yaxis()
-    axes[0].set(xlim=(0, 1.2 * max(memory)), title=f"increase in peak memory, {size.parts} x {size.examples} examples")
-    axes[1].set(xscale="log", xlim=(1e-9, 1e2), title="distance from the large batch's weights (relative)")
+    axes[0].set(xlim=(0, 1.3 * max(memory)), title=f"Less memory ({size.parts} x {size.examples} examples)")
+    axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="The same weights: distance, relative")
+    axes[1].set_xticks([], minor=True)
     return figure
 
 

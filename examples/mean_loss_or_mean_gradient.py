@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._shared import Session, new_figure, run_program
+from examples import _style
+from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
 from multihead.accumulation import GradientAccumulator
 
@@ -240,30 +241,41 @@ def plays(seeds: Sequence[int], updates: int) -> dict[str, list[Play]]:
 # ------------------------------------------------------------------------------------------------------- results
 
 
+@_style.styled
 def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[Play]]) -> Any:
     """Draws the distances of all ways in all cases, and the policy-gradient runs."""
-    figure, axes = new_figure(2, 2, (12, 7.4), height_ratios=[1.15, 1])
+    figure, axes = _style.new_figure(2, 2, 7.8, height_ratios=[1.25, 1])
     ways = [*BY_HAND, *LIBRARY]
     for axis, optimizer in zip(axes[0], OPTIMIZERS):
         for shift, (marker, case) in enumerate(zip("osD", ("equal", "ragged", "weighted"))):
             values = [max(found[case, optimizer][way], 1e-9) for way in ways]
             places = np.arange(len(ways)) + 0.22 * (shift - 1)
-            axis.plot(values, places, marker, label=f"{case} mini-batches")
-        axis.axvspan(1e-9, 1e-6, color="tab:green", alpha=0.12, lw=0)
-        axis.text(2e-9, len(ways) - 0.42, "rounding", color="tab:green", va="bottom")
-        axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=optimizer)
-        axis.set_xlabel("relative distance from the large batch's weights")
+            axis.plot(values, places, marker, color=(_style.BLUE, _style.ORANGE, _style.GREEN)[shift], label=case)
+        axis.axvspan(1e-9, 1e-6, color=_style.GREEN, alpha=0.12, lw=0)
+        axis.text(2e-9, len(ways) - 0.42, "rounding", color=_style.GREEN, va="bottom")
+        axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=f"{optimizer}: only counts are exact")
+        axis.set_xlabel("distance from the large batch")
         axis.set_yticks(range(len(ways)), ways if axis is axes[0, 0] else [""] * len(ways))
         axis.grid(axis="x", alpha=0.3)
-    axes[0, 0].legend(loc="lower right", fontsize=9)
-    for color, (name, runs) in zip(("tab:green", "tab:red", "tab:orange"), played.items()):
+    handles, cases_shown = axes[0, 0].get_legend_handles_labels()
+    legend = {"loc": "outside upper center", "ncols": 3, "frameon": False, "title": "mini-batches"}
+    figure.legend(handles, cases_shown, **legend)
+    for color, (name, runs) in zip((_style.GREEN, _style.RED, _style.ORANGE), played.items()):
         for axis, figures in zip(axes[1], ([run.lengths for run in runs], [run.returns for run in runs])):
             axis.plot(np.transpose(figures), color=color, alpha=0.15, lw=1)
             axis.plot(np.median(figures, axis=0), color=color, lw=2, label=name)
-    axes[1, 0].set(yscale="log", xlabel="update", title="policy gradient: norm of the weights")
-    title = f"policy gradient: correct answers in a row, of {LONGEST}"
-    axes[1, 1].set(xlabel="update", ylim=(-5, LONGEST + 5), title=title)
-    axes[1, 0].legend(loc="lower right", title="median of five seeds", fontsize=9)
+    axes[1, 0].set(yscale="log", xlabel="update", title="A sum of losses needs\na smaller rate")
+    axes[1, 0].set_ylabel("norm of the policy's weights")
+    axes[1, 1].set(xlabel="update", ylim=(-5, LONGEST + 5), title="with the mean's rate\nit learns nothing")
+    axes[1, 1].set_ylabel(f"right answers in a row, of {LONGEST}")
+    for axis, field in zip(axes[1], ("lengths", "returns")):
+        axis.margins(x=0.02)
+        values = {name: np.median([getattr(run, field) for run in runs], axis=0)[-1] for name, runs in played.items()}
+        colors = (_style.GREEN, _style.RED, _style.ORANGE)
+        last = len(next(iter(played.values()))[0].returns) - 1
+        _style.label_ends(
+            axis, last, [(value, name, color) for (name, value), color in zip(values.items(), colors)], gap=0.1
+        )
     return figure
 
 

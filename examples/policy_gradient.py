@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._shared import Session, new_figure, run_program
+from examples import _style
+from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
 from multihead.accumulation import GradientAccumulator
 
@@ -163,22 +164,28 @@ def averages(lengths: list[int]) -> Array:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
+@_style.styled
 def draw(runs: dict[int, Run]) -> Any:
     """Draws the length of every episode and the moving average over a hundred episodes."""
-    figure, axis = new_figure(1, 1, (9, 4.4))
-    for color, (seed, run) in zip(("tab:blue", "tab:orange", "tab:green"), runs.items()):
+    figure, axis = _style.new_figure(1, 1, 4.2)
+    ends = []
+    for color, (seed, run) in zip((_style.BLUE, _style.ORANGE, _style.GREEN), runs.items()):
         episodes = np.arange(1, len(run.lengths) + 1)
         axis.plot(episodes, run.lengths, ".", color=color, ms=3, alpha=0.3)
-        axis.plot(episodes, averages(run.lengths), color=color, lw=2.5, label=f"seed {seed}, mean of the last {WINDOW}")
-    axis.axhline(SOLVED, color="black", lw=1, ls="--")
-    axis.text(0, SOLVED + 6, f"{SOLVED:g}", va="bottom")
+        axis.plot(episodes, averages(run.lengths), color=color, lw=2.5)
+        ends.append((averages(run.lengths)[-1], f"seed {seed}", color, episodes[-1]))
+    axis.axhline(SOLVED, color=_style.GREY, lw=1, ls="--")
+    axis.text(0, SOLVED + 6, f"solved: a mean of {SOLVED:g}", va="bottom", color=_style.GREY)
     axis.set(
         xlabel="episode",
-        ylabel="episode length (time steps)",
+        ylabel="time steps that the pole stands",
         ylim=(0, 515),
-        title="CartPole-v1, one update per 16 episodes",
+        title=f"The pole stands: {sum(run.solved for run in runs.values())} of {len(runs)} seeds solve CartPole\n"
+        f"(dots: episodes; lines: mean of the last {WINDOW}; one update from 16 episodes)",
     )
-    axis.legend(loc="upper left")
+    for value, name, color, last in ends:
+        axis.annotate(name, (last, value), xytext=(6, 0), textcoords="offset points", color=color, va="center")
+    axis.margins(x=0.08)
     return figure
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from examples import _style
 from examples._command_line import Parser, fail, what_to_install, whole
 
 STARTS = ((-8.5, 7.5), (-8.5, 5.0), (9.0, 9.0), (-7.5, -0.5), (9.0, -1.0))
@@ -30,7 +31,7 @@ STEPS, LEARNING_RATE, SCALE = 35000, 3e-3, 0.1
 TOLERANCE = 0.1
 RECORDS = 350  # points kept of a path
 PROGRAM = "examples.toy_landscape"
-REACHED, NOT_REACHED = "tab:green", "tab:red"
+REACHED, NOT_REACHED, FRONT = _style.GREEN, _style.RED, "gold"
 
 
 def losses(points: Any, scale: float = SCALE) -> Any:
@@ -144,7 +145,7 @@ def follow(
     def descend(start: Any) -> Any:
         def step(update: Any, point: Any, mean: Any, square: Any) -> tuple[Any, ...]:
             values, gradients = losses_and_gradients(point, scale)
-            gradient = balancer(gradients, update=update, losses=values)
+            gradient = balancer(gradients, step=update, losses=values)
             update += 1
             mean = 0.9 * mean + 0.1 * gradient
             square = 0.999 * square + 0.001 * gradient**2
@@ -198,49 +199,80 @@ def measure(name: str, paths: Sequence[np.ndarray], scale: float) -> Row:
     return Row(name, stacked, distance_to_front(ends), float(np.mean(losses(ends, scale))))
 
 
+@_style.styled
 def draw(rows: Sequence[Row], path: Path, scale: float) -> None:
     """Draws one panel per balancer and saves the figure."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.lines import Line2D
-
-    columns = min(7, len(rows))
+    columns = min(5, len(rows))
     lines = -(-len(rows) // columns)
-    side = np.linspace(-10.5, 10.5, 211)
-    grid = np.stack(np.meshgrid(side, side), axis=-1)
-    height = losses(grid, scale).numpy().mean(axis=-1)
-    front = pareto_front()
-    figure, axes = plt.subplots(
-        lines, columns, figsize=(2.05 * columns + 0.2, 2.35 * lines + 0.5), sharex=True, sharey=True, squeeze=False
-    )
+    figure, axes = _style.new_figure(lines, columns, 2.05 * lines + 0.6, sharex=True, sharey=True, squeeze=False)
     for axis in axes.flat:
         axis.set_visible(False)
+    background = Background.of(scale)
     for axis, row in zip(axes.flat, rows):
         axis.set_visible(True)
-        axis.contourf(side, side, height, levels=24, cmap="Greys_r", alpha=0.55)
-        axis.contour(side, side, height, levels=24, colors="black", linewidths=0.25, alpha=0.35, linestyles="solid")
-        axis.plot(*front.T, color="gold", lw=5, solid_capstyle="round", zorder=2)
+        background.draw(axis, row)
+        axis.set_title(f"{row.name}  {row.reached}/{len(row.paths)}", fontsize=11)
+    figure.legend(handles=marks(), loc="outside lower center", ncols=min(4, 2 * columns), fontsize=10, frameon=False)
+    figure.savefig(path)
+
+
+@_style.styled
+def draw_each(rows: Sequence[Row], folder: Path, scale: float) -> None:
+    """Saves a figure of each balancer, under its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    background = Background.of(scale)
+    for row in rows:
+        figure, axis = _style.new_figure(1, 1, 3.9, width=3.6)
+        background.draw(axis, row)
+        axis.set_title(f"{row.reached} of {len(row.paths)} paths end on the front", fontsize=11)
+        figure.savefig(folder / f"{row.name}.png")
+
+
+class Background(NamedTuple):
+    """What is the same in all panels: the mean loss on a grid, and the Pareto front.
+
+    Attributes:
+        side: `[points]`, the coordinates of the grid.
+        height: `[points, points]`, the mean loss.
+        front: `[points, 2]`.
+    """
+
+    side: np.ndarray
+    height: np.ndarray
+    front: np.ndarray
+
+    @classmethod
+    def of(cls, scale: float) -> Background:
+        """That of a landscape with a factor of the first loss."""
+        side = np.linspace(-10.5, 10.5, 211)
+        grid = np.stack(np.meshgrid(side, side), axis=-1)
+        return cls(side, losses(grid, scale).numpy().mean(axis=-1), pareto_front())
+
+    def draw(self, axis: Any, row: Row) -> None:
+        """Draws a balancer's paths on it."""
+        axis.contourf(self.side, self.side, self.height, levels=24, cmap="Greys_r", alpha=0.55)
+        options = {"colors": "black", "linewidths": 0.25, "alpha": 0.35, "linestyles": "solid"}
+        axis.contour(self.side, self.side, self.height, levels=24, **options)
+        axis.plot(*self.front.T, color=FRONT, lw=5, solid_capstyle="round", zorder=2)
         for points, distance in zip(row.paths, row.distances):
             color = REACHED if distance <= TOLERANCE else NOT_REACHED
             axis.plot(*points.T, color=color, lw=1.3, zorder=3)
             axis.plot(*points[0], "o", color="white", mec="black", mew=0.9, ms=4.5, zorder=4)
             axis.plot(*points[-1], "o", color=color, mec="black", mew=0.7, ms=6, zorder=5)
-        axis.set_title(f"{row.name}  {row.reached}/{len(row.paths)}", fontsize=10)
         axis.set(xlim=(-10.5, 10.5), ylim=(-10.5, 10.5), aspect="equal", xticks=[], yticks=[])
-    marks = (
+        axis.spines[:].set_visible(False)
+
+
+def marks() -> tuple[Any, ...]:
+    """What the marks mean, for a legend below the panels."""
+    from matplotlib.lines import Line2D
+
+    return (
         Line2D([], [], marker="o", color="white", mec="black", ls="", label="start"),
         Line2D([], [], marker="o", color=REACHED, mec="black", label="ends on the Pareto front"),
         Line2D([], [], marker="o", color=NOT_REACHED, mec="black", label="ends elsewhere"),
-        Line2D([], [], color="gold", lw=5, label="Pareto front"),
-        Line2D([], [], marker="s", color="lightgrey", mec="grey", ls="", label="mean loss (dark: low)"),
+        Line2D([], [], color=FRONT, lw=5, label="Pareto front"),
     )
-    bottom = 0.45 / figure.get_figheight()
-    figure.tight_layout(rect=(0, bottom, 1, 1), pad=0.5, h_pad=1.2)
-    figure.legend(handles=marks, loc="lower center", ncols=min(5, 2 * columns), fontsize=10, frameon=False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,12 +322,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(table)
     draw(rows, options.output, options.scale)
     console.print(f"wrote {options.output}", soft_wrap=True, highlight=False)
+    if options.each is not None:
+        draw_each(rows, options.each, options.scale)
+        console.print(f"wrote a figure of each balancer in {options.each}", soft_wrap=True, highlight=False)
     return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/toy_landscape.png"), metavar="FILE", help="the figure")
+    parser.add_argument("--each", type=Path, metavar="DIR", help="folder for a figure of each balancer")
     parser.add_argument(
         "--steps", type=whole(1), default=STEPS, metavar="N", help="updates per starting point (default: %(default)s)"
     )

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._shared import Session, new_figure, run_program
+from examples import _style
+from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer
 from multihead.accumulation import GradientAccumulator
 
@@ -201,24 +202,44 @@ def kernels() -> list[str]:
     return [f"layer_{i + 1}/kernel" for i in range(LAYERS)]
 
 
+TITLES = {"sigmoid": "sigmoid: gradients vanish", "tanh": "tanh: they do not"}
+
+
+@_style.styled
 def draw(watches: dict[str, GradientWatch]) -> Any:
     """Draws running norms by layer during training, and by layer and head at the end."""
     from matplotlib import colormaps
 
-    figure, axes = new_figure(1, 3, (14, 4.2), sharey=True)
+    figure, axes = _style.new_figure(1, 3, 4.0, sharey=True)
+    labels: dict[str, Any] = {}
     for axis, (activation, watch) in zip(axes, watches.items()):
         for i, name in enumerate(kernels()):
             color = colormaps["viridis"](i / (LAYERS - 0.5))
             axis.plot(watch.updates, watch.history[ALL, name], color=color, label=f"layer {i + 1}")
-        axis.set(yscale="log", xlabel="update", title=f"{activation}: running gradient norm by layer, all heads")
+        axis.set(yscale="log", xlabel="update", title=TITLES[activation])
+        ends = [(watch.history[ALL, name][-1], i) for i, name in enumerate(kernels())]
+        shown = ends if activation == "sigmoid" else [ends[0]]
+        texts = [
+            (value, f"layer {i + 1}" if len(shown) > 1 else "all layers", colormaps["viridis"](i / (LAYERS - 0.5)))
+            for value, i in shown
+        ]
+        labels[activation] = (axis, watch.updates[-1], texts)
         for watched, style in zip(watch.model.heads, ("-o", "--s")):
             norms = [watch.norms(watched)[name] for name in kernels()]
-            color = "tab:red" if activation == "sigmoid" else "tab:blue"
-            axes[2].plot(range(1, LAYERS + 1), norms, style, color=color, label=f"{activation}, head {watched}")
+            color = _style.RED if activation == "sigmoid" else _style.BLUE
+            axes[2].plot(range(1, LAYERS + 1), norms, style, color=color, ms=4)
+            axes[2].annotate(
+                f"{activation}, {watched}",
+                (2.2, norms[1]),
+                xytext=(0, 6 if watched == "kind" else -14),
+                textcoords="offset points",
+                color=color,
+                fontsize=9,
+            )
     axes[0].set_ylabel("gradient norm")
-    axes[1].legend(loc="lower right", ncols=2, fontsize=9)
-    axes[2].set(xlabel="encoder layer", title="by layer and head, at the end")
-    axes[2].legend(loc="lower right", fontsize=9)
+    axes[2].set(xlabel="encoder layer", title="for both heads")
+    for axis, last, texts in labels.values():
+        _style.label_ends(axis, last, texts)
     return figure
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 from rich.table import Table
 
-from examples._shared import new_figure
+from examples import _style
 from examples.convergence_study.arms import REFERENCES
 from examples.convergence_study.study import Result
 
@@ -60,8 +60,11 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
     return found
 
 
+@_style.styled
 def draw(path: Path, results: dict[str, Result], axis: str) -> None:
-    """Draws learning curves with bands of one standard deviation over seeds, with a column for each group of arms.
+    """Draws learning curves with bands of one standard deviation over seeds, with a row for each group of arms.
+
+    The names stand at the ends of the curves in the first column; the other columns have the same colours.
 
     Args:
         path: The file to write.
@@ -74,31 +77,35 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
         if result.arm.group != REFERENCES:
             groups.setdefault(result.arm.group, {})[name] = result
     groups = groups or {REFERENCES: {}}
-    figure, axes = new_figure(
-        len(PANELS), len(groups), (4.6 * len(groups) + 0.6, 9.5), squeeze=False, sharex="col", sharey="row"
-    )
-    losses = axes[0, 0]  # the row shares its axis
+    options = {"squeeze": False, "sharex": True, "sharey": "col", "width_ratios": [1.5, 1, 1]}
+    figure, axes = _style.new_figure(len(groups), len(PANELS), 2.9 * len(groups) + 0.4, width=10.5, **options)
+    losses = axes[0, 0]  # the column shares its axis
     losses.set_yscale("log")
     losses.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
     for formatted in (losses.yaxis.set_major_formatter, losses.yaxis.set_minor_formatter):
         formatted(lambda value, _: f"{value:g}")
-    for column, (group, members) in enumerate(groups.items()):
+    for row, (group, members) in enumerate(groups.items()):
         used = {result.arm.optimizer for result in members.values()}
         shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
         styles = {name: ("black", style) for name, style in zip(shown, _dashes(len(shown)))}
         styles |= {name: (f"C{place}", "-") for place, name in enumerate(members)}
-        for row, (name, label) in enumerate(PANELS.items()):
+        for column, name in enumerate(PANELS):
             panel = axes[row, column]
+            ends = []
             for arm, result in {**shown, **members}.items():
                 if HEAD_OF[name] in result.arm.heads:
-                    _band(panel, result, axis, name, arm, styles[arm])
-            panel.legend(fontsize=7)
+                    last = _band(panel, result, axis, name, styles[arm])
+                    ends.append((*last, arm.replace("_", " "), styles[arm][0]))
             panel.grid(alpha=0.3)
             if column == 0:
-                panel.set_ylabel(label)
-        axes[0, column].set_title(group)
-        axes[-1, column].set_xlabel("examples seen" if axis == "examples" else "seconds of training")
-    figure.savefig(path, dpi=110)
+                panel.set_ylabel(group)
+                right = max((x for x, *_ in ends), default=0.0)
+                _style.label_ends(panel, right, [tuple(end[1:]) for end in ends], gap=0.1)
+    for panel, title in zip(axes[0], PANELS.values()):
+        panel.set_title(title)
+    for panel in axes[-1]:
+        panel.set_xlabel("examples seen" if axis == "examples" else "seconds of training")
+    figure.savefig(path)
 
 
 def write_figures(path: Path, options: dict[str, Any], results: dict[str, Result], more: dict[str, Any]) -> None:
@@ -108,14 +115,16 @@ def write_figures(path: Path, options: dict[str, Any], results: dict[str, Result
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _band(panel: Any, result: Result, axis: str, figure: str, label: str, style: tuple[str, Any]) -> None:
+def _band(panel: Any, result: Result, axis: str, figure: str, style: tuple[str, Any]) -> tuple[float, float]:
+    """Draws the mean and a band, and returns the end of the line."""
     measured = [place for place, point in enumerate(result.curves[0]) if figure in point]
     x = np.mean([[curve[place][axis] for place in measured] for curve in result.curves], axis=0)
     values = np.array([[curve[place][figure] for place in measured] for curve in result.curves])
     mean, spread = values.mean(axis=0), values.std(axis=0)
     color, line = style
-    panel.plot(x, mean, color=color, linestyle=line, label=label, linewidth=1.4)
+    panel.plot(x, mean, color=color, linestyle=line, linewidth=1.4)
     panel.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+    return float(x[-1]), float(mean[-1])
 
 
 def _dashes(number: int) -> list[Any]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402 - after the choice of the backend
 
+from examples import _style  # noqa: E402
 from examples.seq2seq_price.batches import Examples  # noqa: E402
 from examples.seq2seq_price.model import Answers, AttentionMap  # noqa: E402
 from examples.seq2seq_price.ranges import NO_LABEL  # noqa: E402
@@ -35,21 +37,35 @@ def write_history(path: Path, history: History) -> None:
             writer.writerow([epoch, *(f"{float(value):.6g}" for value in values)])
 
 
+@_style.styled
 def draw_curves(path: Path, history: History, heads: Sequence[str]) -> None:
-    """Draws losses, representation gradient norms and shares of the encoder's update, per head and epoch."""
-    figure, all_axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    panels = (("loss", "loss", "log"), ("norm", "representation gradient norm", "log"), ("share", "share", "linear"))
+    """Draws losses, representation gradient norms and shares of the encoder's update, per head and epoch.
+
+    A dot marks each head's best epoch: that of its smallest validation loss.
+    """
+    figure, all_axes = _style.new_figure(1, 3, 3.6)
+    panels = (("loss", "loss (dashed: validation)", "log"), ("norm", "gradient norm", "log"), ("share", "share", "linear"))
+    colors = (_style.BLUE, _style.RED, _style.GREEN, _style.PURPLE, _style.ORANGE)
     for axes, (kind, title, scale) in zip(all_axes, panels):
-        for color, head in enumerate(heads):
-            for prefix, style in (("", "-"), ("val_", "--")):
-                values = history.get(f"{prefix}{head}_{kind}")
-                if values is not None:
-                    label = f"{head} (validation)" if prefix else head
-                    axes.plot(range(1, len(values) + 1), values, style, color=f"C{color}", label=label)
         axes.set(title=title, xlabel="epoch", yscale=scale)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend()
-    all_axes[2].set_ylim(0, 1)
+        axes.margins(x=0.12)
+        ends = []
+        for place, head in enumerate(heads):
+            color = colors[place % len(colors)]
+            for prefix, style in (("", "-"), ("val_", "--")):
+                values = history.get(f"{prefix}{head}_{kind}")
+                if values is None:
+                    continue
+                axes.plot(range(1, len(values) + 1), values, style, color=color)
+                if prefix and np.isfinite(values).any():
+                    best = int(np.nanargmin(values))
+                    axes.plot(best + 1, values[best], "o", color=color, ms=7)
+                elif not prefix and np.isfinite(values[-1]):
+                    ends.append((float(values[-1]), head, color))
+        if kind == "share":
+            axes.set_ylim(0, 1)
+        _style.label_ends(axes, len(next(iter(history.values()))), ends, gap=0.08)
     _save(figure, path)
 
 
@@ -94,7 +110,7 @@ def draw_attention(path: Path, maps: Sequence[AttentionMap]) -> None:
         axes.set_xticks(range(len(attended.source)), attended.source, fontsize=8, parse_math=False, **across)
         axes.set_yticks(range(len(attended.reply)), attended.reply, fontsize=8, parse_math=False)
         axes.tick_params(length=2)
-    panels[0, 0].set_title("attention weights, from white (0) to black (1)", loc="left", fontsize=10)
+    panels[0, 0].set_title("attention weights\n(white 0, black 1)", loc="left", fontsize=10)
     _save(figure, path)
 
 
@@ -143,7 +159,7 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, SAMPLE_WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
 
 
-def _save(figure: pyplot.Figure, path: Path) -> None:
+def _save(figure: Any, path: Path) -> None:
     with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, dpi=120)

@@ -8,7 +8,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from examples import _shared
+from examples import _shared, _style
 
 
 def run(arguments, body=lambda session: None, needs=("matplotlib", "rich")):
@@ -34,7 +34,7 @@ def test_a_session(tmp_path, capsys):
         with session.progress("working", 3) as advance:
             advance()
         session.table("figures", ["way", "error"], [["this one", "1e-7"], ["[that] one", "0.1"]])
-        figure, axis = _shared.new_figure(1, 1, (2, 2))
+        figure, axis = _style.new_figure(1, 1, 2)
         axis.plot([1, 2])
         assert session.save(figure) == tmp_path / "a" / "trial.png"
 
