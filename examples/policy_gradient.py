@@ -183,9 +183,7 @@ def draw(runs: dict[int, Run]) -> Any:
         title=f"The pole stands: {sum(run.solved for run in runs.values())} of {len(runs)} seeds solve CartPole\n"
         f"(dots: episodes; lines: mean of the last {WINDOW}; one update from 16 episodes)",
     )
-    for value, name, color, last in ends:
-        axis.annotate(name, (last, value), xytext=(6, 0), textcoords="offset points", color=color, va="center")
-    axis.margins(x=0.08)
+    _style.label_ends(axis, max(last for *_, last in ends), [(value, name, color) for value, name, color, _ in ends])
     return figure
 
 
