@@ -1,10 +1,10 @@
 """Does following `diagnose` help, and does it ever hurt? Six models, each by the plain sum, by the suggestion, and by hand.
 
-    python -m benchmarks.suggestions [--models diabetes two_outputs ...] [--seeds 3] [--quick]
+    python -m benchmarks.suggestions [--models diabetes two_outputs ...] [--seeds 3] [--methods UPGrad ...] [--quick]
 
 The suggestion is measured before training and followed to the letter. By hand, five settings of the weights are tried, and
-the one with the best mean over heads and seeds is shown. A head's figure is R² or accuracy on held-out examples. Prints a
-table, and writes the results of every run to `--output`.
+the one with the best mean over heads and seeds is shown. With `--methods`, balancers and weightings are tried instead. A
+head's figure is R² or accuracy on held-out examples. Prints a table, and writes the results of every run to `--output`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import _results
-from multihead import MultiHeadTrainer, weighting
+from multihead import MultiHeadTrainer, balancing, weighting
 
 Arrays = tuple[np.ndarray, dict[str, np.ndarray]]
 CLASSES = "sparse_categorical_crossentropy"
@@ -163,7 +163,7 @@ def narrow(seed: int) -> Model:
 
 
 def images(seed: int) -> Model:
-    """MobileNetV2 on pictures of a disc: its colour, its size, and its brightness in a unit 100 times as small."""
+    """The first blocks of MobileNetV2 on pictures of a disc: its colour, its size, and its brightness times 100."""
     rng = np.random.default_rng(seed)
     count, side = 480, 32
     radius, level, colour = rng.uniform(4, 12, count), rng.uniform(0.3, 1, count), rng.integers(0, 3, count)
@@ -178,12 +178,17 @@ def images(seed: int) -> Model:
     train, held_out = split(pictures, y, 360, seed)
 
     def encoder() -> Any:
-        return keras.applications.MobileNetV2(
-            input_shape=(side, side, 3), alpha=0.35, include_top=False, weights=None, pooling="avg"
-        )
+        whole = keras.applications.MobileNetV2(input_shape=(side, side, 3), alpha=0.35, include_top=False, weights=None)
+        # Up to maps of 4 x 4: what follows are maps of one pixel, which pictures as small as these cannot train.
+        features = whole.get_layer("block_5_add").output
+        network = keras.Model(whole.input, keras.layers.GlobalAveragePooling2D()(features))
+        for layer in network.layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.momentum = 0.9  # Keras's 0.999 needs thousands of updates before inference is that of training
+        return network
 
     heads = {"colour": (classes(3), CLASSES, {}), "size": (number, "mse", {}), "brightness": (number, "mse", {})}
-    return Model(encoder, heads, train, held_out, 99, 2e-3, settings(["colour", "size"], "brightness"))
+    return Model(encoder, heads, train, held_out, 198, 3e-3, settings(["colour", "size"], "brightness"))
 
 
 MODELS = {each.__name__: each for each in (healthy, summed, diabetes, two_outputs, narrow, images)}
@@ -201,10 +206,17 @@ class Runner:
     Args:
         name: The model.
         updates: At most as many updates.
+        method: A balancer or a weighting, or None for the plain sum.
     """
 
-    def __init__(self, name: str, updates: int) -> None:
+    def __init__(self, name: str, updates: int, method: str | None = None) -> None:
         self.make, self.updates = MODELS[name], updates
+        self.options: dict[str, Any] = {"telemetry": None}
+        if method in balancing.__all__:
+            level = "parameters" if name == "two_outputs" else "representation"
+            self.options |= {"balancer": method, "balance_at": level}
+        elif method is not None:
+            self.options["weighting"] = method
         keras.utils.set_random_seed(0)
         model = self.make(0)
         # Variables, so that other weights need no other graph.
@@ -213,7 +225,7 @@ class Runner:
         for head, (module, loss, options) in model.heads.items():
             options = {**options, "weight": self._weight(head, options.get("weight", 1.0))}
             self.trainer.add_head(head, module(), loss, **options)
-        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), telemetry=None, steps_per_execution=9)
+        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), steps_per_execution=9, **self.options)
         x, y = model.train
         first = {head: values[:288] for head, values in y.items()}
         self.trainer.fit(x[:288], first, batch_size=32, epochs=1, verbose=0)
@@ -228,12 +240,15 @@ class Runner:
         fresh = MultiHeadTrainer(model.encoder())
         for head, (module, loss, options) in model.heads.items():
             fresh.add_head(head, module(), loss, **options)
-        fresh.compile("sgd", telemetry=None)
+        fresh.compile("sgd", **self.options)
         x, y = model.train
         fresh.compute_gradients((x[:2], {head: values[:2] for head, values in y.items()}))
         self.trainer.encoder.set_weights(fresh.encoder.get_weights())
         for head, made in self.trainer.heads.items():
             made.module.set_weights(fresh.heads[head].module.get_weights())
+        for name in ("weighting", "balancer"):
+            if getattr(fresh, name) is not None:
+                getattr(self.trainer, name).set_weights(getattr(fresh, name).get_weights())
         for variable in optimizer_variables(self.trainer.optimizer):
             if "learning_rate" not in variable.name:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
@@ -285,19 +300,43 @@ def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     return {"suggestions": suggestions, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
 
 
+def measure_methods(
+    name: str, seeds: Sequence[int], updates: int, methods: Sequence[str]
+) -> dict[str, list[dict[str, float]]]:
+    """All runs of a model by the plain sum and by methods."""
+    found = {}
+    for method in (None, *methods):
+        runner = Runner(name, updates, method)
+        found["plain sum" if method is None else method] = [runner.figures(seed, {}) for seed in seeds]
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which models")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    methods = [*balancing.__all__, *weighting.__all__]
+    parser.add_argument("--methods", nargs="+", choices=methods, default=[], help="balancers and weightings to try instead")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--output", default="runs/suggestions.json", help="file for the results of every run")
     options = parser.parse_args(arguments)
     console = Console()
-    results = {}
+    results: dict[str, Any] = {}
+    updates = 4 if options.quick else sys.maxsize
+    if options.methods:
+        shown = Table("model", "head", "plain sum", *options.methods)
+        for name in options.models:
+            results[name] = measure_methods(name, range(options.seeds), updates, options.methods)
+            for head in results[name]["plain sum"][0]:
+                shown.add_row(name, head, *(_results.mean_and_spread(runs, head) for runs in results[name].values()))
+            console.print(f"{name}: done", highlight=False)
+            _results.write(results, options.output)
+        console.print(shown)
+        return
     shown = Table("model", "head", "plain sum", "suggestion", "best of five by hand", "factors suggested (first seed)")
     for name in options.models:
-        results[name] = measure(name, range(options.seeds), 4 if options.quick else sys.maxsize)
+        results[name] = measure(name, range(options.seeds), updates)
         found = results[name]
         for head in found["plain sum"][0]:
             arms = found["plain sum"], found["suggestion"], found["by hand"]["runs"]

@@ -103,11 +103,11 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
 
 def _combiner(balancer: Any, options: CompileOptions) -> Callable[[Network, HeadsAtStep], Combiner]:
     """A function that creates the combiner of one update."""
-    measures_gramian = "gramian" in options.schedule.uses or (balancer is None and options.telemetry == "full")
-    gramian: Measure | None = RepresentationGradients.gramian if measures_gramian else None
+    gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
-        measure = gramian or (RepresentationGradients.squared_norms if needs_norms else None)
+        measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
+        measure = measure or (RepresentationGradients.squared_norms if needs_norms else None)
         return lambda network, heads: SumHeads(network, measure, heads)
     if options.balance_at == "representation":
         return lambda network, heads: BalanceAtRepresentation(network, balancer, heads)

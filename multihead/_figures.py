@@ -119,16 +119,22 @@ class UpdateFigures:
     def _values_of_layers(self, update: Update, applied: tf.Tensor) -> tf.Tensor:
         """The figures of all layers in one vector; NaN in updates that do not measure them."""
         measured = self._spec.measures_layers_at(update.step)
+        nothing = tf.fill([len(self._layers)], float("nan"))
         if update.by_layer is None or measured is None:
-            return tf.fill([len(self._layers)], float("nan"))
-        norms, cosines = tf.sqrt(tf.linalg.diag_part(update.by_layer)), cosines_of(update.by_layer)
-        of_heads = tf.cast(norms[:, :-1], tf.float32)
-        parts = tf.abs(update.combined.coefficients) * of_heads
-        shares = tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True))
-        pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(len(self._heads)), 2)]
-        of_update = tf.cast(norms[:, -1:], tf.float32)
-        found = tf.concat([of_heads, shares, cosines[:, :-1, -1], *pairs, of_update], axis=1)
-        return tf.where(measured & applied, tf.reshape(found, [-1]) / _replicas.num_replicas(), float("nan"))
+            return nothing
+        by_layer, coefficients = update.by_layer, update.combined.coefficients
+
+        def values() -> tf.Tensor:
+            norms, cosines = tf.sqrt(tf.linalg.diag_part(by_layer)), cosines_of(by_layer)
+            of_heads = tf.cast(norms[:, :-1], tf.float32)
+            parts = tf.abs(coefficients) * of_heads
+            shares = tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True))
+            pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(len(self._heads)), 2)]
+            of_update = tf.cast(norms[:, -1:], tf.float32)
+            found = tf.concat([of_heads, shares, cosines[:, :-1, -1], *pairs, of_update], axis=1)
+            return tf.reshape(found, [-1]) / _replicas.num_replicas()
+
+        return tf.cond(measured & applied, values, lambda: nothing)
 
     def results(self) -> tuple[dict[str, tf.Tensor], dict[str, dict[str, tf.Tensor]], dict[str, tf.Tensor]]:
         """The figures of the epoch by name: of updates, of each head, and of pairs of heads."""

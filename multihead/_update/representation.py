@@ -6,6 +6,7 @@ are therefore known before the encoder's backward pass, and one such pass is eno
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -87,3 +88,20 @@ class RepresentationGradients(NamedTuple):
             for gradients in self.by_head
         ]
         return tf.linalg.diag(tf.stack(squares))
+
+    def products(self) -> tf.Tensor:
+        """The Gramian, `[num_heads, num_heads]` float64, from float32 sums: exact enough for cosines, and cheaper.
+
+        Where a sum could have left the range of float32, or a head has no gradient, it is `gramian()`.
+        """
+        num_heads, zero = len(self.by_head), tf.zeros([])
+        found = {}
+        for i, j in itertools.combinations_with_replacement(range(num_heads), 2):
+            both = [
+                tf.reduce_sum(a * b) for a, b in zip(self.by_head[i], self.by_head[j]) if a is not None and b is not None
+            ]
+            found[i, j] = found[j, i] = tf.add_n([zero, *both])
+        matrix = tf.stack([tf.stack([found[i, j] for j in range(num_heads)]) for i in range(num_heads)])
+        squares = tf.linalg.diag_part(matrix)
+        is_exact = tf.reduce_all((squares > 1e-25) & (squares < 1e30))
+        return tf.cond(is_exact, lambda: tf.cast(matrix, tf.float64), self.gramian)

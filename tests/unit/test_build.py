@@ -72,6 +72,7 @@ def test_a_head_that_reads_its_targets_needs_them_once():
     [
         ({}, SumHeads, RepresentationGradients.squared_norms),
         ({"telemetry": None}, SumHeads, None),
+        ({"telemetry": "full"}, SumHeads, RepresentationGradients.products),
         ({"telemetry": None, "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
         ({"balancer": "UPGrad"}, BalanceAtRepresentation, RepresentationGradients.gramian),
         ({"balancer": "UPGrad", "balance_at": "parameters"}, BalanceAtParameters, None),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, _metrics, balancing, schedules, telemetry
+from multihead import MultiHeadTrainer, _metrics, balancing, clipping, schedules, telemetry
+from tests.helpers.sources import ROOT
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 TARGETS = {
@@ -80,9 +81,51 @@ def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
     assert history["price_share"] == [1] and history["size_share"] == [1]  # each trains alone
 
 
+def test_every_figure_is_in_the_table_of_the_docs():
+    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+    forms = {"head": "{head}_", "pair": "{head}_{other}_", "update": ""}
+    names = {f"`{forms[figure.per]}{figure.name}`" for figure in telemetry.FIGURES}
+    for name in names | {"`loss`", "`{head}_loss`", "`skipped_updates`", "`{figure}_average`"}:
+        assert any(name in line.split("|")[1] for line in page.splitlines() if line.startswith("| `")), name
+
+
+def test_full_adds_figures_whose_names_are_stable():
+    model = trainer(telemetry="full", clip=clipping.ByGlobalNorm(1.0), run_eagerly=True)
+    added = set(logs_of_one_update(model)) - set(logs_of_one_update(trainer(run_eagerly=True)))
+    plain = {"loss", "update_norm", "price_size_cosine"}
+    plain |= {f"{head}_{name}" for head in TARGETS for name in ("loss", "norm", "share", "update_cosine")}
+    new = {"update_norm", "update_norm_clipped", "clipped_updates", "price_size_cosine"}
+    new |= {f"{head}_update_cosine" for head in TARGETS}
+    assert added == new | {f"{name}_average" for name in plain}
+
+
+def test_heads_that_read_no_common_tensor_have_no_cosine_at_the_representation():
+    def logs(**options):
+        inputs = keras.Input([3])
+        made = MultiHeadTrainer(keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)]))
+        for place, name in enumerate(TARGETS):
+            made.add_head(name, keras.layers.Dense(1), "mse", reads=place)
+        made.compile("sgd", telemetry="full", run_eagerly=True, **options)
+        return logs_of_one_update(made)
+
+    assert "price_size_cosine" not in logs()
+    assert logs(balancer="Sum", balance_at="parameters")["price_size_cosine"] == 0  # no common parameters, either
+
+
 def test_losses_alone_on_request():
     logs = logs_of_one_update(trainer(telemetry=None))
     assert set(logs) == {"loss", "price_loss", "size_loss", "price_weight", "size_weight", "skipped_updates"}
+
+
+def test_nothing_is_recorded_without_telemetry():
+    model = MultiHeadTrainer(keras.layers.Dense(4))
+    model.add_head("price", keras.layers.Dense(1), "mse")
+    model.compile("sgd", telemetry=None)
+    model.compute_gradients((X, {"price": TARGETS["price"]}))
+    assert model._logs.figures.metrics == [] and model._spec.combiner(None, None).measure is None
+    with pytest.warns(DeprecationWarning, match="`telemetry='losses'` is now `telemetry=None`"):
+        model.compile("sgd", telemetry="losses")
+    assert model._options.telemetry is None
 
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():

@@ -44,6 +44,10 @@ def test_inner_products_are_over_all_leaves_and_missing_ones_are_zero():
     rows = dense.reshape(3, -1).astype("float64")
     np.testing.assert_allclose(found.gramian(), rows @ rows.T, rtol=1e-6)
     np.testing.assert_allclose(tf.linalg.diag_part(found.squared_norms()), (rows**2).sum(1), rtol=1e-6)
+    np.testing.assert_allclose(found.products(), rows @ rows.T, rtol=1e-5, atol=1e-6)
+    tiny = found.times(tf.constant([1e-22, 1.0, 1e18]))  # squares leave the range of float32
+    scales = np.array([1e-22, 1.0, 1e18])
+    np.testing.assert_allclose(tiny.products(), (rows @ rows.T) * scales * scales[:, None], rtol=1e-5)
     factors = np.array([2.0, -1.0, 0.5], "float32")
     weighted = found.times(tf.constant(factors))
     np.testing.assert_allclose(
