@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +14,11 @@ from multihead._known_losses import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead._validation import quoted
 from multihead.losses import aligned, aligned_shape, with_columns
 
-FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "cosine", "learning_rate", "updates")
+FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate", "updates")
 """What the trainer itself may log of a head, as `{head}_{figure}`."""
+
+OF_PAIRS = ("cosine",)
+"""What it may log of a pair of heads, as `{head}_{other}_{figure}`."""
 
 TOTALS = (
     "loss",
@@ -237,9 +241,15 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
 
 def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with what they stand for."""
-    yield from ((name, "a figure of no head") for name in TOTALS)
+    heads = list(heads)
+    yield from ((f"{name}{end}", "a figure of no head") for name in TOTALS for end in ("", "_average"))
+    for one, other in itertools.combinations([head for head, _ in heads], 2):
+        whose = f"of heads {one!r} and {other!r}"
+        yield from (
+            (f"{one}_{other}_{figure}{end}", f"the {figure} {whose}") for figure in OF_PAIRS for end in ("", "_average")
+        )
     for head, metrics in heads:
-        yield from ((f"{head}_{figure}", f"the {figure} of head {head!r}") for figure in FIGURES)
+        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in FIGURES for end in ("", "_average"))
         for metric in metrics:
             name = log_name(metric)
             yield f"{head}_{name}", f"the metric {name!r} of head {head!r}"

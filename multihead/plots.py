@@ -97,7 +97,7 @@ def _run(run: Run | str | os.PathLike[str]) -> Run:
 
 def smooth(values: np.ndarray) -> np.ndarray:
     """An exponential average over about a twentieth of the run, without bias towards 0; NaN where there is no value."""
-    decay = 1 - min(1.0, 20 / len(values))
+    decay = 1 - min(0.3, 20 / len(values))
     averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
     for i in np.flatnonzero(np.isfinite(values)):
         total, weight = decay * total + values[i], decay * weight + 1
@@ -156,6 +156,7 @@ def norms(run: Run | str | os.PathLike[str]) -> Any:
     axis.set_yscale("log")
     positive = {head: np.where(values > 0, values, np.nan) for head, values in by_head.items()}
     lines(axis, run.steps, positive, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
+    _ticks(axis, plain)
     title(axis, "How large each head's gradient is", "norm where the heads are combined, weighted, before balancing")
     axis.set_xlabel("updates", color=GREY)
     return figure
@@ -299,8 +300,13 @@ def _share(value: float) -> str:
 
 
 def _percent(axis: Any) -> None:
+    _ticks(axis, _share)
+
+
+def _ticks(axis: Any, text: Callable[[float], str]) -> None:
+    """Labels of the vertical axis; on a logarithmic one at 1, 2 and 5 times the powers of ten."""
     if axis.get_yscale() == "log":
         ticker = needed("matplotlib.ticker", "plots", "`plots`")
         axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_minor_locator(ticker.NullLocator())
-    axis.yaxis.set_major_formatter(lambda value, place: _share(value))
+    axis.yaxis.set_major_formatter(lambda value, place: text(value))

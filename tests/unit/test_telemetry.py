@@ -18,9 +18,15 @@ TARGETS = {
 
 
 def test_no_metric_can_take_the_name_of_a_figure():
-    of_update = {figure.name for figure in telemetry.FIGURES if figure.per == "update"}
-    assert of_update < set(_metrics.TOTALS)
-    assert {figure.name for figure in telemetry.FIGURES} - of_update < set(_metrics.FIGURES)
+    reserved = {"update": _metrics.TOTALS, "head": _metrics.FIGURES, "pair": _metrics.OF_PAIRS}
+    for figure in telemetry.FIGURES:
+        assert figure.name in reserved[figure.per]
+    model = MultiHeadTrainer(keras.layers.Dense(2))
+    model.add_head("price", keras.layers.Dense(1), "mse", metrics=[keras.metrics.MeanSquaredError(name="size_cosine")])
+    with pytest.raises(
+        ValueError, match="Received: 'price_size_cosine' would stand for the cosine of heads 'price' and 'size'"
+    ):
+        model.add_head("size", keras.layers.Dense(1), "mse")
 
 
 def trainer(**options):
