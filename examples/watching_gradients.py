@@ -228,14 +228,9 @@ def draw(watches: dict[str, GradientWatch]) -> Any:
             norms = [watch.norms(watched)[name] for name in kernels()]
             color = _style.RED if activation == "sigmoid" else _style.BLUE
             axes[2].plot(range(1, LAYERS + 1), norms, style, color=color, ms=4)
-            axes[2].annotate(
-                f"{activation}, {watched}",
-                (2.2, norms[1]),
-                xytext=(0, 6 if watched == "kind" else -14),
-                textcoords="offset points",
-                color=color,
-                fontsize=9,
-            )
+            place = {"xytext": (8, -14)} if watched == "kind" else {"xytext": (-4, 8), "ha": "right"}
+            options = {"textcoords": "offset points", "color": color, "fontsize": 9, **place}
+            axes[2].annotate(f"{activation}, {watched}", (4, norms[3]), **options)
     axes[0].set_ylabel("gradient norm")
     axes[2].set(xlabel="encoder layer", title="for both heads")
     for axis, last, texts in labels.values():
