@@ -30,7 +30,7 @@ PRINTED = {
     "large_batches": ["True True", "True True"],
     "reply_and_price": ["0.5 0.5", "(2, 6) (2, 1, 6)"],
     "representation_or_parameters": ["8.0 [0.0, 6.0]", "-3.91 [0.0, 1.17]"],
-    "resuming": ["[2, 3] True"],
+    "resuming": ["[0, 1, 2, 3] True"],
     "index": ["(512, 3) (512, 1)"],
     "sums_and_counts": ["2.0 1.2", "1.2"],
     "finetuning": ["[0.005, 0.025]", "1 True", "2 [1.0, 1.0, 0.1, 0.1]", "[0.0, 0.05, 0.1]", "2", "0.25", "[0.0, 1.0] True"],
