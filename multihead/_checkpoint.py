@@ -32,6 +32,10 @@ class Checkpoint(keras.callbacks.Callback):
     holds numbers and words, no code. With Ctrl-C, `fit` ends after the present step and saves it. Keras's
     `BackupAndRestore` among the callbacks of `fit` is carried out in the same way, in its own folder.
 
+    Of another callback, the attributes are saved that training has changed and that are numbers, words, arrays, or lists and
+    dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and
+    `set_run_state(state)` says itself what is saved.
+
     Args:
         directory: A folder.
         every: The number of steps after which the run is saved, or `"epoch"`; it is always saved at the end of an epoch.

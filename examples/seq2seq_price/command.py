@@ -133,6 +133,9 @@ def build_parser() -> argparse.ArgumentParser:
     training.add_argument(
         "--seed", type=whole(0), default=0, metavar="N", help="random seed for data, initial weights and order"
     )
+    training.add_argument(
+        "--resume", action="store_true", help="go on with the run in --output that was interrupted, with the same options"
+    )
     output = parser.add_argument_group("results")
     output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="beam width; 1 is greedy search")
     output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for all results")
@@ -191,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except run.InputError as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return fail(PROGRAM, "interrupted before the end of the first epoch; nothing was written.")
+        return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to go on.")
     return 0
 
 

@@ -38,6 +38,13 @@ class ProgressBar(keras.callbacks.Callback):
             transient=True,
         )
 
+    def get_run_state(self) -> dict[str, Any]:
+        """Nothing: the times and the bar are of this process."""
+        return {}
+
+    def set_run_state(self, state: dict[str, Any]) -> None:
+        """Nothing is restored in a run that goes on."""
+
     def on_train_begin(self, logs: Any = None) -> None:
         self._started = time.perf_counter()
         self._progress.start()

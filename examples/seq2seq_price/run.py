@@ -25,7 +25,7 @@ from examples.seq2seq_price.progress import BestWeights, ProgressBar
 from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
 from examples.seq2seq_price.report import draw_attention, draw_confusion, draw_curves, write_history, write_samples
 from examples.seq2seq_price.tables import InputError, read_lines, read_table
-from multihead import balancing, clipping, schedules
+from multihead import balancing, callbacks, clipping, schedules
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
 CLIPPINGS = {
@@ -190,27 +190,35 @@ def train_model(
         Training statistics, Keras's history by epoch, and the training batches.
 
     Raises:
-        InputError: The balancer, its level or the schedule does not fit the model.
+        InputError: The balancer, its level or the schedule does not fit the model, or there is no run to go on with.
     """
     train, dev = data.splits["train"], data.splits["dev"]
     batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
     compile_trainer(options, model, steps)
     validation = _batches_for(model, dev, options.batch_size)
     bar, best, history = ProgressBar(console, steps), BestWeights(options.patience), keras.callbacks.History()
+    # Removed at the end of training; until then, the run can be interrupted and go on.
+    saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
+    if options.resume and not saver.path.is_file():
+        raise InputError(
+            f"`--resume` requires a run that was interrupted. Received: {options.output!r}, which has none. Omit --resume."
+        )
+    if not options.resume:
+        saver.path.unlink(missing_ok=True)
     started = time.perf_counter()
     try:
         model.trainer.fit(
             model.with_own_targets(batches),
             validation_data=validation,
             epochs=options.epochs,
-            callbacks=[bar, best, history],
+            callbacks=[bar, best, history, saver],
             shuffle=False,
             verbose=0,
         )
     except KeyboardInterrupt:
         if not history.history:
             raise
-        console.print("interrupted: evaluating and saving the model trained so far")
+        console.print("interrupted: evaluating and saving the model trained so far; add --resume to go on instead")
     finally:
         bar.close()
         best.restore()
@@ -394,7 +402,7 @@ def _check_balancer(name: str | None) -> None:
 
 def _plain(options: Namespace) -> dict[str, Any]:
     """The options of a training run in a form that JSON can represent."""
-    return {name: value for name, value in vars(options).items() if name not in ("load", "predict", "export")}
+    return {name: value for name, value in vars(options).items() if name not in ("load", "predict", "export", "resume")}
 
 
 def _table(splits: dict[str, dict[str, float]]) -> Table:
