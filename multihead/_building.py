@@ -77,6 +77,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         self._steps_at_once = 1
         self._stage = 0  # the position of the stage in which training steps are traced
         self._wants_every_head = False
+        self._is_in_fit = False
         self._run = Untracked(None)  # the run of a `fit` with a `Checkpoint`
         self._traced_for = Untracked({})  # by the name of a function that Keras traces: the structure and ranks of its data
 
@@ -121,6 +122,13 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     def _awake_heads(self) -> list[float]:
         return [float(name not in self._idle_heads) for name in self.heads]
+
+    def _refuse_in_fit(self, method: str) -> None:
+        if self._is_in_fit:
+            raise ValueError(
+                f"`{method}` must not be called during `fit`, as by a callback. Received: such a call of `{method}`. "
+                "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change meanwhile."
+            )
 
     def _assert_ready(self, method: str) -> CompileOptions:
         if self._options is None:

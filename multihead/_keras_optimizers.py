@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,9 @@ import keras
 import tensorflow as tf
 
 from multihead._keras import KERAS_3, Gradient, tensor_variable
+
+_BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
+"""The variables, by identity, that an optimizer was built for."""
 
 
 def optimizer_core(optimizer: Any) -> Any:
@@ -53,8 +57,18 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
 
     Returns:
         One list of slot variables per variable.
+
+    Raises:
+        ValueError: The optimizer was built before, for other variables.
     """
     core = optimizer_core(optimizer)
+    ids = frozenset(id(tensor_variable(variable)) for variable in variables)
+    if len(core.variables) > 2 and not ids <= _BUILT_FOR.get(core, frozenset()):  # two: a counter and the learning rate
+        raise ValueError(
+            "`optimizer` must not be in use by another model, or for other variables, whose state it holds. "
+            f"Received: {type(core).__name__} with {len(core.variables)} variables. Pass a new optimizer to `compile`."
+        )
+    _BUILT_FOR.setdefault(core, ids)
     slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
     derive = core.add_variable_from_reference
 

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 # What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
+# What TensorFlow makes of an error of a Python generator: its class and message, then a trace.
+_IN_GENERATOR = re.compile(r"(\w+: [^\n{}]*)\nTraceback \(most recent call last\):")
 # What AutoGraph makes of an error: lines of source code before it.
 _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
 
@@ -60,6 +62,14 @@ def errors_in_words() -> Iterator[None]:
         if found is None:
             raise
         plain: Exception = ValueError(found.group(1).replace("] [", "").replace("\\'", "'"))
+    except (tf.errors.UnknownError, tf.errors.InternalError) as error:
+        found = _IN_GENERATOR.search(error.message)
+        if found is None:
+            raise
+        plain = RuntimeError(
+            f"`x` raised an error while it made a batch. Received: {found.group(1)}. What was trained before stays; correct "
+            "the generator, or go on from a checkpoint (`multihead.callbacks.Checkpoint`)."
+        )
     except (ValueError, TypeError) as error:
         found = _WHILE_TRACED.search(str(error))
         if found is None:

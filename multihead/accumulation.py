@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._gradients import deduplicate, scaled
 from multihead._keras import Gradient, tensor_variable
+from multihead._stopping import stop_unless
 from multihead._validation import check_choice
 
 __all__ = ["GradientAccumulator"]
@@ -82,7 +83,7 @@ class GradientAccumulator(tf.Module):
             reduction: `"mean"` for gradients of a mean over these elements, `"sum"` for gradients of a sum.
 
         Raises:
-            ValueError: The numbers of gradients and variables differ, or `reduction` is neither.
+            ValueError: The numbers of gradients and variables differ, `reduction` is neither, or `count` is negative.
         """
         if len(gradients) != len(self._sums):
             raise ValueError(
@@ -91,6 +92,12 @@ class GradientAccumulator(tf.Module):
             )
         check_choice("reduction", reduction, ("mean", "sum"))
         count = tf.cast(count, tf.float32)
+        checks = stop_unless(
+            (count >= 0) & tf.math.is_finite(count),
+            lambda: ["`count` must be a finite number of at least 0. Received: ", count, ". Pass the number of elements."],
+        )
+        with tf.control_dependencies(checks):
+            count = tf.identity(count)
         if self._momentum is not None:
             for state in (*self._sums, self._count):
                 state.assign(state * tf.cast(self._momentum, state.dtype))

@@ -333,6 +333,11 @@ class _Report(keras.callbacks.Callback):
         metrics = self._metrics()
         if metrics is None:
             return
+        if not int(tf.convert_to_tensor(metrics.broken.batches.value)):
+            raise ValueError(
+                f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
+                "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
+            )
         if metrics.weighting is not None:
             metrics.weighting.end_epoch()
         text = metrics.report()

@@ -146,6 +146,7 @@ class MultiHeadTrainer(SavedByKeras):
                 would have the same name in the logs.
             TypeError: An argument has the wrong type.
         """
+        self._refuse_in_fit("add_head")
         head = Head(
             name,
             module,
@@ -182,6 +183,7 @@ class MultiHeadTrainer(SavedByKeras):
         Raises:
             ValueError: There is no head with this name.
         """
+        self._refuse_in_fit("drop_head")
         check_choice("name", name, list(self.heads))
         unlock(self)
         self._heads.value = [head for head in self._heads.value if head.name != name]
@@ -291,6 +293,7 @@ class MultiHeadTrainer(SavedByKeras):
                 clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
+        self._refuse_in_fit("compile")
         refuse_options_of_heads(others, options_of_heads)
         if not self._heads.value:
             raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
@@ -368,6 +371,7 @@ class MultiHeadTrainer(SavedByKeras):
         class_weight = arguments.pop("class_weight", None)
         with self._requiring_every_head(True):
             arguments, data, held_out = prepare_fit(arguments, list(self.heads))
+            data.check_any()
             self._build_for(data)
             self._renew("train_function", data.specs)
             data = self._with_checked_labels(data, arguments.get("shuffle", True))
@@ -387,10 +391,11 @@ class MultiHeadTrainer(SavedByKeras):
             if checkpoint is not None:
                 arguments = self._with_run(checkpoint, snapshot, start, arguments)
             with self._weighing_classes(class_weight, options), interruptible(self._run.value):
+                self._is_in_fit = True
                 try:
                     return super().fit(**arguments)
                 finally:
-                    self._run.value = None
+                    self._is_in_fit, self._run.value = False, None
 
     @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -100,6 +100,21 @@ class Data(NamedTuple):
         batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
 
+    def check_any(self) -> None:
+        """Checks that there is a batch, as far as that is known before one is drawn.
+
+        Raises:
+            ValueError: There is none.
+        """
+        size = num_examples(self.x) if self.is_arrays else self.length
+        if isinstance(self.x, tf.data.Dataset):
+            size = int(self.x.cardinality())
+        if size == 0:
+            raise ValueError(
+                f"`x` must yield at least one batch. Received: x of type {type(self.x).__name__} without examples. Check "
+                "what it is made from: a file, a filter or a split may be empty."
+            )
+
     def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any, seed: int | None) -> tf.data.Dataset:
         parts = (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
         size = num_examples(self.x)

@@ -22,6 +22,8 @@ def texts(node: ast.AST) -> list[str]:
         return [node.value]
     if isinstance(node, ast.JoinedStr):
         return [part for value in node.values for part in texts(value)]
+    if isinstance(node, ast.IfExp):
+        return [*texts(node.body), *texts(node.orelse)]
     if isinstance(node, ast.BinOp):
         return [*texts(node.left), *texts(node.right)]
     return []
@@ -38,7 +40,8 @@ def raised(path: Path) -> list[tuple[str, list[str]]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             argument = node.exc.args[0]
-            parts = named.get(argument.id, []) if isinstance(argument, ast.Name) else texts(argument)
+            names = [each.id for each in ast.walk(argument) if isinstance(each, ast.Name)]
+            parts = [*texts(argument), *(part for name in names for part in named.get(name, []))]
             if "".join(parts).strip():
                 found.append((f"{path.relative_to(ROOT)}:{node.lineno}", parts))
     return found
@@ -52,7 +55,12 @@ def looked_for() -> list[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.Constant, ast.JoinedStr)):
                 words += [re.sub(r"\\(.)", r"\1", part) for part in texts(node)]
-    return [piece for word in words for piece in re.split(r"\.\*|\.\+|\[\^?[^\]]*\][+*]?|\|| ?Received: ", word) if len(piece) >= ENOUGH]
+    return [
+        piece
+        for word in words
+        for piece in re.split(r"\.\*|\.\+|\[\^?[^\]]*\][+*]?|\|| ?Received: ", word)
+        if len(piece) >= ENOUGH
+    ]
 
 
 def is_in_a_test(parts: list[str], pieces: list[str]) -> bool:
