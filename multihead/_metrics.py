@@ -41,7 +41,7 @@ _OVER_ELEMENTS = (
 )
 _OVER_ROWS = (
     "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy "
-    "PearsonCorrelation ConcordanceCorrelation"
+    "PearsonCorrelation ConcordanceCorrelation F1Score FBetaScore R2Score"
 )
 _OVER_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
 _KERAS = {
@@ -77,6 +77,10 @@ class HeadMetric(NamedTuple):
             return cls(metric, None if what is None else what.over)
         if not is_keras(type(metric)) or options.get("axis", -1) != -1:
             return cls(metric, None)
+        if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
+            sides = (metric.sparse_y_true, metric.sparse_y_pred)
+            over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
+            return cls(metric, over if getattr(metric, "axis", -1) == -1 else None)
         if getattr(metric, "top_k", None) is not None:
             return cls(metric, ROWS)
         column = getattr(metric, "class_id", None)
@@ -99,6 +103,11 @@ class HeadMetric(NamedTuple):
                 f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape {wanted} "
                 f"for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. Choose a metric "
                 "for such targets; those for class numbers are called sparse."
+            )
+        if self.over == CLASSES and shape[-1] == 1:
+            raise ValueError(
+                f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} needs one column for each "
+                f"class. Received: predictions of shape {predictions.shape}. Choose a binary metric, such as 'accuracy'."
             )
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
@@ -123,6 +132,8 @@ class HeadMetric(NamedTuple):
         weights = _spread(weights, shape, rank if self.over == ELEMENTS else rank - 1)
         if self.column is not None:
             weights = weights[..., self.column]
+        if self.over == ROWS:  # some of Keras 2 take no other dtype
+            targets = tf.cast(targets, predictions.dtype)
         flat = [-1, 1] if self.over == ELEMENTS and not self.by_column else [-1, num_columns]
         self.metric.update_state(
             tf.reshape(targets, [-1] if self.over == CLASSES else flat),

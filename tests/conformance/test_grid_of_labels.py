@@ -190,18 +190,35 @@ OF_ROWS = (
     "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy"
 ).split()
 OF_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy".split()
+FLOAT = {"dtype": "float32"}  # Keras 3 counts whole numbers otherwise, and warns that it rounds weights
+WITH_OPTIONS = {
+    "MeanIoU": ({"num_classes": 2, **FLOAT}, "elements"),
+    "MeanIoU of classes": ({"num_classes": COLUMNS, "sparse_y_pred": False, **FLOAT}, "classes"),
+    "IoU": ({"num_classes": 2, "target_class_ids": [1], **FLOAT}, "elements"),
+    "OneHotMeanIoU": ({"num_classes": COLUMNS, **FLOAT}, "rows"),
+    "OneHotIoU": ({"num_classes": COLUMNS, "target_class_ids": [1], **FLOAT}, "rows"),
+    "F1Score": ({"average": "micro"}, "rows"),
+    "FBetaScore": ({"average": "micro", "beta": 2.0}, "rows"),
+    "R2Score": ({}, "rows"),
+}
+OF_KIND = {
+    "elements": "mean_squared_error",
+    "rows": "categorical_crossentropy",
+    "classes": "sparse_categorical_crossentropy",
+}
 METRICS = {
-    **dict.fromkeys(OF_ELEMENTS, ("elements", "mean_squared_error")),
-    **dict.fromkeys(OF_ROWS, ("rows", "categorical_crossentropy")),
-    **dict.fromkeys(OF_CLASSES, ("classes", "sparse_categorical_crossentropy")),
+    **dict.fromkeys(OF_ELEMENTS, ({}, "elements")),
+    **dict.fromkeys(OF_ROWS, ({}, "rows")),
+    **dict.fromkeys(OF_CLASSES, ({}, "classes")),
+    **WITH_OPTIONS,
 }
 
 
 def check_metric(name, dtypes):
     """All shapes for a metric: as Keras's own on the labelled elements alone. Returns the number of cases."""
-    kind, loss = METRICS[name]
-    count = 0
-    make = lambda: getattr(keras.metrics, name)()  # noqa: E731
+    options, kind = METRICS[name]
+    count, loss = 0, OF_KIND[kind]
+    make = lambda: getattr(keras.metrics, name.partition(" ")[0])(**options)  # noqa: E731
     of_head, of_keras = HeadMetric.of(resolve_metric(make(), None, None, "a")), make()
     for number, (shape, targets) in enumerate(itertools.product(PREDICTIONS, TARGETS)):
         if (kind != "elements" and (len(shape) < 2 or shape[-1] == 1)) or not fits(kind, targets, shape):

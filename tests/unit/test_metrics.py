@@ -206,3 +206,9 @@ def test_metrics_are_made_when_targets_are_first_seen():
     x = np.ones((4, 2), "float32")
     trainer.compute_gradients((x, {"a": np.zeros(4)}))
     assert {"a_mae", "b_mae"} <= trainer.evaluate(x, {"a": np.zeros(4), "b": np.ones(4)}, verbose=0, return_dict=True).keys()
+
+
+def test_a_metric_of_classes_needs_a_column_for_each():
+    head = Head("a", tf.identity, "binary_crossentropy", metrics=[metrics.SparseCategoricalAccuracy(name="wrong")])
+    with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its predictions, but 'wrong' needs one column"):
+        head.build(tf.TensorSpec([None]), tf.TensorSpec([None, 1]))
