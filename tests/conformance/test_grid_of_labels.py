@@ -163,7 +163,7 @@ def check_loss(loss, dtypes):
             actual = by_head(loss, case, x)
             wanted = [by_definition(loss, case, x)]
             # Outside of `fit` Keras adds no axis, and Keras 2 normalizes targets as they are, which integers cannot be.
-            if missing == "none" and (targets == shape or kind == "classes") and loss != "cosine_similarity":
+            if missing == "none" and targets == (shape[:-1] if kind == "classes" else shape) and loss != "cosine_similarity":
                 wanted.append(by_keras(loss, case, x))
             for one, other in itertools.product([actual], wanted):
                 for a, b in zip(one, other, strict=True):
