@@ -20,66 +20,49 @@ def draw_model(trainer: Any) -> Any:
     height = len(heads) * (HEIGHT + GAP) - GAP
     middle = height / 2
     lowest = min(-0.1, middle - 0.85)
-    _box(
-        axis,
-        0,
-        middle - 0.6,
-        1.2,
-        "encoder",
-        f"{encoder.kind}\n{encoder.in_words}",
-        "#333333",
-    )
+    _box(axis, (0, middle - 0.6), 1.2, "encoder", f"{encoder.kind}\n{encoder.in_words}", edge="#333333")
     axis.annotate("inputs", (0, middle), (-0.9, middle), ha="center", va="center", color=GREY, arrowprops=_arrow(GREY))
     node = WIDTH + 1.0
     axis.annotate("", (node, middle), (WIDTH, middle), arrowprops=_arrow("#333333"))
     axis.text((WIDTH + node) / 2, middle + 0.12, "representation", ha="center", va="bottom", fontsize=8, color=GREY)
     for k, (found, head) in enumerate(zip(of_heads, heads.values())):
-        bottom = height - HEIGHT - k * (HEIGHT + GAP)
-        left, centre = node + 1.3, bottom + HEIGHT / 2
-        axis.annotate("", (left, centre), (node, middle), arrowprops=_arrow(colour(k)))
-        if head.reads is not None:
-            axis.text(left - 0.1, centre + 0.08, _short(repr(head.reads)), ha="right", va="bottom", fontsize=8, color=GREY)
-        _box(
-            axis,
-            left,
-            bottom,
-            HEIGHT,
-            found.name,
-            f"{found.kind}, {found.in_words}",
-            colour(k),
-        )
-        loss = f"{head.loss.name}\nweight {weight_of(head)}"
-        axis.annotate(
-            loss,
-            (left + WIDTH, centre),
-            (left + WIDTH + 0.5, centre),
-            va="center",
-            fontsize=9,
-            arrowprops=_arrow(GREY, "<-"),
-        )
+        _draw_head(axis, found, head, (node, middle), height - HEIGHT - k * (HEIGHT + GAP), colour(k))
     axis.plot([node], [middle], "o", color="#333333", ms=9, zorder=3)
-    options = trainer._options
-    at_parameters = options is not None and options.balancer is not None and options.balance_at == "parameters"
-    point = (WIDTH / 2, middle - 0.6) if at_parameters else (node, middle)
-    axis.annotate(
-        f"heads' gradients:\n{_wrapped(balancing_of(trainer))}", point, (point[0], lowest), ha="center", va="top",
-        fontsize=9, arrowprops={"arrowstyle": "-", "color": GREY, "ls": ":"},
-    )  # fmt: skip
+    point = (WIDTH / 2, middle - 0.6) if _balances_parameters(trainer) else (node, middle)
+    dotted = {"arrowstyle": "-", "color": GREY, "ls": ":"}
+    how = f"heads' gradients:\n{_wrapped(balancing_of(trainer))}"
+    axis.annotate(how, point, (point[0], lowest), ha="center", va="top", fontsize=9, arrowprops=dotted)
     axis.set_xlim(-1.4, node + 1.3 + WIDTH + 2.4)
     axis.set_ylim(lowest - 0.65, height + 0.1)
     axis.set_axis_off()
     total = sum(each.parameters or 0 for each in (encoder, *of_heads))
     stages = dict(update_of(trainer))
-    detail = f"{total:,} parameters" + (
-        f"; one update is of {stages['examples']}, by {stages['optimizer']}" if stages else ""
-    )
+    of_update = f"; one update is of {stages['examples']}, by {stages['optimizer']}" if stages else ""
+    detail = f"{total:,} parameters{of_update}"
     number = f"{len(heads)} heads" if len(heads) > 1 else "1 head"
     title(axis, f"One encoder, {number}", detail)
     return figure
 
 
-def _box(axis: Any, left: float, bottom: float, height: float, name: str, text: str, edge: str) -> None:
+def _balances_parameters(trainer: Any) -> bool:
+    options = trainer._options
+    return options is not None and options.balancer is not None and options.balance_at == "parameters"
+
+
+def _draw_head(axis: Any, found: Any, head: Any, node: tuple[float, float], bottom: float, edge: str) -> None:
+    """The box of a head, the arrow to it from the representation, and its loss."""
+    left, centre = node[0] + 1.3, bottom + HEIGHT / 2
+    axis.annotate("", (left, centre), node, arrowprops=_arrow(edge))
+    if head.reads is not None:
+        axis.text(left - 0.1, centre + 0.08, _short(repr(head.reads)), ha="right", va="bottom", fontsize=8, color=GREY)
+    _box(axis, (left, bottom), HEIGHT, found.name, f"{found.kind}, {found.in_words}", edge=edge)
+    loss, right = f"{head.loss.name}\nweight {weight_of(head)}", left + WIDTH
+    axis.annotate(loss, (right, centre), (right + 0.5, centre), va="center", fontsize=9, arrowprops=_arrow(GREY, "<-"))
+
+
+def _box(axis: Any, corner: tuple[float, float], height: float, name: str, text: str, *, edge: str) -> None:
     patches = needed("matplotlib.patches", "plots", "`plots.model`")
+    left, bottom = corner
     shape = patches.FancyBboxPatch(
         (left, bottom), WIDTH, height, boxstyle="round,pad=0,rounding_size=0.08", fc="white", ec=edge, lw=2, zorder=2
     )
