@@ -21,7 +21,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 PRINTED = {
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
-    "distributing": ["4 [0.0, 0.0]"],
+    "distributing": ["8 [0.0, 0.0]"],
     "first_model": [
         "healthy",
         "['urgent_accuracy', 'urgent_loss', 'urgent_norm', 'urgent_share', 'urgent_updates']",
