@@ -253,7 +253,7 @@ def draw(found: dict[tuple[str, str], dict[str, float]], played: dict[str, list[
             axis.plot(values, places, marker, color=(_style.BLUE, _style.ORANGE, _style.GREEN)[shift], label=case)
         axis.axvspan(1e-9, 1e-6, color=_style.GREEN, alpha=0.12, lw=0)
         axis.text(2e-9, len(ways) - 0.42, "rounding", color=_style.GREEN, va="bottom")
-        axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=f"{optimizer}: only counts are exact")
+        axis.set(xscale="log", xlim=(6e-10, 30), ylim=(len(ways) - 0.4, -0.6), title=f"{optimizer}: exact with counts")
         axis.set_xlabel("distance from the large batch")
         axis.set_yticks(range(len(ways)), ways if axis is axes[0, 0] else [""] * len(ways))
         axis.grid(axis="x", alpha=0.3)

@@ -104,6 +104,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     for panel, title in zip(axes[0], PANELS.values()):
         panel.set_title(title)
     for panel in axes[-1]:
+        panel.locator_params(axis="x", nbins=3)
         panel.set_xlabel("examples seen" if axis == "examples" else "seconds of training")
     figure.savefig(path)
 
