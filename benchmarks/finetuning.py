@@ -1,6 +1,6 @@
 """How to add a head to a trained encoder? Trains all, freezes, freezes and then trains, or decays learning rates by layer.
 
-    python -m benchmarks.finetuning [--orders 4000] [--priced 500] [--seeds 3] [--epochs 12]
+    python -m benchmarks.finetuning [--orders 4000] [--priced 2000] [--seeds 3] [--epochs 30]
 
 For each seed, an encoder and a decoder are trained on the reply of `--orders` orders. Then a price head is added, and both
 heads are trained on `--priced` of these orders, in several ways from the same weights; "from scratch" does not use them.
@@ -114,11 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--orders", type=int, default=4000, help="orders with a reply, to train the encoder on")
-    parser.add_argument("--priced", type=int, default=500, help="orders with a price, too")
+    parser.add_argument("--priced", type=int, default=2000, help="orders with a price, too")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out orders")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--pretraining-epochs", type=int, default=20, help="number of epochs on the reply")
-    parser.add_argument("--epochs", type=int, default=12, help="number of epochs with the price")
+    parser.add_argument("--pretraining-epochs", type=int, default=12, help="number of epochs on the reply")
+    parser.add_argument("--epochs", type=int, default=30, help="number of epochs with the price")
     parser.add_argument("--units", type=int, default=64, help="size of the recurrent state")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="the arms to compare")
     parser.add_argument("--output", default="runs/finetuning.json", help="file for the results of every run")

@@ -318,11 +318,23 @@ class _Report(keras.callbacks.Callback):
         super().__init__()
         self._metrics = metrics
         self._others = others
+        self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
 
     def on_train_begin(self, logs: Any = None) -> None:
         for callback in self._others:
             if hasattr(callback, "check_others"):
                 callback.check_others(self._others)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._see()  # validation resets the metrics
+
+    def _see(self) -> None:
+        metrics = self._metrics()
+        if metrics is not None and self._seen is None:
+            self._seen = int(tf.convert_to_tensor(metrics.broken.batches.value)), metrics.report()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.
@@ -330,17 +342,18 @@ class _Report(keras.callbacks.Callback):
             best = getattr(callback, "best", None)
             if isinstance(best, numbers.Real) and math.isnan(best):
                 callback.best = None
+        self._see()
         metrics = self._metrics()
-        if metrics is None:
+        if metrics is None or self._seen is None:
             return
-        if not int(tf.convert_to_tensor(metrics.broken.batches.value)):
+        number, text = self._seen
+        if not number:
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
                 "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
             )
         if metrics.weighting is not None:
             metrics.weighting.end_epoch()
-        text = metrics.report()
         if text is not None:
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
 

@@ -70,3 +70,12 @@ def test_callbacks_do_not_take_a_skipped_epoch_for_the_best(tmp_path, broken):
     assert [np.isnan(loss) for loss in logs] == [epoch == broken for epoch in range(3)]
     for callback in (stop, keep, lower):
         assert float(callback.best) == pytest.approx(np.nanmin(logs), rel=1e-6)
+
+
+def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
+    inputs, targets = tiny.data(8, missing=False)
+    broken = {**targets, "size": np.full_like(targets["size"], 1e30)}
+    trainer = tiny.trainer("sgd")
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'size'"):
+        history = trainer.fit(inputs, broken, batch_size=8, validation_data=(inputs, targets), verbose=0).history
+    assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])
