@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.pyplot
 import pytest
+import tensorflow as tf
 
 from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
@@ -43,15 +44,18 @@ PRINTED = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], two_replicas: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # A second strategy in a process would number its collective operations as the first did.
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
     if page.stem == "keras_hub":
         pytest.importorskip("keras_hub")
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     namespace = {"__name__": page.stem}
     for block in blocks:
         exec(compile(block, str(page), "exec"), namespace)
+    matplotlib.pyplot.close("all")
     if page.stem in PRINTED:
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
