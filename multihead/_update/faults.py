@@ -58,8 +58,9 @@ class Broken(NamedTuple):
             norms: `[num_heads]` norms of the heads' gradients, or None.
         """
         variables = _broken(gradients.all)
-        losses = _replicas.all_reduce_sum(tf.cast(~tf.math.is_finite(loss_sums), tf.float32)) > 0
-        heads = losses | _broken_heads(network, variables) | (_replicas.all_reduce_sum(at_representation) > 0)
+        of_losses = tf.cast(~tf.math.is_finite(loss_sums), tf.float32)
+        losses, at_representation = tf.unstack(_replicas.all_reduce_sum(tf.stack([of_losses, at_representation])) > 0)
+        heads = losses | _broken_heads(network, variables) | at_representation
         if norms is not None:
             heads |= ~tf.math.is_finite(norms)
         return cls(active & heads, active & losses, variables)

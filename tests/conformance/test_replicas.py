@@ -70,7 +70,7 @@ def test_logs_and_evaluation_are_over_all_replicas(strategy):
 
 
 def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strategy, monkeypatch):
-    """Beside the counts and the usual sum of gradients, one [heads, heads] matrix crosses between replicas."""
+    """Beside the counts, what is not finite, and the usual sum of gradients, one [heads, heads] matrix crosses."""
     crossed = []
     real = _replicas.all_reduce_sum
 
@@ -89,7 +89,7 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
         v.shape.as_list() if hasattr(v.shape, "as_list") else list(v.shape) for v in trainer.encoder.trainable_variables
     ]
     single = [shape for shape in crossed if shape and not isinstance(shape[0], list)]
-    assert {tuple(shape) for shape in single} == {(num_heads + 1,), (num_heads, num_heads)}
+    assert {tuple(shape) for shape in single} == {(num_heads + 1,), (2, num_heads), (num_heads, num_heads)}
     lists = [shapes for shapes in crossed if shapes and isinstance(shapes[0], list)]
     # One list for the encoder, one for the heads' own variables, per replica (an embedding's rows are sparse).
     assert {len(shapes) for shapes in lists} == {len(encoder), 6}
