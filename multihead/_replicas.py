@@ -1,4 +1,4 @@
-"""Sums over the replicas of a `tf.distribute` strategy."""
+"""What the replicas of a `tf.distribute` strategy exchange."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ def num_replicas() -> int:
     """The number of replicas that contribute to an update."""
     context = tf.distribute.get_replica_context()
     return 1 if context is None else int(context.num_replicas_in_sync)
+
+
+def on_any_replica(flags: tf.Tensor) -> tf.Tensor:
+    """Where booleans hold on at least one replica."""
+    if num_replicas() == 1:
+        return flags
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flags, tf.float32)) > 0
 
 
 def all_reduce_sum(value: Any) -> Any:

@@ -58,8 +58,8 @@ class Broken(NamedTuple):
             norms: `[num_heads]` norms of the heads' gradients, or None.
         """
         variables = _broken(gradients.all)
-        of_losses = tf.cast(~tf.math.is_finite(loss_sums), tf.float32)
-        losses, at_representation = tf.unstack(_replicas.all_reduce_sum(tf.stack([of_losses, at_representation])) > 0)
+        flags = tf.stack([~tf.math.is_finite(loss_sums), at_representation > 0])
+        losses, at_representation = tf.unstack(_replicas.on_any_replica(flags))
         heads = losses | _broken_heads(network, variables) | at_representation
         if norms is not None:
             heads |= ~tf.math.is_finite(norms)

@@ -70,9 +70,12 @@ def test_logs_and_evaluation_are_over_all_replicas(strategy):
 
 
 def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strategy, monkeypatch):
-    """Beside the counts, what is not finite, and the usual sum of gradients, one [heads, heads] matrix crosses."""
-    crossed = []
-    real = _replicas.all_reduce_sum
+    """Beside the counts and the usual sum of gradients, one [heads, heads] matrix crosses between replicas.
+
+    So do flags, two per head, of what is not finite.
+    """
+    crossed, flags = [], []
+    real, any_replica = _replicas.all_reduce_sum, _replicas.on_any_replica
 
     def recording(value):
         crossed.append(
@@ -80,7 +83,12 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
         )
         return real(value)
 
+    def recording_flags(value):
+        flags.append((value.dtype, value.shape.as_list()))
+        return any_replica(value)
+
     monkeypatch.setattr(_replicas, "all_reduce_sum", recording)
+    monkeypatch.setattr(_replicas, "on_any_replica", recording_flags)
     with strategy.scope():
         trainer = tiny.trainer("sgd", balancer="UPGrad")
     trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(8)).batch(8), epochs=1, verbose=0, shuffle=False)
@@ -89,10 +97,11 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
         v.shape.as_list() if hasattr(v.shape, "as_list") else list(v.shape) for v in trainer.encoder.trainable_variables
     ]
     single = [shape for shape in crossed if shape and not isinstance(shape[0], list)]
-    assert {tuple(shape) for shape in single} == {(num_heads + 1,), (2, num_heads), (num_heads, num_heads)}
+    assert {tuple(shape) for shape in single} == {(num_heads + 1,), (num_heads, num_heads)}
     lists = [shapes for shapes in crossed if shapes and isinstance(shapes[0], list)]
     # One list for the encoder, one for the heads' own variables, per replica (an embedding's rows are sparse).
     assert {len(shapes) for shapes in lists} == {len(encoder), 6}
+    assert flags and all(each == (tf.bool, [2, num_heads]) for each in flags)
 
 
 def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):

@@ -29,3 +29,13 @@ def test_sums_of_tensors_sparse_gradients_and_none(two_replicas):
         assert value.numpy().tolist() == [3, 3]
     for value in two_replicas.experimental_local_results(sparse):
         assert value.numpy().tolist() == [[0, 0], [0, 0], [3, 3], [0, 0]]
+
+
+def test_what_holds_on_one_replica_holds_on_any(two_replicas):
+    @tf.function
+    def found():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return _replicas.on_any_replica(tf.stack([tf.equal(replica, 1), tf.equal(replica, 5)]))
+
+    for value in two_replicas.experimental_local_results(two_replicas.run(found)):
+        assert value.numpy().tolist() == [True, False]
