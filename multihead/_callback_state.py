@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import random
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 import keras
 import numpy as np
+
+from multihead._files import replace_text
 
 _LEFT_OUT = {"model", "params", "validation_data"}
 
@@ -120,10 +123,9 @@ def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, delimiter=callback.sep))
         kept = [row for place, row in enumerate(rows) if place == 0 or (row and row[0].isdigit() and int(row[0]) < epoch)]
-        draft = path.with_suffix(".tmp")
-        with open(draft, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, delimiter=callback.sep).writerows(kept)
-        os.replace(draft, path)
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=callback.sep).writerows(kept)
+        replace_text(path, text.getvalue())
         callback.append = True
 
 

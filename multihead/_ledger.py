@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from multihead._files import replace_text
+
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a ledger. A last line that a crash has cut off is left out.
@@ -44,9 +46,7 @@ def keep_until(path: Path, step: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = [line for line in read(path) if line["step"] <= step]
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text("".join(as_text(line) for line in lines), encoding="utf-8")
-    os.replace(draft, path)
+    replace_text(path, "".join(as_text(line) for line in lines))
     return lines
 
 

@@ -14,7 +14,7 @@ from tests.helpers.sources import ROOT, imported, sources
 
 # Imports go from a later line to an earlier one, or within a line; never to a later one.
 LAYERS = [
-    {"_compatibility", "_extras", "_version"},
+    {"_compatibility", "_extras", "_files", "_version"},
     {"_keras", "_stages", "_known_losses", "_stopping", "_validation", "_snapshot"},
     {"_keras_optimizers", "_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables", "_drawing"},
     {"_head_weights", "_method"},
