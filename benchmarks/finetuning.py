@@ -15,7 +15,6 @@ the machine's speed affect all of them; each ratio is the median over rounds.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from benchmarks import _results
+from benchmarks._timing import measure
 from benchmarks.step import sequence_workload
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, training_batches
@@ -93,18 +93,8 @@ def cost(rounds: int, console: Console) -> dict[str, float]:
     """The times of steps relative to one that trains all, as medians over rounds."""
     variants = {"all trained": (1.0, "norms"), "frozen": (0, "norms"), "frozen, without norms": (0, None)}
     steps = {name: stepper(*options) for name, options in variants.items()}
-    for step in steps.values():
-        step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            started = time.process_time()
-            step().numpy()
-            times[name].append(time.process_time() - started)
-    ratios = {
-        name: statistics.median(one / whole for one, whole in zip(found, times["all trained"]))
-        for name, found in times.items()
-    }
+    ratios = measure(steps, rounds, 1, time.process_time)
+    del ratios["milliseconds"]
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f}")
     return ratios

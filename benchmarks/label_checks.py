@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._timing import finished
 from benchmarks.step import sequence_workload, small_workload
 from multihead import MultiHeadTrainer, losses
 
@@ -65,7 +66,7 @@ def ratio(workload: Callable[[], Any], rounds: int, steps: int) -> float:
             start = time.process_time()
             for _ in range(steps):
                 result = run()
-            tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
+            finished(result)
             times.append(time.process_time() - start)
         without, with_them = times if number % 2 else reversed(times)
         ratios.append(with_them / without)

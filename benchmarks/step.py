@@ -9,7 +9,6 @@ rounds. Run `python -m benchmarks.step`.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._timing import measure
 from multihead import MultiHeadTrainer, clipping, losses, schedules
 
 
@@ -146,25 +146,6 @@ SOLVES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(runs: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict[str, float]:
-    """The median over rounds of each variant's time relative to the first, and the milliseconds of the first."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    first = next(iter(runs))
-    for run in runs.values():
-        run()
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            for _ in range(steps):
-                result = run()
-            tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
-            times[name].append((time.perf_counter() - start) / steps)
-    ratios = {name: statistics.median(a / b for a, b in zip(values, times[first])) for name, values in times.items()}
-    ratios["milliseconds"] = 1e3 * statistics.median(times[first])
-    return ratios
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: 15)")
@@ -177,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
         "eight small dense heads": of_eight_heads,
     }
     for title, runs in workloads.items():
-        ratios = measure(runs(), options.rounds, options.steps)
+        ratios = measure(runs(), options.rounds, options.steps, time.perf_counter)
         print(f"\n| {title} ({ratios.pop('milliseconds'):.1f} ms) | ratio |\n| --- | --- |")
         for name, ratio in ratios.items():
             print(f"| {name} | {ratio:.2f} |")

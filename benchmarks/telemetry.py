@@ -8,7 +8,6 @@ ratio is the median over rounds. `layers_every=100` is computed from a step that
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._timing import measure
 from benchmarks.step import by_hand, sequence_workload, small_workload, with_eight_heads, with_trainer
 from multihead import MultiHeadTrainer
 
@@ -55,23 +55,6 @@ WORKLOADS: dict[str, Callable[..., Callable[[], Any]]] = {
 BY_HAND = {"GRU encoder, sequence and class": sequence_workload, "two small dense heads": small_workload}
 
 
-def measure(runs: dict[str, Callable[[], Any]], rounds: int, steps: int) -> dict[str, float]:
-    """The median over rounds of each variant's processor time relative to the first, and milliseconds of the first."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in (*runs.values(), *runs.values()):
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.process_time()
-            for _ in range(steps):
-                result = run()
-            tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
-            times[name].append((time.process_time() - start) / steps)
-    first = next(iter(times.values()))
-    ratios = {name: statistics.median(a / b for a, b in zip(values, first)) for name, values in times.items()}
-    return {**ratios, "milliseconds": 1e3 * statistics.median(first)}
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -84,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         runs = {name: WORKLOADS[title](**variant) for name, variant in VARIANTS.items()}
         if title in BY_HAND:
             runs["custom training loop"] = by_hand(BY_HAND[title])
-        ratios = measure(runs, options.rounds, options.steps)
+        ratios = measure(runs, options.rounds, options.steps, time.process_time)
         print(f"\n| {title} ({ratios.pop('milliseconds'):.1f} ms) | ratio |\n| --- | --- |")
         between, by_layer = ratios['"full", a step between'], ratios['"full", a step by layer']
         ratios[f'telemetry="full", layers_every={EVERY}'] = between + (by_layer - between) / EVERY
