@@ -115,14 +115,20 @@ def _last(values: np.ndarray) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
+def _over_updates(what: str, run: Run | str | os.PathLike[str]) -> tuple[Run, Any, Any]:
+    """A run, and a figure with one axis over its updates."""
+    run = _run(run)
+    figure, axes = new_figure(f"`plots.{what}`", 1, 1, (8, 4.5))
+    axes[0, 0].set_xlabel("updates", color=GREY)
+    return run, figure, axes[0, 0]
+
+
 def losses(run: Run | str | os.PathLike[str]) -> Any:
     """How far each head's loss has fallen: its loss relative to that at the start, on validation data if there are any.
 
     Relative, so that heads with losses in different units can be compared.
     """
-    run = _run(run)
-    figure, axes = new_figure("`plots.losses`", 1, 1, (8, 4.5))
-    axis = axes[0, 0]
+    run, figure, axis = _over_updates("losses", run)
     by_head, texts, dots = {}, {}, []
     for k, (head, values) in enumerate(_of_heads(run, "loss").items()):
         smoothed, known = smooth(values), values[np.isfinite(values)]
@@ -143,30 +149,24 @@ def losses(run: Run | str | os.PathLike[str]) -> Any:
     _percent(axis)
     title(axis, "How far each head's loss has fallen", "relative to its start; circles are validation" if dots else
           "relative to its start")  # fmt: skip
-    axis.set_xlabel("updates", color=GREY)
     return figure
 
 
 def norms(run: Run | str | os.PathLike[str]) -> Any:
     """The norm of each head's gradient where the heads are combined, on a logarithmic scale."""
-    run = _run(run)
-    figure, axes = new_figure("`plots.norms`", 1, 1, (8, 4.5))
-    axis = axes[0, 0]
+    run, figure, axis = _over_updates("norms", run)
     by_head = {head: smooth(values) for head, values in _of_heads(run, "norm").items()}
     axis.set_yscale("log")
     positive = {head: np.where(values > 0, values, np.nan) for head, values in by_head.items()}
     lines(axis, run.steps, positive, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
     _ticks(axis, plain)
     title(axis, "How large each head's gradient is", "norm where the heads are combined, weighted, before balancing")
-    axis.set_xlabel("updates", color=GREY)
     return figure
 
 
 def shares(run: Run | str | os.PathLike[str]) -> Any:
     """Each head's share of the encoder's gradient, after balancing, as a stack of areas."""
-    run = _run(run)
-    figure, axes = new_figure("`plots.shares`", 1, 1, (8, 4.5))
-    axis = axes[0, 0]
+    run, figure, axis = _over_updates("shares", run)
     values = np.array([np.nan_to_num(smooth(each)) for each in _of_heads(run, "share").values()])
     values = values / np.where(values.sum(axis=0) > 0, values.sum(axis=0), 1.0)
     colours = [colour(k) for k in range(len(run.heads))]
@@ -181,7 +181,6 @@ def shares(run: Run | str | os.PathLike[str]) -> Any:
         axis, [(y, f"{head}: {_share(end)}", colours[k]) for k, (y, head, end) in enumerate(zip(middles, run.heads, ends))]
     )
     title(axis, "Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing")
-    axis.set_xlabel("updates", color=GREY)
     return figure
 
 
