@@ -14,10 +14,11 @@ from multihead._keras import call_module, frozen_normalization
 from multihead._keras_optimizers import loss_scale
 from multihead._method import Observation
 from multihead._update.apply import Saved, apply_once, snapshot
-from multihead._update.backward import EncoderPass, LossFactors, MicroBatchGradients, micro_batch_gradients
+from multihead._update.backward import EncoderPass, MicroBatchGradients, micro_batch_gradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, HeadsAtStep
 from multihead._update.faults import Broken
+from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import count_over_replicas, read_labels
 from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
 from multihead._update.network import Gradients

@@ -34,6 +34,8 @@ LAYERS = [
     {"_update.labels"},
     {"_update.weights"},
     {"_update.micro_batches"},
+    {"_update.head_gradients"},
+    {"_update.encoder_gradients"},
     {"_update.backward"},
     {"_update.combine"},
     {"_update.layers"},

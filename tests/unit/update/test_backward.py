@@ -10,10 +10,10 @@ import tensorflow as tf
 from multihead._update.backward import (
     CombinedAtRepresentation,
     EncoderPass,
-    LossFactors,
     MicroBatchGradients,
     micro_batch_gradients,
 )
+from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network

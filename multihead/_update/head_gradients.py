@@ -1,0 +1,173 @@
+"""Forward and backward pass of a micro-batch through the heads, down to the representation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._gradients import computed_if, is_finite, scaled
+from multihead._keras import Gradient, frozen_normalization
+from multihead._update.labels import Labels
+from multihead._update.micro_batches import MicroBatch
+from multihead._update.network import Network
+from multihead._update.representation import DetachedRepresentation
+
+
+class LossFactors(NamedTuple):
+    """The factors of the losses of a micro-batch.
+
+    Attributes:
+        heads: `[num_heads]`: weight divided by the count of the whole update for an active head, 0 for an idle one.
+        added: For losses that count once per update: the micro-batch's fraction of the update's examples.
+        scale: The factor of loss scaling, or None.
+    """
+
+    heads: tf.Tensor
+    added: tf.Tensor
+    scale: tf.Tensor | None
+
+
+class LossGradients(NamedTuple):
+    """The gradients of one loss of one head, in float32, without loss scaling; None where there is no gradient.
+
+    Attributes:
+        representation: One dense tensor per floating-point leaf of the representation.
+        own: One per variable that belongs only to the head.
+        shared: One per variable of the encoder that the head's module also contains.
+    """
+
+    representation: list[tf.Tensor | None]
+    own: list[Gradient]
+    shared: list[Gradient]
+
+
+class HeadGradients(NamedTuple):
+    """Losses and gradients of one head on one micro-batch.
+
+    Attributes:
+        loss_sum: `sum_i s_i * loss_i`, float32.
+        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32.
+        of_loss: The gradients of the loss sum times the head's factor.
+        of_added: The gradients of `added_loss`.
+    """
+
+    loss_sum: tf.Tensor
+    added_loss: tf.Tensor
+    of_loss: LossGradients
+    of_added: LossGradients
+
+    def is_broken(self) -> tf.Tensor:
+        """1 if a gradient, other than of the head's own variables, is not finite, else 0."""
+        found = (gradient for loss in (self.of_loss, self.of_added) for gradient in loss.representation + loss.shared)
+        finite = [is_finite(gradient) for gradient in found if gradient is not None]
+        return 1.0 - tf.cast(tf.reduce_all(tf.stack(finite)), tf.float32) if finite else tf.constant(0.0)
+
+
+def trained(tensors: Sequence[Any], is_trained: Sequence[bool]) -> list[Any]:
+    """Those of some tensors that are trained."""
+    return [tensor for tensor, is_one in zip(tensors, is_trained) if is_one]
+
+
+def with_none(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
+    """The gradients of all tensors, from those of the trained ones; None for the others."""
+    found = iter(gradients)
+    return [next(found) if is_one else None for is_one in is_trained]
+
+
+def sum_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of some losses, float32; 0 for none."""
+    return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.constant(0.0)
+
+
+def head_gradients(
+    network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
+) -> HeadGradients:
+    """Forward and backward pass of one head, down to the representation; also updates the head's metrics.
+
+    Raises:
+        ValueError: The head's loss has no gradient with respect to the representation.
+    """
+    head, trains_own, trains_shared = network.heads[k], network.trains_own(k), network.trains_shared(k)
+    own, shared = trained(network.own_tensors(k), trains_own), trained(network.shared_tensors(k), trains_shared)
+    sources: list[Any] = [*representation.leaves, *own, *shared]
+    with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
+        tape.watch(sources)
+        with frozen_normalization(network.frozen_normalization):
+            predictions = head.predict(representation.nest, labels.targets, training=True)
+        loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
+        added_losses = head.added_losses
+        added_loss = sum_of(added_losses)
+    # Added losses count once per update, without a weight, but not for an idle head.
+    added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
+
+    def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
+        scale = tf.ones([]) if factors.scale is None else factors.scale
+        found = tape.gradient(loss, sources, output_gradients=factor * scale)
+        if factors.scale is not None:
+            found = [scaled(gradient, 1.0 / scale) for gradient in found]
+        num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found[:num_leaves]]
+        return LossGradients(dense, with_none(found[num_leaves:end], trains_own), with_none(found[end:], trains_shared))
+
+    of_loss = gradients(loss_sum, factors.heads[k])
+    nothing = LossGradients([None] * len(representation.leaves), [None] * len(trains_own), [None] * len(trains_shared))
+    of_added = gradients(added_loss, added_factor) if added_losses else nothing
+    head.update_metrics(labels.targets, predictions, labels.weights)
+    if all(gradient is None for gradient in of_loss.representation) and not trains_shared:
+        raise ValueError(
+            f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
+            "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
+            "and operations that have no gradient."
+        )
+    return HeadGradients(loss_sum, added_loss * added_factor, of_loss, of_added)
+
+
+def head_gradients_if(
+    active: tf.Tensor,
+    network: Network,
+    k: int,
+    representation: DetachedRepresentation,
+    labels: Labels,
+    factors: LossFactors,
+) -> HeadGradients:
+    """`head_gradients` if the head is active; otherwise nothing is computed, and all sums are zero."""
+    sources = (representation.leaves, network.own_tensors(k), network.shared_tensors(k))
+    of_loss = LossGradients(*([tf.shape(source) for source in group] for group in sources))
+    scalar = tf.zeros([0], tf.int32)
+    shapes = HeadGradients(scalar, scalar, of_loss, of_loss)
+
+    def flat() -> list[Any]:
+        return tf.nest.flatten(head_gradients(network, k, representation, labels, factors))
+
+    return tf.nest.pack_sequence_as(shapes, computed_if(active, flat, tf.nest.flatten(shapes)))
+
+
+def gradients_of_heads(
+    network: Network,
+    representation: DetachedRepresentation,
+    micro_batch: MicroBatch,
+    factors: LossFactors,
+    active: tf.Tensor,
+    conditional: Sequence[bool],
+) -> list[HeadGradients | None]:
+    """Forward and backward pass of every head that has targets in a micro-batch; None for the others.
+
+    Args:
+        network: The encoder and the heads.
+        representation: The micro-batch's detached representation.
+        micro_batch: Inputs and labels.
+        factors: The factors of the losses.
+        active: `[num_heads]` booleans.
+        conditional: For each head, whether it is computed only if it is active.
+    """
+    heads: list[HeadGradients | None] = []
+    for k, labels in enumerate(micro_batch.labels):
+        if labels is None:
+            heads.append(None)
+        elif conditional[k]:
+            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
+        else:
+            heads.append(head_gradients(network, k, representation, labels, factors))
+    return heads
