@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import os
+import sys
 import warnings
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -31,23 +32,31 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def pytest_configure(config):
-    """Declares the marker of long grids."""
+    """Declares the marker of tests that the stacks share."""
     config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
 
 
+def _is_shared(item, num_cases):
+    """Whether each stack runs every other case: of a marked test, of a test with at least four cases, and of examples."""
+    return bool(item.get_closest_marker("one_in") or num_cases >= 4 or "examples" in item.path.parts)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Shares the cases of long grids among the two stacks; with `MULTIHEAD_FULL=1`, or by its name, every case runs."""
+    """Shares cases among the two stacks; with `MULTIHEAD_FULL=1`, or by its name, every case runs."""
     if os.environ.get("MULTIHEAD_FULL") == "1" or any("::" in argument for argument in config.args):
         return
+    tests = [(item.path, getattr(item, "originalname", item.name)) for item in items]
+    num_cases = collections.Counter(tests)
     seen = collections.Counter()
     left_out = []
-    for item in items:
-        mark = item.get_closest_marker("one_in")
-        if mark is None:
+    for item, test in zip(items, tests):
+        if not _is_shared(item, num_cases[test]):
             continue
-        test, (n,) = (item.path, item.originalname), mark.args
-        number = seen[test]
-        seen[test] += 1
+        mark = item.get_closest_marker("one_in")
+        n = mark.args[0] if mark else 2
+        group = test if num_cases[test] > 1 else item.path
+        number = seen[group]
+        seen[group] += 1
         # In every n cases another place, so that no parameter has the same value in all that remain.
         if (number + number // n + hasattr(keras, "ops")) % n:
             left_out.append(item)
@@ -121,7 +130,9 @@ def optimized_graphs():
 
 @pytest.fixture(autouse=True)
 def _same_start():
-    """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras."""
+    """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras and Matplotlib."""
     keras.utils.set_random_seed(0)
     yield
     keras.mixed_precision.set_global_policy("float32")
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
