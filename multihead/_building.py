@@ -15,13 +15,11 @@ from multihead._build import build_spec
 from multihead._data.arrays import as_arrays
 from multihead._data.data import Data
 from multihead._guarded import GuardedFunction
-from multihead._head_weights import HeadWeights
 from multihead._keras import (
     KerasHooks,
     Untracked,
     add_state,
     first_replica_variable,
-    replace_layers,
     tensor_variable,
     unlock,
 )
@@ -33,7 +31,7 @@ from multihead._trace import trace_predictions
 from multihead._update.batch import Batch, as_tensors, open_batch_size, sample_of, unpack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead._validation import check_head_names, quoted
+from multihead._validation import quoted
 from multihead.heads import Head, weigh_classes
 from multihead.rates import starts_of
 from multihead.telemetry import LogMetrics
@@ -97,24 +95,6 @@ class BuiltFromData(KerasHooks, keras.Model):
         """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._logs is None else self._logs.all
 
-    def set_idle(self, heads: Sequence[str]) -> None:
-        """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
-
-        The encoder and the other heads are trained further, without a new trace; turns of a schedule that has only idle
-        heads go to all others. Each `fit` begins without idle heads.
-
-        Args:
-            heads: The names of all heads that are idle; an empty list for none.
-
-        Raises:
-            ValueError: There is no head with such a name.
-        """
-        check_head_names("heads", heads, list(self.heads))
-        if self._spec is not None and not self._may_be_idle:
-            self._spec = replace(self._spec, may_be_idle=True)
-        self._may_be_idle = True
-        self._wake_all_but(heads)
-
     def _wake_all_but(self, idle: Sequence[str]) -> None:
         self._idle_heads = list(idle)
         if self._awake.value is not None:
@@ -122,13 +102,6 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     def _awake_heads(self) -> list[float]:
         return [float(name not in self._idle_heads) for name in self.heads]
-
-    def _refuse_in_fit(self, method: str) -> None:
-        if self._is_in_fit:
-            raise ValueError(
-                f"`{method}` must not be called during `fit`, as by a callback. Received: such a call of `{method}`. "
-                "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change meanwhile."
-            )
 
     def _assert_ready(self, method: str) -> CompileOptions:
         if self._options is None:
@@ -142,16 +115,6 @@ class BuiltFromData(KerasHooks, keras.Model):
         if self._spec is None or self._logs is None:
             raise ValueError("The trainer is not built. Received: no data yet. Call `compute_gradients(batch)` first.")
         return self._spec, self._logs
-
-    def _keep_weights(self) -> None:
-        """Keeps the weights of the present heads in saved variables."""
-        heads = self._heads.value
-        with self.distribute_strategy.scope():
-            weights = HeadWeights({head.name: head.weight for head in heads if not head.has_weight_function})
-        replace_layers(self, head_weights=weights)
-        for head in heads:
-            if not head.has_weight_function:
-                head.keep_weight_in(weights.variable(head.name))
 
     def _forget(self) -> None:
         """Drops everything that depends on the heads and on `compile`, except the heads' variables."""

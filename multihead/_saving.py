@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._building import BuiltFromData
+from multihead._configuration import Configured
 from multihead._keras import classes_of_shared_layers
 from multihead._reads import decode_reads
 from multihead._update.batch import decode_specs, encode_specs
 
 
-class SavedByKeras(BuiltFromData):
+class SavedByKeras(Configured):
     """A trainer that `keras.models.save_model` and `keras.models.load_model` save and load, optimizer included."""
 
     def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

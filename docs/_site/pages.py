@@ -41,6 +41,8 @@ MODULES = {
     "multihead.testing": "Checks of your own methods",
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
+# The files of the trainer's own base classes.
+BASES = ["_configuration.py", "_building.py", "_saving.py"]
 LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
 
 
@@ -131,9 +133,9 @@ def page_of_module(module: str, title: str) -> str:
 
 
 def inherited_by_trainer() -> str:
-    """The public methods of the trainer's own base class, as a list in YAML."""
-    tree = ast.parse((ROOT / "multihead" / "_building.py").read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    """The public methods of the trainer's own base classes, as a list in YAML."""
+    trees = [ast.parse((ROOT / "multihead" / name).read_text(encoding="utf-8")) for name in BASES]
+    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return "[" + ", ".join(node.name for node in functions if ast.get_docstring(node) and node.name[0] != "_") + "]"
 
 

@@ -52,6 +52,7 @@ LAYERS = [
     {"_resuming"},
     {"_build", "_trace"},
     {"_building"},
+    {"_configuration"},
     {"_saving", "_summary"},
     {"trainer", "testing"},
     {"_drawing_models"},
