@@ -131,10 +131,11 @@ def run_stepwise(
 ) -> tf.Tensor:
     """Teacher-forced vectors by `BasicDecoder`; arguments and results are those of `_native_loops.run_stepwise`."""
     seq2seq = _seq2seq()
+    seed = cell.sampling_seed() if sampling else None
 
     class Sampler(seq2seq.ScheduledEmbeddingTrainingSampler):  # type: ignore[name-defined]
         def sample(self, time: tf.Tensor, outputs: tf.Tensor, state: Any) -> tf.Tensor:
-            return super().sample(time, cell.next_logits(outputs), state)
+            return cell.sample_inputs(outputs, sampling, seed, time)
 
     rows = count_rows(state)
     memory, state, embedded = _never_empty((memory, state, embedded))

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._attention import Attention, MemoryOrNone
-from ._recurrent import State, build_layer, dropout, recurrent_layer, state_list, state_of
+from ._recurrent import State, build_layer, draw_seed, dropout_layer, recurrent_layer, state_list, state_of
 
 
 class DecoderState(NamedTuple):
@@ -61,7 +61,8 @@ class DecoderCell:
         self.embedding_size = embedding_size
         self.units = units
         self.input_feeding = input_feeding
-        self.dropout = dropout
+        self.dropout_layer = dropout_layer(dropout, dtype=policy)
+        self.sampling_layer: Any = None
         self.start_id = start_id
         self.end_id = end_id
         self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
@@ -120,10 +121,20 @@ class DecoderCell:
         """One step of the recurrent layers: the last layer's hidden state, `[rows, units]`, and the new states."""
         outputs, new_states = inputs, []
         for index, layer in enumerate(self.recurrent_layers):
-            outputs = outputs if index == 0 else dropout(outputs, self.dropout, training)
+            outputs = outputs if index == 0 else self.dropout_layer(outputs, training=training)
             outputs, new_state = layer.cell(outputs, state_list(states[index]))
             new_states.append(state_of(list(new_state)))
         return outputs, tuple(new_states)
+
+    def sampling_seed(self) -> tf.Tensor:
+        """A seed for `sample_inputs`, for all steps of a sequence."""
+        return draw_seed(self.sampling_layer)
+
+    def sample_inputs(self, vectors: tf.Tensor, probability: float, seed: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
+        """Scheduled sampling: ids sampled from a step's vectors, int32 `[rows]`; -1 where none replaces the next input."""
+        of_ids, of_rows = (seed + tf.stack([place, tf.cast(time, tf.int32)]) for place in (0, 1))
+        ids = tf.random.stateless_categorical(self.next_logits(vectors), 1, of_ids, dtype=tf.int32)[:, 0]
+        return tf.where(tf.random.stateless_uniform(tf.shape(ids), of_rows) < probability, ids, -1)
 
     def next_logits(self, vectors: tf.Tensor) -> tf.Tensor:
         """Logits of the next ids, float32 `[..., vocabulary_size]`: padding and the start id are excluded."""

@@ -259,11 +259,11 @@ def run_stepwise(
         outputs = outputs.write(time, hidden_of(state.layers[-1]) if hidden else vectors)
         inputs = embedded[tf.minimum(time + 1, steps - 1)]
         if sampling:
-            sampled = tf.random.categorical(cell.next_logits(vectors), 1, dtype=tf.int32)[:, 0]
-            replaced = tf.random.uniform(tf.shape(sampled)) < sampling
-            inputs = tf.where(replaced[:, tf.newaxis], cell.embedding(sampled), inputs)
+            sampled = cell.sample_inputs(vectors, sampling, seed, time)
+            inputs = tf.where(sampled[:, tf.newaxis] >= 0, cell.embedding(tf.maximum(sampled, 0)), inputs)
         return time + 1, inputs, state, outputs
 
+    seed = cell.sampling_seed() if sampling else None
     start = (tf.constant(0), embedded[0], state, outputs)
     _, _, _, outputs = tf.while_loop(lambda time, *_: time < steps, advance, start, maximum_iterations=steps)
     return tf.transpose(outputs.stack(), [1, 0, 2])

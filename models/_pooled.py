@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_count, check_rate, check_representation
-from ._recurrent import build_layer, dropout
+from ._recurrent import build_layer, dropout_layer
 
 
 class AbstractPooledHead(keras.layers.Layer):
@@ -29,6 +29,7 @@ class AbstractPooledHead(keras.layers.Layer):
         self.hidden_units = check_count("hidden_units", hidden_units)
         self.dropout = check_rate("dropout", dropout)
         self.pool = bool(pool)
+        self.dropout_layer = dropout_layer(self.dropout, dtype=self.dtype_policy)
         self.hidden = keras.layers.Dense(hidden_units, activation="sigmoid", name="hidden", dtype=self.dtype_policy)
 
     def build_hidden(self, representation_shape: Any, output_layer: keras.layers.Layer) -> None:
@@ -50,8 +51,8 @@ class AbstractPooledHead(keras.layers.Layer):
             tokens = representation["mask"][:, :, tf.newaxis]
             pooled = tf.reduce_max(tf.where(tokens, outputs, outputs.dtype.min), axis=1)
             features = tf.concat([features, pooled], axis=-1)
-        hidden = self.hidden(dropout(features, self.dropout, training))
-        return dropout(hidden, self.dropout, training)
+        hidden = self.hidden(self.dropout_layer(features, training=training))
+        return self.dropout_layer(hidden, training=training)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments that all these heads have."""

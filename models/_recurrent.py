@@ -40,11 +40,15 @@ def hidden_of(state: State) -> tf.Tensor:
     return state_list(state)[0]
 
 
-def dropout(inputs: tf.Tensor, rate: float, training: bool | None) -> tf.Tensor:
-    """Dropout without a random state of its own, so that saved weights are the same on Keras 2 and Keras 3."""
-    if rate and training:
-        return tf.nn.dropout(inputs, rate)
-    return inputs
+def dropout_layer(rate: float, *, name: str = "dropout_layer", dtype: Any = None) -> keras.layers.Dropout:
+    """Dropout whose random state Keras can save; it has no weights, so that those saved are the same on both Keras."""
+    return keras.layers.Dropout(rate, name=name, dtype=dtype)
+
+
+def draw_seed(layer: keras.layers.Dropout) -> tf.Tensor:
+    """A seed for TensorFlow's stateless random numbers, int32 `[2]`, drawn by a layer that drops a half."""
+    bits = tf.cast(layer(tf.ones([2, 31], layer.compute_dtype), training=True) > 0, tf.int32)
+    return tf.reduce_sum(bits * tf.bitwise.left_shift(1, tf.range(31)), axis=1)
 
 
 def build_layer(layer: keras.layers.Layer, *shape: Any) -> None:

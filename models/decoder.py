@@ -20,7 +20,7 @@ from ._checks import (
     check_rate,
     check_representation,
 )
-from ._recurrent import CELLS, dropout, hidden_of, state_list
+from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, penalty, score_rows
 
 ENGINES = ("addons", "native", None)
@@ -124,10 +124,13 @@ class Seq2SeqDecoder(keras.layers.Layer):
         )
         # Attributes of this layer, under which Keras finds and saves the weights.
         self.embedding = self.decoder_cell.embedding
+        self.dropout_layer = self.decoder_cell.dropout_layer
         self.recurrent_layers = self.decoder_cell.recurrent_layers
         if self.attention is not None:
             self.attention_layer = self.decoder_cell.attention_layer
             self.vector_layer = self.decoder_cell.vector_layer
+        if self.sampling_probability:
+            self.sampling_layer = self.decoder_cell.sampling_layer = dropout_layer(0.5, name="sampling_layer", dtype=policy)
         self.output_layer = self.decoder_cell.output_layer
 
     def build(self, representation_shape: Any) -> None:
@@ -155,7 +158,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         targets = check_ids("targets", targets)
         memory, state = self.begin(representation)
         vectors = self.run(self.shift_right(targets), memory, state, training=training)
-        return self.output_layer(dropout(vectors, self.dropout, training))
+        return self.output_layer(self.dropout_layer(vectors, training=training))
 
     def generate(
         self,
@@ -270,7 +273,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
             `[batch, time, units]`.
         """
         if self.input_feeding or (training and self.sampling_probability):
-            inputs = dropout(self.embedding(ids), self.dropout, training)
+            inputs = self.dropout_layer(self.embedding(ids), training=training)
             sampling = self.sampling_probability if training else 0.0
             step_by_step = self._loops().run_stepwise
             return step_by_step(self.decoder_cell, inputs, memory, state, training=training, sampling=sampling)
@@ -335,7 +338,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         """Hidden states of the last layer over a whole input sequence, `[batch, time, units]`."""
         outputs = self.embedding(ids)
         for layer, layer_state in zip(self.recurrent_layers, state.layers):
-            outputs = dropout(outputs, self.dropout, training)
+            outputs = self.dropout_layer(outputs, training=training)
             outputs = layer(outputs, initial_state=state_list(layer_state))[0]
         return outputs
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_choice, check_count, check_ids, check_rate
-from ._recurrent import CELLS, build_layer, dropout, hidden_of, recurrent_layer, state_of
+from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
 
 @keras.saving.register_keras_serializable(package="models")
@@ -61,6 +61,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         self.bidirectional = bool(bidirectional)
         self.dropout = check_rate("dropout", dropout)
         policy = self.dtype_policy
+        self.dropout_layer = dropout_layer(self.dropout, dtype=policy)
         self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
         self.forward_layers = [
             recurrent_layer(cell, units, name=f"forward_{index}", dtype=policy) for index in range(num_layers)
@@ -100,7 +101,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         outputs = self.embedding(tokens)
         states = []
         for index, forward in enumerate(self.forward_layers):
-            outputs = dropout(outputs, self.dropout, training)
+            outputs = self.dropout_layer(outputs, training=training)
             inputs = outputs
             outputs, *state = forward(inputs, mask=mask)
             if self.bidirectional:

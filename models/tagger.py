@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_count, check_rate, check_representation
-from ._recurrent import build_layer, dropout
+from ._recurrent import build_layer, dropout_layer
 
 
 @keras.saving.register_keras_serializable(package="models")
@@ -38,6 +38,7 @@ class TokenTagger(keras.layers.Layer):
         super().__init__(name=name, dtype=dtype)
         self.num_tags = check_count("num_tags", num_tags, minimum=2)
         self.dropout = check_rate("dropout", dropout)
+        self.dropout_layer = dropout_layer(self.dropout, dtype=self.dtype_policy)
         self.tags = keras.layers.Dense(num_tags, name="tags", dtype="float32")
 
     def build(self, representation_shape: Any) -> None:
@@ -46,7 +47,7 @@ class TokenTagger(keras.layers.Layer):
         self.built = True
 
     def call(self, representation: dict[str, Any], training: bool | None = None) -> tf.Tensor:
-        return self.tags(dropout(representation["outputs"], self.dropout, training))
+        return self.tags(self.dropout_layer(representation["outputs"], training=training))
 
     def get_config(self) -> dict[str, Any]:
         return {

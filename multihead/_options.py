@@ -62,14 +62,16 @@ def check_optimizer(optimizer: Any) -> Any:
     Raises:
         ValueError: It is unknown or a legacy optimizer, or it clips or accumulates gradients itself.
     """
-    received = optimizer
+    received, problem = optimizer, None
     try:
         optimizer = get_optimizer(optimizer)
     except (ValueError, TypeError) as error:
+        optimizer, problem = None, error
+    if optimizer is None:  # as Keras 3 returns for None
         raise ValueError(
             f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. "
             "Pass, for example, 'adam'."
-        ) from error
+        ) from problem
     if is_legacy_optimizer(optimizer):
         raise ValueError(
             "`optimizer` must not be one of `keras.optimizers.legacy`. "

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._encode import call_encoder
 from multihead._keras import (
     AUTOGRAPH,
     all_layers,
-    call_module,
     created_outside_of_graphs,
     keras_mask,
     recurrent_states,
@@ -74,7 +74,7 @@ def trace_predictions(
     def run(inputs: Any, targets: dict[str, Any]) -> None:
         nonlocal num_leaves
         with _Reading() as reading:
-            given = _encode(encoder, inputs)
+            given = call_encoder(encoder, inputs, training=False)
         _check_held("`encoder`", encoder, reading.variables())
         representation = DetachedRepresentation(given)
         num_leaves = len(representation.leaves)
@@ -207,19 +207,6 @@ def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any
     depends = reading.depend(predictions) if find_leaves and len(leaves) > 1 else [True] * len(leaves)
     spec = tf.TensorSpec(predictions.shape, predictions.dtype)
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
-
-
-def _encode(encoder: Any, inputs: Any) -> Any:
-    try:
-        return call_module(encoder, inputs, training=False)
-    except Exception as error:
-        remedy = "Correct the inputs, or the encoder."
-        if any(leaf.shape.rank is None for leaf in tf.nest.flatten(inputs)):
-            remedy = "Set the shape in the data set: `dataset.map(...)` with `tf.ensure_shape`, or `output_signature`."
-        raise ValueError(
-            f"`encoder` must take the inputs of the data. Received: {type(encoder).__name__}, and inputs "
-            f"{described(inputs)}. {remedy} The encoder says: {in_short(error)}"
-        ) from error
 
 
 def _predictions(head: Head, representation: Any, targets: Any) -> Any:

@@ -22,9 +22,9 @@ from multihead._data.arguments import (
 )
 from multihead._data.arrays import read_arrays
 from multihead._data.windows import Windows, batches_of
+from multihead._encode import call_encoder
 from multihead._export import export_heads, heads_to_export
 from multihead._keras import (
-    call_module,
     functions_run_eagerly,
     over_replicas,
     tensor_variable,
@@ -95,7 +95,7 @@ class MultiHeadTrainer(SavedByKeras):
             inputs: The encoder's inputs.
             training: Whether the encoder runs in training mode; heads always run in inference mode.
         """
-        representation = call_module(self.encoder, inputs, training=bool(training))
+        representation = call_encoder(self.encoder, inputs, training=bool(training))
         return {head.name: head.generate(representation) for head in self._heads.value}
 
     @errors_in_words()
@@ -169,6 +169,7 @@ class MultiHeadTrainer(SavedByKeras):
             arguments["x"] = self._with_checked_labels(data).x
             return super().evaluate(**with_progress(arguments, lambda: self._logs))
 
+    @errors_in_words()
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
         return super().predict(read_inputs(x), *args, **kwargs)
@@ -229,7 +230,7 @@ class MultiHeadTrainer(SavedByKeras):
         batch = self._unpack(data)
         spec, logs = self._built()
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        representation = call_module(self.encoder, batch.inputs, training=False)
+        representation = call_encoder(self.encoder, batch.inputs, training=False)
         sums = []
         for head, head_labels in zip(self._heads.value, labels):
             if head_labels is None:

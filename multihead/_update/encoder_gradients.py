@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._encode import call_encoder
 from multihead._gradients import added, computed_if, scaled
-from multihead._keras import Gradient, call_module, frozen_normalization
+from multihead._keras import Gradient, frozen_normalization
 from multihead._update.head_gradients import HeadGradients, LossFactors, sum_of, trained, with_none
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients
@@ -46,7 +47,7 @@ class Encoded(NamedTuple):
         with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
             tape.watch(trained(network.encoder_tensors, network.trains_encoder))
             with frozen_normalization(network.frozen_normalization):
-                representation = call_module(network.encoder, inputs, training=True)
+                representation = call_encoder(network.encoder, inputs, training=True)
             losses = list(getattr(network.encoder, "losses", []))
             added_loss = sum_of(losses)
         return cls(network, factors, tape, DetachedRepresentation(representation), losses, added_loss)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead import _replicas
-from multihead._keras import call_module, keras_mask, recurrent_states
+from multihead._encode import call_encoder
+from multihead._keras import keras_mask, recurrent_states
 from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
@@ -76,7 +77,7 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
         return [None] * len(network.heads)
     modules = (network.encoder, *(head.module for head in network.heads))
     before = [(state, tf.identity(state.read_value())) for module in modules for state in recurrent_states(module)]
-    representation = DetachedRepresentation(call_module(network.encoder, batch.inputs, training=False)).nest
+    representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
     masks = [
         keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
         for head, is_masked in zip(network.heads, masked)

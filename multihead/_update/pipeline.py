@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead import _replicas
+from multihead._encode import call_encoder
 from multihead._gradients import computed_if
-from multihead._keras import call_module, frozen_normalization
+from multihead._keras import frozen_normalization
 from multihead._keras_optimizers import loss_scale
 from multihead._method import Observation
 from multihead._update.apply import Saved, apply_once, snapshot
@@ -227,7 +228,7 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
         with frozen_normalization(network.frozen_normalization):
-            representation = call_module(network.encoder, micro_batch.inputs, training=True)
+            representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
         sums = []
         for k, labels in enumerate(micro_batch.labels):
 

@@ -17,7 +17,7 @@ LAYERS = [
     {"_compatibility", "_extras", "_files", "_version"},
     {"_keras", "_stages", "_known_losses", "_stopping", "_validation", "_snapshot"},
     {"_keras_optimizers", "_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables", "_drawing"},
-    {"_head_weights", "_method"},
+    {"_head_weights", "_method", "_encode"},
     {"losses", "schedules", "clipping", "accumulation", "mixing", "rates"},
     {"_labels", "_metrics"},
     {"heads", "weighting", "balancing"},

@@ -146,3 +146,18 @@ def test_a_check_of_a_method_names_it():
     report = Report(keras.layers.Dense(1), "the losses [4, 0.5]")
     with pytest.raises(AssertionError, match="`Dense` must keep its size.*See docs/extending.md"):
         report.require(False, "keep its size", "")
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict", "compute_gradients"])
+def test_inputs_that_the_encoder_cannot_take(call):
+    trainer = made()
+    trainer.compute_gradients((X, Y))
+    given = ((X[:, :2], Y),) if call == "compute_gradients" else (X[:, :2],) if call == "predict" else (X[:, :2], Y)
+    with pytest.raises(ValueError, match=r"`encoder` must take the inputs of the data. Received: Dense, and inputs .*2"):
+        getattr(trainer, call)(*given)
+    trainer.fit(X, Y, verbose=0)
+
+
+def test_an_optimizer_is_needed():
+    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name. Received: optimizer=None"):
+        made(optimizer=None)

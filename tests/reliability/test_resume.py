@@ -13,10 +13,12 @@ import keras
 import numpy as np
 import pytest
 
-from multihead import MultiHeadTrainer, balancing
+from multihead import MultiHeadTrainer, balancing, losses
 from multihead._run_state import values_of, variables_of
 from multihead.callbacks import Checkpoint
+from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers import tiny
+from tests.helpers.seq2seq import ENGINES
 
 ROOT = Path(__file__).parents[2]
 FULL = os.environ.get("MULTIHEAD_FULL") == "1"
@@ -76,6 +78,37 @@ def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
     assert signal.getsignal(signal.SIGINT) is handler
     assert fit(resumed, tmp_path / "cut").history == history.history
     assert same(whole, resumed)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dropout_and_sampling_of_the_reference_models(engine, tmp_path):
+    def made():
+        keras.utils.set_random_seed(1)
+        trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 2, 3, cell="gru", dropout=0.3))
+        options = {"cell": "gru", "num_layers": 2, "dropout": 0.3, "sampling_probability": 0.5, "engine": engine}
+        decoder = Seq2SeqDecoder(9, 2, 3, **options)
+        trainer.add_head("reply", decoder, losses.SequenceCrossentropy(), teacher_forcing=True)
+        trainer.add_head("price", PriceClassifier(3, hidden_units=3, dropout=0.3), "sparse_categorical_crossentropy")
+        trainer.compile("sgd", run_eagerly=True)
+        return trainer
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if int(self.model.update_count) == 2:
+                raise KeyboardInterrupt
+
+    tokens = np.random.default_rng(0).integers(1, 9, (8, 3))
+    targets = {"reply": tokens, "price": tokens[:, 0] % 3}
+
+    def fit(trainer, folder, *others):
+        given = [Checkpoint(tmp_path / folder, every=1), *others]
+        trainer.fit(tokens, targets, batch_size=2, verbose=0, callbacks=given)
+        return trainer
+
+    whole = fit(made(), "whole")
+    with pytest.raises(KeyboardInterrupt):
+        fit(made(), "cut", Interrupt())
+    assert same(whole, fit(made(), "cut"))
 
 
 def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path):
