@@ -51,6 +51,9 @@ def apply_once(
     """
     network, all_gradients = spec.network, gradients.all
     positions = [i for i, each in enumerate(all_gradients) if each is not None and i not in network.frozen]
+    if not positions and network.frozen:  # all that the active heads train: the update counts, and nothing changes
+        all_gradients = [tf.zeros_like(variable) for variable in network.variables.all]
+        positions = [i for i in range(len(all_gradients)) if i not in network.frozen]
     values = [value for _, value in saved]
     targets, state = [network.variables.all[i] for i in positions], [variable for variable, _ in saved]
     once = _Once(optimizer, targets, spec.ownership, state, _scaling(spec, positions))

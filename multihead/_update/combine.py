@@ -294,6 +294,7 @@ def cosines_of(products: tf.Tensor) -> tf.Tensor:
 
 def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
     """The inner products of rows after each row is multiplied by its factor; unchanged for None."""
+    products = tf.cast(products, tf.float64)  # in eager mode, those of a batch without examples are zeros of any dtype
     if factors is None:
         return products
     wide = tf.cast(factors, tf.float64)

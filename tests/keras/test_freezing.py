@@ -236,3 +236,18 @@ def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
                 np.testing.assert_array_equal(a, b)
     for whole, half in zip(*steps, strict=True):
         np.testing.assert_allclose(half, whole / 2, atol=2e-7)
+
+
+@pytest.mark.parametrize("missing", ["key", "labels"])
+def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
+    trainer = MultiHeadTrainer(keras.layers.Dense(3))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.add_head("b", keras.layers.Dense(2), "sparse_categorical_crossentropy", learning_rate=0.0)
+    trainer.compile("adam", encoder_learning_rate=0.0)
+    trainer.compute_gradients((X, Y))
+    before = tiny.values(trainer.variables)
+    targets = {"b": Y["b"]} if missing == "key" else {**Y, "a": np.full_like(Y["a"], np.nan)}
+    trainer.train_on_batch(X, targets)
+    assert int(trainer.update_count) == 1
+    changed = [old.shape for old, new in zip(before, tiny.values(trainer.variables)) if (old != new).any()]
+    assert set(changed) <= {()}  # counts and figures

@@ -63,3 +63,14 @@ def test_nothing_to_apply(trainer):
 def test_other_variables_are_refused(trainer):
     with pytest.raises(ValueError, match="must contain only trainable variables of the trainer. Received: 1 others"):
         trainer.apply_gradients([(tf.ones([]), tf.Variable(1.0))])
+
+
+@pytest.mark.parametrize("options", [{"weighting": "LogLoss"}, {"balancer": "UPGrad"}], ids=str)
+def test_a_batch_without_examples_changes_nothing(options):
+    trainer = tiny.trainer("adam", weights=dict.fromkeys(tiny.WEIGHTS, 1.0), micro_batches=2, run_eagerly=True, **options)
+    whole = tiny.data(4)
+    trainer.compute_gradients(whole)
+    before = tiny.values(trainer.variables)
+    assert not trainer.apply_gradients(trainer.compute_gradients(tiny.rows(whole, 0, 0)))
+    for old, new in zip(before, tiny.values(trainer.variables), strict=True):
+        np.testing.assert_array_equal(old, new)
