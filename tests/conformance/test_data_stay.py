@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 
 def aligned(values):
     """An array that starts where TensorFlow takes arrays of generators over without copying them."""

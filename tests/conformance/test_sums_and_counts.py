@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from tests.helpers import reference, tiny
+
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
 def test_masks_of_predictions_count_as_in_keras():

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, losses
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
 def test_one_head_and_nothing_else_is_keras_fit(optimizer):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import schedules
 from tests.helpers import tiny
+
+pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
 def test_callbacks_and_a_resumed_run(tmp_path):

@@ -14,6 +14,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from tests.helpers import alone, tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 WORDS = ["red", "green", "blue", "wide"]
 
 NAMES = ["low", "middle", "high"]

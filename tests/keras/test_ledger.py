@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from multihead import MultiHeadTrainer
 from multihead.callbacks import Ledger, TensorBoardByHead
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = {"price": X[:, :1] - 2.0, "size": np.where(np.arange(24)[:, None] < 8, np.nan, X[:, 1:2]).astype("float32")}
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import LayerwiseDecay, MultiHeadTrainer, Stages, balancing, callbacks, clipping, schedules
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 4)).astype("float32")
 Y = {

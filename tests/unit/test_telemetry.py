@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, _metrics, balancing, clipping, schedules, telemetry
 from tests.helpers.sources import ROOT
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 TARGETS = {
     "price": X[:, :1] - 2.0,

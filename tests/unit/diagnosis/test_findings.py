@@ -11,6 +11,8 @@ from multihead import MultiHeadTrainer, clipping
 from multihead._tables import plain
 from tests.helpers import planted, reference, tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 HEADS = ("tag", "price", "size")
 
 
