@@ -4,7 +4,9 @@
 
 The suggestion is measured before training and followed to the letter. By hand, five settings of the weights are tried, and
 the one with the best mean over heads and seeds is shown. With `--methods`, balancers and weightings are tried instead. A
-head's figure is R² or accuracy on held-out examples. Prints a table, and writes the results of every run to `--output`.
+head's figure is R² or accuracy on held-out examples. It counts as better or worse than by the plain sum if the difference of
+the means is more than twice its standard error. `widened` is not one of the six: it is `narrow` with the larger encoder that
+`diagnose` asks for after training. Prints a table, and writes the results of every run to `--output`.
 """
 
 from __future__ import annotations
@@ -162,6 +164,15 @@ def narrow(seed: int) -> Model:
     return Model(encoder, heads, train, held_out, 700, 3e-3, settings(["a"], "b"))
 
 
+def widened(seed: int) -> Model:
+    """The same with a representation of eight numbers."""
+
+    def encoder() -> Any:
+        return keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(8)])
+
+    return narrow(seed)._replace(encoder=encoder)
+
+
 def images(seed: int) -> Model:
     """The first blocks of MobileNetV2 on pictures of a disc: its colour, its size, and its brightness times 100."""
     rng = np.random.default_rng(seed)
@@ -191,7 +202,8 @@ def images(seed: int) -> Model:
     return Model(encoder, heads, train, held_out, 198, 3e-3, settings(["colour", "size"], "brightness"))
 
 
-MODELS = {each.__name__: each for each in (healthy, summed, diabetes, two_outputs, narrow, images)}
+SIX = (healthy, summed, diabetes, two_outputs, narrow, images)
+MODELS = {each.__name__: each for each in (*SIX, widened)}
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
@@ -206,29 +218,25 @@ class Runner:
     Args:
         name: The model.
         updates: At most as many updates.
-        method: A balancer or a weighting, or None for the plain sum.
+        options: Further options of `compile`, such as a balancer.
     """
 
-    def __init__(self, name: str, updates: int, method: str | None = None) -> None:
+    def __init__(self, name: str, updates: int, options: Mapping[str, Any] | None = None) -> None:
         self.make, self.updates = MODELS[name], updates
-        self.options: dict[str, Any] = {"telemetry": None}
-        if method in balancing.__all__:
-            level = "parameters" if name == "two_outputs" else "representation"
-            self.options |= {"balancer": method, "balance_at": level}
-        elif method is not None:
-            self.options["weighting"] = method
         keras.utils.set_random_seed(0)
         model = self.make(0)
         # Variables, so that other weights need no other graph.
         self.weights = {head: tf.Variable(1.0) for head in model.heads}
         self.trainer = MultiHeadTrainer(model.encoder())
-        for head, (module, loss, options) in model.heads.items():
-            options = {**options, "weight": self._weight(head, options.get("weight", 1.0))}
-            self.trainer.add_head(head, module(), loss, **options)
-        self.trainer.compile(keras.optimizers.Adam(model.learning_rate), steps_per_execution=9, **self.options)
+        for head, (module, loss, of_head) in model.heads.items():
+            weight = self._weight(head, of_head.get("weight", 1.0))
+            self.trainer.add_head(head, module(), loss, **{**of_head, "weight": weight})
+        optimizer = keras.optimizers.Adam(model.learning_rate)
+        self.trainer.compile(optimizer, steps_per_execution=9, telemetry=None, **(options or {}))
         x, y = model.train
-        first = {head: values[:288] for head, values in y.items()}
-        self.trainer.fit(x[:288], first, batch_size=32, epochs=1, verbose=0)
+        self.trainer.diagnose(x[:2], {head: values[:2] for head, values in y.items()})  # creates the variables
+        self._methods = [each for each in (self.trainer.weighting, self.trainer.balancer) if each is not None]
+        self._state = [each.get_weights() for each in self._methods]
 
     def _weight(self, head: str, weight: float) -> Callable[[tf.Tensor], tf.Tensor]:
         return lambda step: weight * self.weights[head]
@@ -238,29 +246,26 @@ class Runner:
         keras.utils.set_random_seed(seed)
         model = self.make(seed)
         fresh = MultiHeadTrainer(model.encoder())
-        for head, (module, loss, options) in model.heads.items():
-            fresh.add_head(head, module(), loss, **options)
-        fresh.compile("sgd", **self.options)
+        for head, (module, loss, of_head) in model.heads.items():
+            fresh.add_head(head, module(), loss, **of_head)
+        fresh.compile("sgd", run_eagerly=True, telemetry=None)
         x, y = model.train
         fresh.compute_gradients((x[:2], {head: values[:2] for head, values in y.items()}))
         self.trainer.encoder.set_weights(fresh.encoder.get_weights())
         for head, made in self.trainer.heads.items():
             made.module.set_weights(fresh.heads[head].module.get_weights())
-        for name in ("weighting", "balancer"):
-            if getattr(fresh, name) is not None:
-                getattr(self.trainer, name).set_weights(getattr(fresh, name).get_weights())
+        for method, state in zip(self._methods, self._state):
+            method.set_weights(state)
         for variable in optimizer_variables(self.trainer.optimizer):
             if "learning_rate" not in variable.name:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
         return model
 
-    def suggested(self, seed: int) -> dict[str, float]:
-        """The factors that `diagnose` suggests before training; empty for none."""
+    def suggested(self, seed: int) -> dict[str, Any]:
+        """What `diagnose` suggests before training, for `compile`."""
         model = self.start(seed)
         self._set({})
-        suggestion = self.trainer.diagnose(*model.train, batch_size=32, batches=9).suggestion or {}
-        method = suggestion.get("weighting")
-        return method.factors if isinstance(method, weighting.Fixed) else {}
+        return self.trainer.diagnose(*model.train, batch_size=32, batches=9).suggestion or {}
 
     def figures(self, seed: int, factors: Mapping[str, float]) -> dict[str, float]:
         """Trains with factors of the losses, and returns R² or accuracy by head."""
@@ -288,35 +293,71 @@ class Runner:
         return found
 
 
+def apart(suggestion: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, Any]]:
+    """Factors of the losses, and the other options of `compile`, that a suggestion consists of."""
+    method = suggestion.get("weighting")
+    if not isinstance(method, weighting.Fixed):
+        return {}, dict(suggestion)
+    return method.factors, {name: value for name, value in suggestion.items() if name != "weighting"}
+
+
+def in_words(suggestion: Mapping[str, Any], head: str) -> str:
+    """What a suggestion means for a head."""
+    factors, options = apart(suggestion)
+    parts = [f"{factors[head]:g}"] if head in factors else []
+    return ", ".join([*parts, *(each if isinstance(each, str) else type(each).__name__ for each in options.values())])
+
+
 def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     """All runs of a model: by the plain sum, by the suggestion, and by the best of five settings tried by hand."""
     runner = Runner(name, updates)
     suggestions = [runner.suggested(seed) for seed in seeds]
     plain = [runner.figures(seed, {}) for seed in seeds]
-    followed = [runner.figures(s, factors) if factors else run for s, factors, run in zip(seeds, suggestions, plain)]
+    words = [{head: in_words(each, head) for head in plain[0]} for each in suggestions]
+    runners = {"": runner}
+    followed = []
+    for run, seed, suggestion in zip(plain, seeds, suggestions):
+        factors, options = apart(suggestion)
+        key = "".join(map(str, options))
+        if key not in runners:
+            runners[key] = Runner(name, updates, options)
+        followed.append(runners[key].figures(seed, factors) if suggestion else run)
     tried = [[runner.figures(seed, factors) for seed in seeds] for factors in runner.make(0).by_hand]
     best = max(range(len(tried)), key=lambda i: np.mean([list(run.values()) for run in tried[i]]))
     by_hand = {"factors": runner.make(0).by_hand[best], "runs": tried[best]}
-    return {"suggestions": suggestions, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
+    return {"suggestions": words, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
 
 
-def measure_methods(
-    name: str, seeds: Sequence[int], updates: int, methods: Sequence[str]
-) -> dict[str, list[dict[str, float]]]:
-    """All runs of a model by the plain sum and by methods."""
-    found = {}
-    for method in (None, *methods):
-        runner = Runner(name, updates, method)
-        found["plain sum" if method is None else method] = [runner.figures(seed, {}) for seed in seeds]
-    return found
+def verdict(runs: Sequence[_results.Run], plain: Sequence[_results.Run], head: str) -> str:
+    """Whether a head ends better or worse than by the plain sum, beyond the noise of the seeds."""
+    if len(runs) < 2 or runs == plain:
+        return ""
+    one, other = (np.array([run[head] for run in each]) for each in (runs, plain))
+    error = np.sqrt((one.var(ddof=1) + other.var(ddof=1)) / len(one))
+    difference = one.mean() - other.mean()
+    return "" if abs(difference) <= 2 * error else "better" if difference > 0 else "worse"
+
+
+def options_of(name: str, method: str | None) -> dict[str, Any]:
+    """The options of `compile` for a balancer or a weighting with its defaults; none for the plain sum."""
+    if method in balancing.__all__:
+        at_parameters = name == "two_outputs" or "representation" not in getattr(balancing, method).levels
+        return {"balancer": method, "balance_at": "parameters" if at_parameters else "representation"}
+    return {} if method is None else {"weighting": method}
+
+
+def measure_methods(name: str, seeds: Sequence[int], updates: int, method: str | None) -> list[dict[str, float]]:
+    """The runs of a model by a method, or by the plain sum."""
+    runner = Runner(name, updates, options_of(name, method))
+    return [runner.figures(seed, {}) for seed in seeds]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="which models")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=[each.__name__ for each in SIX])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    methods = [*balancing.__all__, *weighting.__all__]
+    methods = [each for each in (*balancing.__all__, *weighting.__all__) if each[0].isupper()]
     parser.add_argument("--methods", nargs="+", choices=methods, default=[], help="balancers and weightings to try instead")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--output", default="runs/suggestions.json", help="file for the results of every run")
@@ -327,22 +368,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.methods:
         shown = Table("model", "head", "plain sum", *options.methods)
         for name in options.models:
-            results[name] = measure_methods(name, range(options.seeds), updates, options.methods)
+            results[name] = {}
+            for method in (None, *options.methods):
+                runs = measure_methods(name, range(options.seeds), updates, method)
+                results[name]["plain sum" if method is None else method] = runs
+                _results.write(results, options.output)
             for head in results[name]["plain sum"][0]:
                 shown.add_row(name, head, *(_results.mean_and_spread(runs, head) for runs in results[name].values()))
             console.print(f"{name}: done", highlight=False)
-            _results.write(results, options.output)
         console.print(shown)
         return
-    shown = Table("model", "head", "plain sum", "suggestion", "best of five by hand", "factors suggested (first seed)")
+    shown = Table("model", "head", "plain sum", "suggestion", "", "best of five by hand", "suggested (first seed)")
     for name in options.models:
         results[name] = measure(name, range(options.seeds), updates)
         found = results[name]
         for head in found["plain sum"][0]:
             arms = found["plain sum"], found["suggestion"], found["by hand"]["runs"]
-            cells = [_results.mean_and_spread(runs, head) for runs in arms]
-            factor = found["suggestions"][0].get(head)
-            shown.add_row(name, head, *cells, "none" if factor is None else f"{factor:g}")
+            plain, followed, by_hand = (_results.mean_and_spread(runs, head) for runs in arms)
+            of_suggestion = verdict(found["suggestion"], found["plain sum"], head)
+            words = found["suggestions"][0][head] or "nothing"
+            shown.add_row(name, head, plain, followed, of_suggestion, by_hand, words)
         console.print(f"{name}: done", highlight=False)
     console.print(shown)
     _results.write(results, options.output)

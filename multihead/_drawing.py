@@ -142,7 +142,7 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
         for j, value in enumerate(row):
             if np.isfinite(value):
                 of_text = "white" if abs(value) > 0.6 else "black"
-                axis.text(j, i, f"{value:+.2f}", ha="center", va="center", color=of_text, fontsize=10)
+                axis.text(j, i, f"{round(float(value), 2) + 0.0:+.2f}", ha="center", va="center", color=of_text, fontsize=10)
     columns = rows if columns is None else columns
     long = max(map(len, columns), default=0) * len(columns) > 60
     axis.set_xticks(range(len(columns)), columns, rotation=30 if long else 0, ha="right" if long else "center")

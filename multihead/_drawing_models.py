@@ -22,7 +22,7 @@ def draw_model(trainer: Any) -> Any:
     lowest = min(-0.1, middle - 0.85)
     _box(axis, (0, middle - 0.6), 1.2, "encoder", f"{encoder.kind}\n{encoder.in_words}", edge="#333333")
     axis.annotate("inputs", (0, middle), (-0.9, middle), ha="center", va="center", color=GREY, arrowprops=_arrow(GREY))
-    node = WIDTH + 1.0
+    node = WIDTH + 1.2
     axis.annotate("", (node, middle), (WIDTH, middle), arrowprops=_arrow("#333333"))
     axis.text((WIDTH + node) / 2, middle + 0.12, "representation", ha="center", va="bottom", fontsize=8, color=GREY)
     for k, (found, head) in enumerate(zip(of_heads, heads.values())):

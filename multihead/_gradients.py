@@ -55,13 +55,21 @@ def is_finite(gradient: Gradient) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
 
 
+def half_square(gradient: Any) -> tf.Tensor:
+    """Half of the squared Euclidean norm of a gradient without duplicate rows, float64, in which squares do not overflow."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.nn.l2_loss(tf.cast(values, tf.float64))
+
+
 def norm(gradient: Any) -> tf.Tensor:
-    """The Euclidean norm of a gradient (without duplicate rows) or a list of scalars, float32, without overflow."""
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
-    values = _float32(values)
-    largest = tf.maximum(tf.reduce_max(tf.abs(values)), 0)  # the largest of no elements is -inf
-    divisor = tf.where(largest > 0, largest, tf.ones_like(largest))
-    return largest * tf.sqrt(tf.reduce_sum(tf.square(values / divisor)))
+    """The Euclidean norm of a gradient without duplicate rows, float32."""
+    return tf.cast(tf.sqrt(2.0 * half_square(gradient)), tf.float32)
+
+
+def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """The Euclidean norm of all gradients together, without duplicate rows, float32."""
+    halves = [half_square(gradient) for gradient in gradients]
+    return tf.cast(tf.sqrt(2.0 * tf.add_n(halves)), tf.float32) if halves else tf.constant(0.0)
 
 
 def size(gradient: Gradient) -> tf.Tensor:

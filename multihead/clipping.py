@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._gradients import deduplicate, map_values, norm, size
+from multihead._gradients import deduplicate, global_norm, map_values, norm, size
 from multihead._validation import check_positive
 
 __all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
@@ -123,5 +123,5 @@ class ByGlobalNorm(AbstractClipping):
     """
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
-        total = norm([norm(gradient) for gradient in gradients])
+        total = global_norm(gradients)
         return [_scaled_down(gradient, total, self.limit) for gradient in gradients]

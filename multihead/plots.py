@@ -204,6 +204,10 @@ def weights(run: Run | str | os.PathLike[str]) -> Any:
     figure, axes = new_figure("`plots.weights`", len(shown), 1, (8, 4 * len(shown)))
     for axis, (name, message, detail) in zip(axes[:, 0], shown):
         by_head = {head: smooth(values) for head, values in _of_heads(run, name).items()}
+        drawn = np.concatenate([values[np.isfinite(values)] for values in by_head.values()])
+        if len(drawn) and drawn.min() > 0 and drawn.max() > _WIDE * drawn.min():
+            axis.set_yscale("log")
+            _ticks(axis, plain)
         lines(axis, run.steps, by_head, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
         if name == "coefficient":
             axis.axhline(1, color=GREY, lw=0.8, ls=":")
@@ -267,6 +271,9 @@ def model(trainer: Any) -> Any:
     """
     return draw_model(trainer)
 
+
+_WIDE = 20.0
+"""Positive values whose ratio is larger are drawn on a logarithmic scale."""
 
 _PICTURES: tuple[Callable[[Any], Any], ...] = (losses, norms, shares, weights, cosines, layers)
 

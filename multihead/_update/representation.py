@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import Rows, added, as_rows, gramian, norm, scaled
+from multihead._gradients import Rows, added, as_rows, gramian, half_square, scaled
 from multihead._keras import keras_mask, with_keras_mask
 
 
@@ -82,12 +82,8 @@ class RepresentationGradients(NamedTuple):
     def squared_norms(self) -> tf.Tensor:
         """The Gramian with only its diagonal computed, `[num_heads, num_heads]`, which is cheaper."""
         zero = tf.zeros([], tf.float64)
-        squares = [
-            # `norm` sums squares in float32, which is fast, and rescales to avoid overflow and underflow.
-            tf.add_n([zero] + [tf.square(tf.cast(norm(g), tf.float64)) for g in gradients if g is not None])
-            for gradients in self.by_head
-        ]
-        return tf.linalg.diag(tf.stack(squares))
+        halves = [tf.add_n([half_square(g) for g in gradients if g is not None] or [zero]) for gradients in self.by_head]
+        return tf.linalg.diag(2.0 * tf.stack(halves))
 
     def products(self) -> tf.Tensor:
         """The Gramian, `[num_heads, num_heads]` float64, from float32 sums: exact enough for cosines, and cheaper.

@@ -17,7 +17,7 @@ from multihead.diagnosis._measure import Measured, measure
 from multihead.diagnosis._report import Diagnosis
 from multihead.diagnosis._rules import find
 from multihead.diagnosis._statistics import Signal, cosines_of, cosines_of_means, root_mean_squares, signal_of
-from multihead.diagnosis._suggestion import suggest
+from multihead.diagnosis._suggestion import factors, suggest
 
 _LEARNED, _ALMOST_ALL = 0.05, 0.95
 """The fraction of the constant prediction's loss that a head must have removed to count as learning, and as done."""
@@ -31,6 +31,7 @@ def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_s
         for head, predictions, labels in zip(spec.network.heads, spec.predictions, raw.labels)
     ]
     measured = _figures(spec, raw, targets)
+    measured = replace(measured, factors=factors(measured))
     return replace(measured, findings=find(measured, spec), suggestion=suggest(measured, spec))
 
 

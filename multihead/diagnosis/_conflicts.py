@@ -14,6 +14,7 @@ import numpy as np
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._report import Diagnosis, Finding
 from multihead.diagnosis._statistics import Cosines
+from multihead.diagnosis._suggestion import left_behind
 
 _OPPOSED, _OPPOSED_IN_LAYER, _STRONGLY_OPPOSED, _EQUAL, _LARGE_ENOUGH = -0.1, -0.3, -0.4, 0.98, 0.05
 
@@ -76,7 +77,12 @@ def equal_heads(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def cannot_tell(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Pairs of heads with opposed gradients of which nobody can tell yet whether they conflict."""
-    untold = [(i, j) for i, j in _pairs(found) if not _can_be_told(found, i, j) and _seems_opposed(found, i, j)]
+    said = set(left_behind(found))
+    untold = [
+        (i, j)
+        for i, j in _pairs(found)
+        if not _can_be_told(found, i, j) and _seems_opposed(found, i, j) and not {i, j} & said
+    ]
     if not untold:
         return
     early = sorted({k for pair in untold for k in pair if found.progress[k] == "untrained"})

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._gradients import as_rows, deduplicate, gramian, norm, scaled
+from multihead._gradients import as_rows, deduplicate, global_norm, gramian, scaled
 from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch, batch_size
@@ -163,5 +163,4 @@ def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
 
 
 def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    norms = [norm(deduplicate(gradient)) for gradient in gradients if gradient is not None]
-    return norm(tf.stack(norms)) if norms else tf.constant(0.0)
+    return global_norm([deduplicate(gradient) for gradient in gradients if gradient is not None])

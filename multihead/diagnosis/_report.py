@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         finite: `[heads]`: whether all losses and gradients were finite.
+        factors: By head, a factor of its loss; together they do part of what the suggestion does, without a balancer: pass
+            them as `weighting=weighting.Fixed(diagnosis.factors)`. Empty if the heads need none.
         findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` that it is about.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. Empty if the plain
             sum is the safest choice.
@@ -103,6 +105,7 @@ class Diagnosis:
     update_norm: float
     clipped: float
     finite: np.ndarray
+    factors: dict[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     suggestion: dict[str, Any] | None = None
 

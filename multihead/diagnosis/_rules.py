@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,9 +11,20 @@ from multihead._update.labels import share_nothing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts
 from multihead.diagnosis._report import Diagnosis, Finding
-from multihead.diagnosis._suggestion import comparable, factors, in_raw_units, level_of, scales, starved
+from multihead.diagnosis._suggestion import (
+    FEW,
+    comparable,
+    explained,
+    in_raw_units,
+    largest,
+    left_behind,
+    level_of,
+    scales,
+    starved,
+    suggest,
+)
 
-_SELDOM_LABELLED, _MUCH_CLIPPED, _DEAD = 0.1, 0.5, 1e-7
+_MUCH_CLIPPED, _DEAD, _OPPOSED = 0.5, 1e-7, -0.3
 
 Rule = Callable[[Diagnosis, UpdateSpec], Iterator[Finding]]
 
@@ -39,7 +50,7 @@ def untrainable(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 "no weight",
                 [head],
             )
-        if found.labelled[k] < _SELDOM_LABELLED:
+        if found.labelled[k] < FEW:
             share = "less than 1%" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
             yield Finding(
                 f"{head!r} has labels for only {share} of its elements, so its loss is measured on few examples and its "
@@ -111,17 +122,17 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     usable, norms = comparable(found), found.norms[level]
     small = starved(found)
     if small:
-        largest = usable[np.argmax(norms[usable])]
-        names = " and ".join(repr(heads[k]) for k in small)
-        ratios = " and ".join(plain(norms[largest] / norms[k]) for k in small)
+        leader = largest(found)
+        names = listed([repr(heads[k]) for k in small])
         kind = "encoder" if level == "parameters" else "representation"
-        cause, is_scale = _cause(found, int(largest), small)
+        cause, is_scale = _cause(found, leader, small)
         advice = _advice(found, spec)
         yield Finding(
-            f"The {kind} gradient of {heads[largest]!r} is {ratios} times as large as that of {names}: almost all of the "
-            f"encoder's update serves {heads[largest]!r}. Cause: {cause}.{_of_clipping(found, spec, names)} {advice}",
+            f"The {kind} gradient of {heads[leader]!r} is {_span([norms[leader] / norms[k] for k in small])} times as large "
+            f"as {'that' if len(small) == 1 else 'those'} of {names}: almost all of the encoder's update serves "
+            f"{heads[leader]!r}. Cause: {cause}.{_of_clipping(found, spec, names)} {advice}",
             "scale" if is_scale else "sensitivity",
-            [heads[k] for k in (largest, *small)],
+            [heads[k] for k in (leader, *small)],
         )
     for k in usable:
         if found.progress[k] == "done" and norms[k] * 10 < norms[usable].max():
@@ -134,16 +145,48 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             )
 
 
-def _cause(found: Diagnosis, largest: int, small: list[int]) -> tuple[str, bool]:
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _span(ratios: Sequence[float]) -> str:
+    """One ratio, or the smallest and the largest of several."""
+    low, high = plain(min(ratios)), plain(max(ratios))
+    return low if low == high else f"{low} to {high}"
+
+
+def behind(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads that have learned nothing while others have, although their gradients are large enough."""
+    heads, removed = found.heads, explained(found)
+    best = int(np.nanargmax(removed)) if np.isfinite(removed).any() else 0
+    for k in left_behind(found):
+        cosine = found.mean_cosines[k, best]
+        opposed = ""
+        if cosine < _OPPOSED:
+            opposed = f", and on average their gradients are opposed (cosine {cosine:.2f}), as of heads that compete"
+        yield Finding(
+            f"{heads[k]!r} predicts no better than a constant, while {heads[best]!r} has removed {removed[best]:.0%} of "
+            f"the loss of a constant{opposed}. If {heads[k]!r} was added only now, train an epoch and diagnose again. "
+            "Otherwise train it alone for a while (`trainer.set_weight(name, 0.0)` for the other heads). If it learns "
+            "alone, the heads compete for the encoder: give the encoder a larger output or more layers, or these heads "
+            "layers of their own. If it does not learn alone, look at its labels, its inputs and its module: no weight or "
+            "balancer helps.",
+            "left behind",
+            [heads[k], heads[best]],
+        )
+
+
+def _cause(found: Diagnosis, leader: int, small: list[int]) -> tuple[str, bool]:
     """Why a head's gradient is much larger than those of others, and whether it is the size of its loss."""
     norms, size = found.norms[level_of(found)], scales(found)
     smallest = min(small, key=lambda k: norms[k])
-    ratio = norms[largest] / norms[smallest]
-    by_losses = size[largest] / size[smallest] if size[smallest] > 0 else np.inf
+    ratio = norms[leader] / norms[smallest]
+    by_losses = size[leader] / size[smallest] if size[smallest] > 0 else np.inf
     by_module = "the sensitivity of its module to the representation"
-    if found.losses[largest] > 4 * found.constant_losses[largest] and by_losses <= ratio**0.5:
+    if found.losses[leader] > 4 * found.constant_losses[leader] and by_losses <= ratio**0.5:
         by_module = "that its outputs are still far from the mean of its labels"
-    by_size = f"its weighted loss is {plain(by_losses)} times as large; {_of_size(found, largest, smallest, by_losses)}"
+    by_size = f"its weighted loss is {plain(by_losses)} times as large; {_of_size(found, leader, smallest, by_losses)}"
     if by_losses > ratio**0.5:
         return by_size, True
     if by_losses > ratio**0.25:
@@ -151,14 +194,14 @@ def _cause(found: Diagnosis, largest: int, small: list[int]) -> tuple[str, bool]
     return f"not the size of its loss, but {by_module}", False
 
 
-def _of_size(found: Diagnosis, largest: int, smallest: int, by_losses: float) -> str:
+def _of_size(found: Diagnosis, leader: int, smallest: int, by_losses: float) -> str:
     """Why a weighted loss is much larger than another."""
-    if found.weights[largest] > found.weights[smallest] * by_losses**0.5:
-        times = plain(found.weights[largest] / found.weights[smallest])
-        return f"it has {times} times the weight, as a loss has that is summed over the batch"
-    if found.is_summed[largest]:
+    if found.weights[leader] > found.weights[smallest] * by_losses**0.5:
+        times = plain(found.weights[leader] / found.weights[smallest])
+        return f"it has {times} times the weight, as a loss has that is summed over the batch (if you want that, keep it)"
+    if found.is_summed[leader]:
         return "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
-    if in_raw_units(found, largest) or in_raw_units(found, smallest):
+    if in_raw_units(found, leader) or in_raw_units(found, smallest):
         return "the labels are in different units, see above"
     return "it is summed over the batch, or in different units"
 
@@ -168,17 +211,19 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
     if spec.weighting is not None or spec.balancer is not None:
         configured = type(spec.weighting or spec.balancer).__name__
         return f"{configured} is configured already; watch whether it brings these heads together."
-    suggested = factors(found)
-    if not suggested:
+    if not suggest(found, spec):
         return (
             "That may change as soon as the modules have learned: change nothing yet, train an epoch, and diagnose again. "
             "If it stays so, try `balancer=balancing.EqualNorms()` and compare."
         )
-    weights = ", ".join(f"{plain(found.weights[k] * suggested[head])} for {head!r}" for k, head in enumerate(found.heads))
+    weights = ", ".join(
+        f"{plain(found.weights[k] * found.factors[head])} for {head!r}" for k, head in enumerate(found.heads)
+    )
     return (
-        f"Multiply the heads' losses by factors, so that their weights become {weights}: "
-        "`trainer.compile(optimizer, **diagnosis.suggestion)` does. `balancer=balancing.EqualNorms()` does more, and "
-        "follows the norms as they change; compare both."
+        "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `EqualNorms`, which gives each head "
+        "the same say in the encoder and follows the norms as they change; the heads' weights then have no effect there. "
+        "Compare each head with the plain sum on held-out data. Without a balancer, these weights do part of it: "
+        f"{weights}."
     )
 
 
@@ -222,7 +267,7 @@ def configured_balancer(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]
 
 
 RULES: tuple[Rule, ...] = (
-    broken, untrainable, unreached, raw_units, different_norms, _conflicts.conflicts, _conflicts.conflicts_in_layers,
+    broken, untrainable, unreached, raw_units, different_norms, behind, _conflicts.conflicts, _conflicts.conflicts_in_layers,
     _conflicts.equal_heads, clipping,
 )  # fmt: skip
 """The rules, in the order in which their findings are shown."""

@@ -1,4 +1,4 @@
-"""The weights that bring starved heads back, where that is safe."""
+"""What brings starved heads back, where that is safe."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from multihead import weighting
+from multihead import balancing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._report import Diagnosis
 
 MUCH_LARGER = 10.0
 """The ratio of two heads' gradient norms from which the smaller one counts as starved."""
 
-_AT_LEAST = 4.0
-"""No head's gradient should be smaller than the largest one divided by this.
+FEW = 0.1
+"""The fraction of labelled elements below which a head has few labels."""
 
-Not 1, because a head that leads should go on leading: of weights tried on data in raw units, with too few updates and with
-enough, these took nothing from the largest head that three seeds could tell, and gave the others most of what equal norms
-would.
+_MUCH_LARGER_LOSS = 4.0
+"""The ratio of two losses from which a starved head stays starved, however its module learns."""
+
+_AT_LEAST = 4.0
+"""Fixed weights leave no head's gradient smaller than the largest one divided by this.
+
+Not 1, because weights do not follow the norms as these change.
 """
+
+_HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
+"""The part of the loss of a constant prediction that a head has removed which learns well, and one whose outputs are still
+far from the mean of its labels."""
 
 
 def level_of(found: Diagnosis) -> str:
@@ -49,28 +57,42 @@ def scales(found: Diagnosis) -> np.ndarray:
     return np.abs(found.weights) * np.where(known, found.constant_losses, np.abs(found.losses))
 
 
-def factors(found: Diagnosis) -> dict[str, float]:
-    """By head name, a factor of the loss for every head; empty if the heads need none, or none is safe.
+def needs_balancing(found: Diagnosis) -> bool:
+    """Whether a starved head will not catch up by itself.
 
     A gradient may be small because the loss is small, or because a module that is not trained yet passes little of it on.
-    The second changes as the module learns, so a factor of an untrained head is at most the ratio of the losses of constant
-    predictions, which does not depend on modules.
+    Only the second changes as the module learns.
     """
-    if not starved(found):
+    size, small = scales(found), starved(found)
+    return any(found.progress[k] == "learning" or size[largest(found)] > _MUCH_LARGER_LOSS * size[k] for k in small)
+
+
+def largest(found: Diagnosis) -> int:
+    """The position of the head with the largest gradient."""
+    usable, norms = comparable(found), found.norms[level_of(found)]
+    return int(usable[np.argmax(norms[usable])])
+
+
+def factors(found: Diagnosis) -> dict[str, float]:
+    """By head name, a factor of the loss for every head; empty if the heads need none.
+
+    A factor of an untrained head is at most the ratio of the losses of constant predictions, which does not depend on
+    modules.
+    """
+    if not needs_balancing(found):
         return {}
-    usable, norms, size = comparable(found), found.norms[level_of(found)], scales(found)
-    largest = usable[np.argmax(norms[usable])]
+    norms, size, leader = found.norms[level_of(found)], scales(found), largest(found)
     wanted = np.ones(len(found.heads))
-    for k in usable:
-        ratio = norms[largest] / norms[k]
-        if found.progress[k] != "learning" or found.progress[largest] not in ("learning", "done"):
-            ratio = min(ratio, size[largest] / size[k]) if size[k] > 0 else 1.0
-        if found.progress[k] != "done":
-            wanted[k] = max(1.0, ratio / _AT_LEAST)
-    if wanted.max() < 1.5:
-        return {}
-    if in_raw_units(found, int(largest)):
+    for k in comparable(found):
+        ratio, of_losses = norms[leader] / norms[k], size[leader] / size[k] if size[k] > 0 else 1.0
+        if found.progress[k] != "learning" or found.progress[leader] not in ("learning", "done"):
+            ratio = min(ratio, of_losses)
+        # The gradient of a head that is done is small for a good reason, and says nothing about its loss.
+        wanted[k] = max(1.0, (of_losses if found.progress[k] == "done" else ratio) / _AT_LEAST)
+    if in_raw_units(found, leader):
         wanted /= wanted.max()  # a head that is in order must not become as steep as one in raw units
+    else:
+        wanted = np.where([progress == "done" for progress in found.progress], 1.0, wanted)
     return {head: float(f"{factor:.3g}") for head, factor in zip(found.heads, wanted)}
 
 
@@ -80,7 +102,24 @@ def in_raw_units(found: Diagnosis, k: int) -> bool:
     return bool(deviation > 10 or 0 < deviation < 0.1 or mean > 5 * max(deviation, 1.0))
 
 
+def explained(found: Diagnosis) -> np.ndarray:
+    """`[heads]`: the part of the loss of a constant prediction that a head has removed; NaN if unknown."""
+    with np.errstate(all="ignore"):
+        return 1 - found.losses / np.where(found.constant_losses > 0, found.constant_losses, np.nan)
+
+
+def left_behind(found: Diagnosis) -> list[int]:
+    """The heads that predict no better than a constant, with gradients large enough, while others have learned."""
+    removed, small = explained(found), starved(found)
+    if not (removed > _HAS_LEARNED).any():
+        return []
+    heads = [int(k) for k in comparable(found) if found.progress[k] == "untrained" and k not in small]
+    return [k for k in heads if removed[k] > _STILL_MOVING and found.labelled[k] >= FEW]
+
+
 def suggest(found: Diagnosis, spec: UpdateSpec) -> dict[str, Any]:
     """Keyword arguments for `compile`; empty where methods are configured that they would replace."""
-    found_factors = factors(found) if spec.weighting is None and spec.balancer is None else {}
-    return {"weighting": weighting.Fixed(found_factors)} if found_factors else {}
+    if spec.weighting is not None or spec.balancer is not None or not needs_balancing(found):
+        return {}
+    at = {"balance_at": "parameters"} if level_of(found) == "parameters" else {}
+    return {"balancer": balancing.EqualNorms(), **at}

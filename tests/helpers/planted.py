@@ -201,3 +201,17 @@ def opposed(seed):
 def opposed_in_one_layer(seed):
     """Heads that want the same of one layer, and the opposite of another."""
     return _opposed(seed, agreeing=1.0, wanted=3.0)
+
+
+def left_behind(seed):
+    """Two heads that share a representation of one number, which one of them has taken for itself."""
+    x = inputs(seed)
+    body = keras.Sequential([keras.layers.Dense(1, use_bias=False)])
+    targets = {"early": 1.2 * x[..., :1], "late": 1.2 * x[..., 1:2]}
+    starts = {"early": keras.initializers.Constant(0.9), "late": keras.initializers.Constant(0.05)}
+    heads = {name: (keras.layers.Dense(1, kernel_initializer=start), "mse", {}) for name, start in starts.items()}
+    trainer = trainer_of(body, heads)
+    trainer(x[0])
+    noise = np.random.default_rng(seed).normal(size=(INPUTS, 1))
+    body.set_weights([np.eye(INPUTS, 1) + 0.02 * noise])
+    return trainer, batches(x, targets)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, _extras, losses
+from multihead import MultiHeadTrainer, _extras, balancing, losses
 from multihead.diagnosis._statistics import cosines_of, signal_of
 from tests.helpers import planted, tiny
 
@@ -174,5 +174,5 @@ def test_a_suggestion_as_json():
     trainer, data = planted.three_scales(0)
     report = trainer.diagnose(data)
     as_json = json.loads(json.dumps(report.to_dict()))
-    restored = keras.saving.deserialize_keras_object(as_json["suggestion"]["weighting"])
-    assert restored.factors == report.suggestion["weighting"].factors
+    restored = keras.saving.deserialize_keras_object(as_json["suggestion"]["balancer"])
+    assert isinstance(restored, balancing.EqualNorms) and as_json["factors"] == report.factors

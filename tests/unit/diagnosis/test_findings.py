@@ -83,12 +83,12 @@ def test_nothing_changes():
         (1.0, "Cause: not the size of its loss, but the sensitivity of its module to the representation.", "sensitivity"),
         (
             6.0,
-            "times as large; it has 6 times the weight, as a loss has that is summed over the batch. A second cause is the sensitivity of its module",
+            "times as large; it has 6 times the weight, as a loss has that is summed over the batch (if you want that, keep it). A second cause is the sensitivity of its module",
             "scale",
         ),
         (
             200.0,
-            "times as large; it has 200 times the weight, as a loss has that is summed over the batch. Multiply the heads' losses by factors",
+            "times as large; it has 200 times the weight, as a loss has that is summed over the batch (if you want that, keep it). Balance the heads: ",
             "scale",
         ),
     ],

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead import balancing, weighting
+from multihead._tables import plain
 from tests.helpers import planted
 
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
@@ -43,10 +45,12 @@ def test_nothing_is_recommended_where_nothing_is_wrong(seed):
 def test_three_scales_give_a_weight_for_every_head(seed):
     trainer, data, report = diagnosed("three_scales", seed)
     finding = found(report, "scale")
-    assert finding.heads == ("c", "a", "b") and "`trainer.compile(optimizer, **diagnosis.suggestion)` does" in finding
-    factors = report.suggestion["weighting"].factors
+    assert finding.heads == ("c", "a", "b") and "`trainer.compile(optimizer, **diagnosis.suggestion)` uses" in finding
+    assert isinstance(report.suggestion["balancer"], balancing.EqualNorms) and len(report.suggestion) == 1
+    factors = report.factors
     assert set(factors) == {"a", "b", "c"} and factors["b"] > factors["a"] > factors["c"] == 1
-    trainer.compile("adam", **report.suggestion)
+    assert f"do part of it: {plain(50 * factors['a'])} for 'a', {plain(factors['b'])} for 'b', 2,500 for 'c'" in finding
+    trainer.compile("adam", weighting=weighting.Fixed(factors))
     again = trainer.diagnose(data)
     norms = again.norms["representation"]
     assert norms.max() < 10 * norms.min() and np.argmax(norms) == 2  # the head that leads goes on leading
@@ -61,7 +65,7 @@ def test_raw_units_are_to_be_standardised_first(seed):
     mean, deviation = report.label_means[0], report.label_deviations[0]
     assert (mean, deviation) == (pytest.approx(3000, rel=1e-3), pytest.approx(1000, rel=1e-3))
     assert "the labels are in different units" in found(report, "scale")
-    assert max(report.suggestion["weighting"].factors.values()) == 1
+    assert max(report.factors.values()) == 1 and set(report.suggestion) == {"balancer"}
 
 
 @SEEDS
@@ -99,7 +103,7 @@ def test_a_summed_loss(seed):
     trainer, data, report = diagnosed("summed", seed)
     assert "it grows with the size of the batch, so it is summed over it" in found(report, "scale")
     assert report.is_summed == (False, True)
-    assert report.suggestion["weighting"].factors["a"] > 4 * report.suggestion["weighting"].factors["b"]
+    assert report.factors["a"] > 4 * report.factors["b"] and set(report.suggestion) == {"balancer"}
 
 
 @SEEDS
@@ -128,7 +132,7 @@ def test_heads_that_read_different_tensors_are_judged_at_the_parameters(seed):
     assert report.reads == ((True, False), (False, True)) and report.cosines["representation"][0, 1] == 0
     assert found(report, "scale").startswith("The encoder gradient of 'b' is")
     assert "their gradients cannot be compared there" in found(report, "different tensors")
-    assert report.suggestion["weighting"].factors["a"] > 50
+    assert report.factors["a"] > 50 and report.suggestion["balance_at"] == "parameters"
 
 
 @SEEDS
@@ -147,3 +151,14 @@ def test_heads_that_oppose_each_other_in_one_layer_only(seed):
     assert finding.kind == "conflict in one layer" and "conflict in the layer 'oppose' (cosine -" in finding
     assert report.cosines["parameters"][0, 1] > 0.3
     assert list(report.layer_norms) == ["agree", "oppose"] and report.layer_cosines["agree"].mean[0, 1] > 0.9
+
+
+@SEEDS
+def test_a_head_that_is_left_behind(seed):
+    """Two heads share a representation of one number, of which one has taken it all."""
+    _, _, report = diagnosed("left_behind", seed)
+    finding = report.findings[0]
+    assert finding.kind == "left behind" and finding.heads == ("late", "early") and report.suggestion == {}
+    assert "'late' predicts no better than a constant, while 'early' has removed" in finding
+    assert "give the encoder a larger output or more layers" in finding
+    assert not {each.kind for each in report.findings} & {"healthy", "untrained", "scale"}
