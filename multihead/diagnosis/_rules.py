@@ -203,7 +203,7 @@ def _of_size(found: Diagnosis, leader: int, smallest: int, by_losses: float) -> 
         return "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
     if in_raw_units(found, leader) or in_raw_units(found, smallest):
         return "the labels are in different units, see above"
-    return "it is summed over the batch, or in different units"
+    return "the losses are on different scales, as a squared error and a cross-entropy of rare classes are"
 
 
 def _advice(found: Diagnosis, spec: UpdateSpec) -> str:

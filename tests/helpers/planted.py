@@ -64,6 +64,14 @@ def three_scales(seed):
     return trainer, batches(x, {name: labels(x, seed + k) for k, name in enumerate("abc")})
 
 
+def flat_module(seed):
+    """Losses of one size, of which one module passes almost nothing on, as long as it has not learned."""
+    x = inputs(seed)
+    starts = {"flat": keras.initializers.RandomNormal(stddev=0.005), "steep": keras.initializers.RandomNormal(stddev=0.5)}
+    heads = {name: (keras.layers.Dense(1, kernel_initializer=start), "mse", {}) for name, start in starts.items()}
+    return trainer_of(encoder(), heads), batches(x, {"flat": labels(x, seed), "steep": labels(x, seed + 1)})
+
+
 def raw_units(seed):
     """Labels in units 1,000 apart."""
     x = inputs(seed)

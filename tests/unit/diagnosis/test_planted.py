@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import tensorflow as tf
 from multihead import balancing, weighting
 from multihead._tables import plain
 from tests.helpers import planted
+from tests.helpers.sources import ROOT
 
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
 
@@ -55,6 +59,14 @@ def test_three_scales_give_a_weight_for_every_head(seed):
     norms = again.norms["representation"]
     assert norms.max() < 10 * norms.min() and np.argmax(norms) == 2  # the head that leads goes on leading
     assert [each.kind for each in again.findings if each.kind in ("scale", "sensitivity")] == []
+
+
+@SEEDS
+def test_a_module_that_is_flat_at_first_needs_time_and_no_weight(seed):
+    _, _, report = diagnosed("flat_module", seed)
+    finding = found(report, "sensitivity")
+    assert finding.heads == ("steep", "flat") and "train an epoch, and diagnose again" in finding
+    assert report.suggestion == {} and report.factors == {}
 
 
 @SEEDS
@@ -162,3 +174,12 @@ def test_a_head_that_is_left_behind(seed):
     assert "'late' predicts no better than a constant, while 'early' has removed" in finding
     assert "give the encoder a larger output or more layers" in finding
     assert not {each.kind for each in report.findings} & {"healthy", "untrained", "scale"}
+
+
+def test_every_row_of_the_docs_is_planted():
+    """`docs/choosing.md` says what to do about each kind of finding."""
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    rows = page.partition("| what `diagnose` finds")[2].partition("\n\n")[0].splitlines()[2:]
+    kinds = [kind for row in rows for kind in re.findall("`([^`]+)`", row.split("|")[1])]
+    tests = Path(__file__).read_text(encoding="utf-8")
+    assert len(kinds) > 12 and [kind for kind in kinds if f'"{kind}"' not in tests] == []
