@@ -162,6 +162,7 @@ def _run(options: argparse.Namespace) -> None:
     report.write_figures(options.output / "figures.json", _plain(options), results, more)
     for axis in ("examples", "seconds"):
         report.draw(options.output / f"by_{axis}.png", results, axis)
+    report.draw_pace(options.output / "pace.png", results, options.optimizer)
     say(f"written to {options.output}")
 
 

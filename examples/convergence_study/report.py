@@ -11,11 +11,14 @@ from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 from examples import _style
-from examples.convergence_study.arms import REFERENCES
+from examples.convergence_study.arms import REFERENCES, references
 from examples.convergence_study.study import Result
 
 PANELS = {"reply_loss": "decoder: loss", "reply_exact": "decoder: exact replies", "price_accuracy": "price: accuracy"}
 HEAD_OF = {"reply_loss": "reply", "reply_exact": "reply", "price_accuracy": "price"}
+COLORS = {"turns": _style.ORANGE, "sum": _style.RED, "equal_norms": _style.BLUE}
+NAMES = {"turns": "in turns", "sum": "plain sum", "equal_norms": "EqualNorms"}
+IN = {"turns": "in turns", "sum": "in the plain sum", "equal_norms": "with EqualNorms"}
 FIGURES = ("arm", "decoder loss", "exact", "price accuracy", "s")
 SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "pace", "price at alone - 5 %", "norms", "cosine")
 
@@ -79,11 +82,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     groups = groups or {REFERENCES: {}}
     options = {"squeeze": False, "sharex": True, "sharey": "col", "width_ratios": [1.5, 1, 1]}
     figure, axes = _style.new_figure(len(groups), len(PANELS), 2.9 * len(groups) + 0.4, width=10.5, **options)
-    losses = axes[0, 0]  # the column shares its axis
-    losses.set_yscale("log")
-    losses.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
-    for formatted in (losses.yaxis.set_major_formatter, losses.yaxis.set_minor_formatter):
-        formatted(lambda value, _: f"{value:g}")
+    _log_scale(axes[0, 0])  # the column shares its axis
     for row, (group, members) in enumerate(groups.items()):
         used = {result.arm.optimizer for result in members.values()}
         shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
@@ -109,6 +108,38 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     figure.savefig(path)
 
 
+@_style.styled
+def draw_pace(path: Path, results: dict[str, Result], main: str) -> None:
+    """Draws the decoder and the price of a few arms: each head alone, in turns, the plain sum, and with `EqualNorms`.
+
+    Args:
+        path: The file to write.
+        results: Results by arm.
+        main: The optimizer of the arms that do not specify their own.
+    """
+    figure, axes = _style.new_figure(1, 2, 3.6, sharex=True)
+    shown = {name: results[name] for name in COLORS if name in results}
+    decoder, price = references(main, main)
+    paces = {name: result.summary["reply_pace"] for name, result in shown.items()}
+    accuracies = {name: results[name].summary["price_accuracy"][0] for name in (price.name, *shown)}
+    of_decoder = {decoder.name: "alone", **{name: f"{NAMES[name]}: {pace:.0%} of the pace" for name, pace in paces.items()}}
+    of_price = {name: f"{NAMES.get(name, 'alone')}: {accuracy:.2f}" for name, accuracy in accuracies.items()}
+    for panel, figure_name, words in ((axes[0], "reply_loss", of_decoder), (axes[1], "price_accuracy", of_price)):
+        ends = []
+        for name, text in words.items():
+            style = (COLORS[name], "-") if name in COLORS else ("black", "--")
+            ends.append((*_band(panel, results[name], "examples", figure_name, style), text, style[0]))
+        panel.set_xlabel("examples seen")
+        panel.locator_params(axis="x", nbins=4)
+        if panel is axes[0]:
+            _log_scale(panel)
+        _style.label_ends(panel, max(x for x, *_ in ends), [tuple(end[1:]) for end in ends])
+    axes[0].set_title("Decoder loss" + (f": slowest {IN[min(paces, key=lambda name: paces[name])]}" if paces else ""))
+    worst = min(shown, key=lambda name: accuracies[name], default=None)
+    axes[1].set_title("Price accuracy" + ("" if worst is None else f": lowest {IN[worst]}"))
+    figure.savefig(path)
+
+
 def write_figures(path: Path, options: dict[str, Any], results: dict[str, Result], more: dict[str, Any]) -> None:
     """Writes options, every measurement and every summary as JSON."""
     arms = {name: result.to_json() for name, result in results.items()}
@@ -126,6 +157,14 @@ def _band(panel: Any, result: Result, axis: str, figure: str, style: tuple[str, 
     panel.plot(x, mean, color=color, linestyle=line, linewidth=1.4)
     panel.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
     return float(x[-1]), float(mean[-1])
+
+
+def _log_scale(panel: Any) -> None:
+    """A logarithmic axis with plain numbers."""
+    panel.set_yscale("log")
+    panel.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
+    for formatted in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+        formatted(lambda value, _: f"{value:g}")
 
 
 def _dashes(number: int) -> list[Any]:

@@ -292,6 +292,7 @@ def test_the_program(tmp_path, capsys):
     )
     for axis in ("examples", "seconds"):
         assert (tmp_path / "a" / f"by_{axis}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a" / "pace.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_files_are_read(tmp_path):
