@@ -95,10 +95,12 @@ def _free_memory():
     """
     before = set(_GRADIENTS)
     yield
-    for name in set(_GRADIENTS) - before:
+    added = set(_GRADIENTS) - before
+    for name in added:
         del _GRADIENTS[name]
     keras.backend.clear_session()
-    gc.collect()
+    if added:
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ def test_updates_are_what_keras_counts(tmp_path):
         weights.append(tiny.weights_of(trainer))
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
-    endless = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3)
+    endless = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3, run_eagerly=True)
     endless.fit(data.repeat(), steps_per_epoch=4, epochs=2, verbose=0, shuffle=False)
     assert tiny.values([endless.update_count]) == [8]
-    arrays = tiny.trainer("sgd", accumulate_steps=3)
+    arrays = tiny.trainer("sgd", accumulate_steps=3, run_eagerly=True)
     assert arrays.fit(inputs, targets, batch_size=2, verbose=0).history["tag_updates"] == [3.0]
