@@ -1,4 +1,4 @@
-"""Can the plain sum starve a head when everything is standardised? Tickets with 60 rare topics and a noisy number.
+"""Can the plain sum starve a head when everything is standardized? Tickets with 60 rare topics and a noisy number.
 
     python -m benchmarks.starved_head [--seeds 5] [--epochs 12]
 
@@ -26,7 +26,7 @@ NUM_TOPICS, NUM_TRAINING = 60, 3000
 
 
 def tickets(seed: int = 0, count: int = 4000) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Features, `[count, 32]`, and the targets of both heads, all standardised."""
+    """Features, `[count, 32]`, and the targets of both heads, all standardized."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 32)).astype("float32")
     mixes = rng.normal(size=(8, NUM_TOPICS))

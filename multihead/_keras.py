@@ -477,7 +477,7 @@ def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
     """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
 
-    Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognised, too.
+    Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
     """
     changed = change(predictions)
     logits = getattr(predictions, "_keras_logits", None)

@@ -69,7 +69,7 @@ class LayerwiseDecay(AbstractRate):
     contains. Variables that the module itself owns count to the lowest layer.
 
     Args:
-        decay: The ratio of neighbouring layers' factors, above 0 and at most 1.
+        decay: The ratio of neighboring layers' factors, above 0 and at most 1.
         top: The factor of the highest layer: a number of at least 0, or a function of the step.
 
     Raises:

@@ -4,7 +4,7 @@ Both sides use Keras's `TextVectorization` with a registered standardization. Th
 `£20-25` into `£2025` and `isn't` into `isnt`; these keep every character.
 
 Sources are lower-cased, and a run of punctuation is one token. Targets can be restored, up to the amount of white space:
-their tokens are words and runs of punctuation, and a mark shows where a run is attached to its neighbour without a space
+their tokens are words and runs of punctuation, and a mark shows where a run is attached to its neighbor without a space
 (`name[The Mill], area[riverside]` becomes `name ￭[￭ The Mill ￭], area ￭[￭ riverside ￭]`).
 """
 

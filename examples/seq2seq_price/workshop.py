@@ -239,7 +239,7 @@ def _remark_on_finish(items: Sequence[Item], generator: random.Random) -> tuple[
 
 
 def _say_and_take_back(items: Sequence[Item], generator: random.Random) -> str:
-    """A product that is mentioned and immediately cancelled; it is not part of the order."""
+    """A product that is mentioned and immediately canceled; it is not part of the order."""
     taken = {item.product for item in items}
     item = _draw_item(generator.choice([product for product in PRODUCTS if product not in taken]), generator)
     pattern = generator.choice(("{}, no, forget the {}", "{}, actually no {}", "{}, or no, leave out the {}"))

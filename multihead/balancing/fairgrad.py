@@ -18,7 +18,7 @@ class FairGrad(Balancer):
     """Maximizes the alpha-fair utility of the heads' improvements.
 
     Formula: `d = sum_k w_k g_k` with `w > 0` and `(G w)_k = w_k^(-1 / alpha)`, with `G` the Gramian. `alpha = 1` is
-    `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favours the head that improves least.
+    `NashMTL`; `alpha -> 0` is the plain sum; a larger `alpha` favors the head that improves least.
 
     What it fixes: direction (`d . g_k > 0` for every head) and, increasingly with `alpha`, magnitude. Size of the
     update: `|d|^2 = sum_k w_k^(1 - 1/alpha)`, which differs from that of the sum; set the learning rate accordingly.

@@ -107,7 +107,7 @@ def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         if in_raw_units(found, k):
             mean, deviation = plain(found.label_means[k]), plain(found.label_deviations[k])
             yield Finding(
-                f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Standardise them before "
+                f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Standardize them before "
                 f"anything else: train on `(y - {mean}) / {deviation}`".replace(",", "")
                 + ", and multiply and add again after `predict`. A head starts near 0 and needs very many updates to reach "
                 "numbers far from 0 and 1; weights and balancers cannot do that for it.",
