@@ -19,6 +19,7 @@ from multihead.diagnosis._suggestion import (
     largest,
     left_behind,
     level_of,
+    preference,
     scales,
     starved,
     suggest,
@@ -219,11 +220,14 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
     weights = ", ".join(
         f"{plain(found.weights[k] * found.factors[head])} for {head!r}" for k, head in enumerate(found.heads)
     )
+    leader = found.heads[largest(found)]
+    say = f"leaves {leader!r} a third of the encoder's update and the others equal parts of the rest"
+    if preference(found) is None:
+        say = "gives each head the same say in the encoder"
     return (
-        "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `EqualNorms`, which gives each head "
-        "the same say in the encoder and follows the norms as they change; the heads' weights then have no effect there. "
-        "Compare each head with the plain sum on held-out data. Without a balancer, these weights do part of it: "
-        f"{weights}."
+        f"Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `EqualNorms`, which {say}, and "
+        "follows the norms as they change; the heads' weights then have no effect there. Compare each head with the plain "
+        f"sum on held-out data. Without a balancer, these weights do part of it: {weights}."
     )
 
 

@@ -64,6 +64,13 @@ def three_scales(seed):
     return trainer, batches(x, {name: labels(x, seed + k) for k, name in enumerate("abc")})
 
 
+def many(seed):
+    """Five heads, one of them with a loss that is far too large."""
+    x = inputs(seed)
+    trainer = trainer_of(encoder(), {name: number(weight=1000.0 if name == "a" else 1.0) for name in "abcde"})
+    return trainer, batches(x, {name: labels(x, seed + k) for k, name in enumerate("abcde")})
+
+
 def flat_module(seed):
     """Losses of one size, of which one module passes almost nothing on, as long as it has not learned."""
     x = inputs(seed)

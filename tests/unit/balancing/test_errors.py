@@ -11,7 +11,9 @@ ROWS = [[1.0, 2.0], [3.0, 4.0]]
 NAMES = ["reply", "price"]
 
 
-@pytest.mark.parametrize("method", [balancing.Sum, balancing.UPGrad, balancing.DualProj, balancing.AlignedMTL])
+@pytest.mark.parametrize(
+    "method", [balancing.Sum, balancing.UPGrad, balancing.DualProj, balancing.AlignedMTL, balancing.EqualNorms]
+)
 @pytest.mark.parametrize("preference", [[1.0, -1.0], [0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0], ["a", 1.0]])
 def test_preference_of_bad_numbers(method, preference):
     with pytest.raises(ValueError, match=r"`preference` must contain finite numbers of at least 0.*Received: preference=.*"):

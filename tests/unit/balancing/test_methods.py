@@ -80,6 +80,17 @@ def test_equal_norms_gives_every_head_the_mean_length(rows):
     close(zoo.norms(parts), np.full(len(rows), zoo.norms(rows).mean()))
 
 
+def test_equal_norms_with_a_preference_shares_the_update_accordingly():
+    rows = zoo.matrix("conflicting", 3)
+    preferred = balancing.EqualNorms({"b": 2.0})
+    preferred.bind(["a", "b", "c"])
+    sizes = coefficients_of(preferred, rows) * zoo.norms(rows)
+    close(sizes, np.array([0.25, 0.5, 0.25]) * zoo.norms(rows).sum())
+    rows[0] = 0.0  # an idle head has no share
+    close((coefficients_of(preferred, rows) * zoo.norms(rows))[1:], np.array([2, 1]) / 3 * zoo.norms(rows).sum())
+    close(update_of(balancing.EqualNorms([3.0]), rows[1:2]), rows[1])
+
+
 def shares_of(budgets, rows, names=None, dtype=np.float64):
     balancer = balancing.NormBudget(budgets)
     if names is not None:

@@ -62,6 +62,15 @@ def test_three_scales_give_a_weight_for_every_head(seed):
 
 
 @SEEDS
+def test_of_many_heads_the_one_that_leads_keeps_a_third(seed):
+    _, _, report = diagnosed("many", seed)
+    assert report.suggestion["balancer"].preference == {"a": 2.0}
+    finding = found(report, "scale")
+    assert finding.heads == ("a", "b", "c", "d", "e") and "leaves 'a' a third of the encoder's update" in finding
+    assert re.search("is [0-9.,]+ to [0-9.,]+ times as large as those of 'b', 'c', 'd' and 'e'", finding)
+
+
+@SEEDS
 def test_a_module_that_is_flat_at_first_needs_time_and_no_weight(seed):
     _, _, report = diagnosed("flat_module", seed)
     finding = found(report, "sensitivity")
