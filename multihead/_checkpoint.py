@@ -19,28 +19,28 @@ _FILE = "run.checkpoint"
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Saves a run, so that the same program, started again, goes on where it was stopped and ends with the same result.
+    """Saves a run, so that the same program, started again, continues where it stopped and ends with the same result.
 
     Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,
     weighting and schedule, the seeds of layers, the metrics of the epoch so far, the state of the other callbacks, the logs,
-    Python's and NumPy's random numbers, and the place in the data, within an epoch too. `fit` finds the checkpoint by
-    itself; nothing else must be done to go on. The data must come in the same order in each process: arrays do, and
-    `tf.data` pipelines whose shuffles and other draws have a seed, such as those of `mix_datasets`. To find its place, a run
-    that goes on reads the data before it again, without computing anything.
+    the states of Python's and NumPy's random generators, and the place in the data, even within an epoch. `fit` finds the
+    checkpoint by itself; nothing else is needed to continue. The data must come in the same order in each process: arrays
+    do, and `tf.data` pipelines whose shuffles and other draws have a seed, such as those of `mix_datasets`. To find its
+    place, a resumed run reads the data before it again, without computing anything.
 
-    A checkpoint is one file, which replaces the one before only when it is whole: a run can be killed at any moment. It
-    holds numbers and words, no code. With Ctrl-C, `fit` ends after the present step and saves it. Keras's
-    `BackupAndRestore` among the callbacks of `fit` is carried out in the same way, in its own folder.
+    A checkpoint is one file, which replaces the previous one only when it is complete: a run can be killed at any moment. It
+    holds numbers and text, no code. With Ctrl-C, `fit` ends after the present step and saves it. Keras's `BackupAndRestore`
+    among the callbacks of `fit` does the same, in its own folder.
 
-    Of another callback, the attributes are saved that training has changed and that are numbers, words, arrays, or lists and
-    dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and
-    `set_run_state(state)` says itself what is saved.
+    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, or
+    lists and dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and
+    `set_run_state(state)` decides itself what is saved.
 
     Args:
         directory: A folder.
         every: The number of steps after which the run is saved, or `"epoch"`; it is always saved at the end of an epoch.
         strict: Whether to refuse a checkpoint that does not fit the trainer. False: loads what has the same name, shape and
-            dtype, and warns of all else.
+            dtype, and warns about the rest.
         keep: Whether the checkpoint is kept at the end of training.
 
     Raises:

@@ -123,7 +123,7 @@ class Configured(BuiltFromData):
         self.predict_function = None  # the compiled function still includes the removed head
 
     def set_weight(self, name: str, value: float) -> None:
-        """Sets how much a head's loss counts from the next update on, for example in a callback.
+        """Sets how much a head's loss counts from the next update on, for example from a callback.
 
         Nothing is compiled or traced again. The weight is saved and loaded with the trainer.
 
@@ -147,11 +147,11 @@ class Configured(BuiltFromData):
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
 
-        The encoder and the other heads are trained further, without a new trace; turns of a schedule that has only idle
-        heads go to all others. Each `fit` begins without idle heads.
+        The encoder and the other heads are trained further, without retracing; a schedule's turn that has only idle heads
+        goes to all others. Each `fit` begins without idle heads.
 
         Args:
-            heads: The names of all heads that are idle; an empty list for none.
+            heads: The names of all heads that are to be idle; an empty list for none.
 
         Raises:
             ValueError: There is no head with such a name.
@@ -191,8 +191,8 @@ class Configured(BuiltFromData):
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself.
             *others: Not accepted: the other arguments are passed by name.
-            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None
-                is the sum of the losses times the `weight` of each head. The weighting's variables are trained by the same
+            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
+                the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
                 optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
                 update costs one encoder backward pass per head.
             balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
@@ -215,17 +215,17 @@ class Configured(BuiltFromData):
                 forms.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
-            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder in every so
+            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
                 many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error; `"drop_head"`:
-                the heads that it comes from sit out this update, as if they had no labels in it (skipped if none is left).
-                An epoch's warning, and the errors, name the head, the variable, the update and the batch. An update that
-                loss scaling skips to lower its scale is none of these.
+                the heads that it comes from take no part in this update, as if they had no labels in it (it is skipped if
+                none is left). An epoch's warning, and the errors, name the head, the variable, the update and the batch. An
+                update that loss scaling skips to lower its scale does not count.
             max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
                 error; None: it never does.
-            check_labels: Whether to look for labels and sample weights that cannot be, such as class numbers out of range,
-                in every batch. False saves the time (`docs/labels.md`); shapes and dtypes are checked in any case.
+            check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range, in every
+                batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in any case.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
@@ -285,6 +285,6 @@ class Configured(BuiltFromData):
     def _refuse_in_fit(self, method: str) -> None:
         if self._is_in_fit:
             raise ValueError(
-                f"`{method}` must not be called during `fit`, as by a callback. Received: such a call of `{method}`. "
-                "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change meanwhile."
+                f"`{method}` must not be called during `fit`, for example by a callback. Received: a call during `fit`. "
+                "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change training meanwhile."
             )

@@ -61,7 +61,7 @@ class Run(keras.callbacks.CallbackList):
         trainer: The trainer.
         checkpoint: Where and when to save.
         callbacks: The other callbacks.
-        snapshot: The checkpoint to go on from, whose variables are loaded already; or None.
+        snapshot: The checkpoint to continue from, whose variables are already loaded; or None.
         start: What holds of the whole run: the seed of its shuffles, and the random numbers when it began.
         params: The parameters of callbacks, as Keras sets them.
     """
@@ -181,7 +181,7 @@ class Run(keras.callbacks.CallbackList):
             place = f"epoch {self._epoch + 1}, batch {self._batch}"
             raise KeyboardInterrupt(
                 f"Interrupted after {place}. What was trained is in {self._checkpoint.directory}: "
-                "run the same program again to go on."
+                "run the same program again to continue."
             )
 
 

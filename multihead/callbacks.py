@@ -1,4 +1,4 @@
-"""Callbacks: runs that go on where they were stopped, stopping and selecting by each head's figures, and records."""
+"""Callbacks: runs that continue where they stopped, stopping and selecting by each head's figures, and records."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class PerHead(keras.callbacks.Callback):
     training stops.
 
     The callback adds one number to the logs of each epoch, `val_score`, for which higher is always better. With `M_k` the
-    monitored figure of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean
-    `1/K sum_k s_k M_k` or, with the values `B_k` of models of one task each, the mean relative gain
-    `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` (0.05 is 5 %). Callbacks that come later in the list can monitor it, with
-    `mode="max"`.
+    monitored figure of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean `1/K sum_k s_k M_k`
+    or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
+    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`.
 
     Args:
         monitor: The name in the logs of each head's figure, by head name. Heads that are not named are trained to the end
@@ -43,13 +42,13 @@ class PerHead(keras.callbacks.Callback):
         min_delta: The smallest change that is an improvement; a number, or numbers by head name.
         patience: The number of epochs without an improvement after which a head is idle.
         verbose: 1 prints a line when a head becomes idle, when training stops and when weights are restored.
-        mode: `"min"`, `"max"` or `"auto"`, or these by head name. `"auto"` knows losses and the metrics of Keras.
+        mode: `"min"`, `"max"` or `"auto"`, or these by head name. `"auto"` knows losses and Keras's own metrics.
         restore_best_weights: Whether to keep the weights of the best epochs, in the memory of the host, and to set the
             encoder and all heads at the end to those of the epoch with the best `val_score`.
         start_from_epoch: Epochs before this one do not count.
-        idle: Whether a head that has stopped improving is idle. False: it is trained on, and training stops when no head
-            has improved for `patience` epochs.
-        single_task: The figures of models of one task each by head name, for `delta_m`.
+        idle: Whether a head that has stopped improving becomes idle. False: it is trained further, and training stops when
+            no head has improved for `patience` epochs.
+        single_task: The figures of single-task models, by head name, for `delta_m`.
         backup_dir: A folder in which the state is saved after each epoch, as by Keras's `BackupAndRestore`: a run that was
             interrupted and is started again continues with it. It is deleted at the end of training. Put `BackupAndRestore`
             after this callback.
@@ -151,7 +150,7 @@ class PerHead(keras.callbacks.Callback):
         """
         if head not in self._weights:
             raise ValueError(
-                f"`head` must be a head with kept weights. Received: head={head!r}; there are weights for "
+                f"`head` must be a head with kept weights. Received: head={head!r}; there are weights of "
                 f"{quoted(name for name in self._weights if name is not None)}. Pass one of these, with "
                 "`restore_best_weights=True`."
             )
@@ -173,7 +172,7 @@ class PerHead(keras.callbacks.Callback):
         self._clear()
 
     def check_others(self, others: Sequence[Any]) -> None:
-        """Called by the trainer: checks that callbacks which monitor the score see it, and take higher for better.
+        """Called by the trainer: checks that callbacks which monitor the score see it, and treat higher as better.
 
         Args:
             others: All callbacks of the `fit`.
@@ -296,8 +295,8 @@ class PerHead(keras.callbacks.Callback):
         mode = direction(figure, self.model.heads[head]) if mode == "auto" else mode
         if mode is None:
             raise ValueError(
-                f"`mode` must say whether {figure!r} is better if it is higher or lower, which is known only of losses and "
-                f"of Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
+                f"`mode` must say whether {figure!r} is better if it is higher or lower, which is known only for losses and "
+                f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
             )
         return mode
 
@@ -320,16 +319,16 @@ class Ledger(PerUpdate):
     `compile(telemetry=)` of this update alone, by their names in the logs, with null for what it does not have, such as the
     norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same figures in each
     layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
-    each epoch with validation follows a line with the `val_...` figures.
+    each epoch with validation, a line with the `val_...` figures follows.
 
     Every line is written at once, so that a crash loses none. A file that exists is continued: lines of updates after the
     trainer's present step are dropped first, so that a run which resumes from an older update does not have them twice, and
-    a run from step 0 starts over. Lines of the same run, interrupted or not, are equal. `python -m multihead plot run.jsonl`
-    draws them, and `multihead.plots.read` reads them.
+    a run from step 0 starts over. An interrupted run writes the same lines as one that was not.
+    `python -m multihead plot run.jsonl` draws the figures, and `multihead.plots.read` reads them.
 
     Args:
         path: The file. Its folder is created.
-        every: Write a line for every so many updates. (Reading the figures of each update waits for the device.)
+        every: Write a line once in this many updates. (Reading the figures of an update waits for the device.)
 
     Raises:
         ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or the file is no ledger.
@@ -374,14 +373,14 @@ class Ledger(PerUpdate):
 class TensorBoardByHead(PerUpdate):
     """Shows the figures of updates in TensorBoard while training goes on, grouped by head.
 
-    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, `update/...` for what belongs to no
-    head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the
-    mean cosines between the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and
-    matplotlib. Keras's own `TensorBoard` can be used beside it, with the same folder.
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for what belongs to no
+    head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean cosines between
+    the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and matplotlib. Keras's own
+    `TensorBoard` can be used as well, with the same folder.
 
     Args:
         log_dir: The folder, for `tensorboard --logdir`.
-        every: Write every so many updates.
+        every: Write once in this many updates.
 
     Raises:
         ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None`.

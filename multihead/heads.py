@@ -27,7 +27,7 @@ Weight = float | Callable[[tf.Tensor], Any]
 
 
 class Head:
-    """What the trainer knows of one head.
+    """What the trainer knows about one head.
 
     Args:
         name: The key of the head's targets, sample weights and logs.
@@ -150,7 +150,7 @@ class Head:
         """The head's weight at an update; a float32 scalar.
 
         Raises:
-            ValueError: A function returns anything but one number.
+            ValueError: A function returns something other than one number.
         """
         if self._weight_variable is not None:
             return tf.identity(tensor_variable(self._weight_variable).read_value())
@@ -205,7 +205,7 @@ class Head:
         Names such as `"accuracy"` are resolved by the shapes, as in Keras.
 
         Raises:
-            TypeError: The targets are no dense tensor of numbers.
+            TypeError: The targets are not a dense tensor of numbers.
             ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
                 `class_weight` does not fit them.
         """
@@ -235,16 +235,16 @@ class Head:
             sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
             predictions: The spec of the head's predictions.
             mask: The Keras mask of the predictions, or None.
-            check: Whether to look for labels that the loss cannot take and for weights that are none. They raise an error
-                when they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the
-                update's gradients are not finite and it is not applied.
+            check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error when
+                they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the update's
+                gradients are not finite and it is not applied.
 
         Returns:
             The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
 
         Raises:
-            TypeError: Targets or weights are no dense tensors of numbers.
-            ValueError: Their shapes do not fit the predictions', or a label is none.
+            TypeError: Targets or weights are not dense tensors of numbers.
+            ValueError: Their shapes do not fit the predictions', or a label is invalid.
         """
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
 
@@ -271,10 +271,10 @@ def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
 
     Args:
         heads: Heads.
-        class_weight: Weights by class by head name; of a single head, also weights by class.
+        class_weight: Weights by class, by head name; for a single head, also the weights by class alone.
 
     Raises:
-        ValueError: It names something that is no head, or is no dict of weights.
+        ValueError: It names something that is not a head, or is not a dict of weights.
     """
     names = [head.name for head in heads]
     is_by_head = isinstance(class_weight, Mapping) and (
@@ -324,7 +324,7 @@ def check_weight(weight: Any) -> Weight:
     weight = weight.item() if hasattr(weight, "item") and getattr(weight, "shape", None) == () else weight
     if not is_number(weight) or weight < 0:
         raise ValueError(
-            "`weight` must be a finite number of at least 0, or a function of the count of updates. "
+            "`weight` must be a finite number of at least 0, or a function of the step. "
             f"Received: weight={weight!r}. To leave a head out, pass 0."
         )
     return float(weight)

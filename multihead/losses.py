@@ -26,13 +26,13 @@ __all__ = ["ElementLoss", "SequenceCrossentropy", "get"]
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SequenceCrossentropy(keras.losses.Loss):
-    """Cross-entropy of each token of a sequence, from logits; padding counts for nothing.
+    """Cross-entropy of each token of a sequence, from logits; padding does not count.
 
     `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
     `e`, `(1 - e) * one-hot + e / V` (Szegedy et al., "Rethinking the Inception Architecture", CVPR 2016).
 
     Args:
-        padding_id: Targets of this id are no tokens.
+        padding_id: Targets of this id are padding, not tokens.
         label_smoothing: `e`, at least 0 and below 1.
         name: Name of the loss.
 
@@ -55,11 +55,11 @@ class SequenceCrossentropy(keras.losses.Loss):
 
     @property
     def ignore_label(self) -> int:
-        """The label that marks an element without a label: the padding."""
+        """The label that marks an element as unlabelled: the padding."""
         return self.padding_id
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        """Values of shape `[batch, time]`, padding not left out."""
+        """Values of shape `[batch, time]`, including those of padding."""
         y_true, y_pred = tf.cast(y_true, tf.int32), tf.convert_to_tensor(y_pred)
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
         if self.label_smoothing:
@@ -73,7 +73,7 @@ class SequenceCrossentropy(keras.losses.Loss):
 
 
 class ElementLoss:
-    """What the trainer uses of a loss: its values, one per element, not reduced.
+    """What the trainer uses of a loss: its values, one per element, unreduced.
 
     Args:
         function: `function(y_true, y_pred)`.
@@ -109,8 +109,8 @@ class ElementLoss:
         """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
 
         Raises:
-            ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values of the shape
-                of something else.
+            ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values that do not
+                have the shape of elements.
         """
         shape = with_columns(predictions.shape)
         if self.known is not None:
@@ -154,7 +154,7 @@ class ElementLoss:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
 
         Raises:
-            ValueError: The loss reduces its values over the batch, or they have the shape of something else.
+            ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
         """
         return tf.cast(self._computed(targets, predictions), tf.float32)
 
@@ -200,7 +200,7 @@ def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 class ReductionError(ValueError):
-    """The values of a loss have the shape of something else than elements."""
+    """The values of a loss do not have the shape of elements."""
 
 
 def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
@@ -236,15 +236,15 @@ def _change_of_rank(targets: tf.TensorShape, shape: tf.TensorShape, over: str | 
 
 
 def get(loss: Any) -> ElementLoss:
-    """Makes an `ElementLoss` of whatever Keras takes as a loss.
+    """Makes an `ElementLoss` from anything that Keras accepts as a loss.
 
     Args:
         loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
             a function `loss(y_true, y_pred)` that returns one value per element.
 
     Raises:
-        ValueError: The name is unknown, a `Loss` is set to another reduction than the mean, or it compares the examples
-            of a batch with one another.
+        ValueError: The name is unknown, a `Loss` has a reduction other than the mean, or it compares the examples of a batch
+            with one another.
         TypeError: `loss` is none of these.
     """
     original = loss
@@ -284,7 +284,7 @@ def _of_keras(function: Callable[..., Any], name: str, original: Any, options: d
     """The loss of one of Keras's functions with keyword arguments; what it ignores is an `ignore_label`."""
     if function.__name__ == "circle":
         raise ValueError(
-            "`loss` must be a sum over examples, so that it does not depend on how a batch is cut. Received: "
+            "`loss` must be a sum over examples, so that it does not depend on how a batch is split. Received: "
             f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
         )
     what = known(function, options)

@@ -64,9 +64,9 @@ class MultiHeadTrainer(SavedByKeras):
             through.
         name: Name of the model.
 
-    A batch is `(inputs, targets)` or `(inputs, targets, sample_weights)`; `targets` and `sample_weights` are dicts by
-    head name. A head without a key has no labels in the batch; a label is also missing if it is `ignore_label` or NaN, or
-    if its sample weight is 0. A head without labels in an update is idle and does not change.
+    A batch is `(inputs, targets)` or `(inputs, targets, sample_weights)`; `targets` and `sample_weights` are dicts by head
+    name. A head that is not named there has no labels in the batch; a label is also missing if it is `ignore_label` or
+    NaN, or if its sample weight is 0. A head without labels in an update is idle and does not change.
 
     Raises:
         TypeError: `encoder` is not callable.
@@ -103,11 +103,11 @@ class MultiHeadTrainer(SavedByKeras):
         """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`, with `accumulate_steps` too.
 
         Args:
-            x: The inputs of all examples: an array, or a list, a dict or another structure of arrays, data frames, lists
-                of numbers, ragged or sparse tensors. Or what yields batches `(inputs, targets)` or `(inputs, targets,
-                sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`), or another
-                iterable. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then have no
-                labels in it; each head must have targets in one of the first 64 batches.
+            x: The inputs of all examples: an array, or a list, a dict or another structure of arrays, data frames, lists of
+                numbers, ragged or sparse tensors. Or something that yields batches `(inputs, targets)` or
+                `(inputs, targets, sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`),
+                or another iterable. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then
+                have no labels in it; each head must have targets in one of the first 64 batches.
             y: The targets by head name, if `x` are arrays: a dict of arrays or series, or a data frame whose columns are
                 the heads.
             *args: The other arguments of `keras.Model.fit`, in its order.
@@ -175,7 +175,7 @@ class MultiHeadTrainer(SavedByKeras):
         return super().predict(read_inputs(x), *args, **kwargs)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints tables of what was configured: modules with their sizes, losses and weights, and what an update is made of.
+        """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
 
         Takes the arguments of `keras.Model.summary`; if any but `print_fn` is given, Keras's own summary follows.
         """
@@ -256,7 +256,7 @@ class MultiHeadTrainer(SavedByKeras):
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
-            in a graph, where it is not known yet which heads are idle). The list itself holds which heads are active and
+            in a graph, where it is not known yet which heads are idle). The list itself records which heads are active and
             what `apply_gradients` restores if it skips the update; a new list of its pairs does not.
 
         Raises:
@@ -314,7 +314,7 @@ class MultiHeadTrainer(SavedByKeras):
             batches: The maximum number of batches to measure.
 
         Returns:
-            The measurements, findings and `suggestion`, keyword arguments for `compile`; `print` it.
+            The measurements, the findings and `suggestion`, keyword arguments for `compile`; `print` shows all of it.
 
         Raises:
             ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.

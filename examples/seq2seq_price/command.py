@@ -25,8 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--train",
         metavar="FILE",
         nargs="+",
-        help="CSV or TSV file to train on; or two parallel text files, source and target, with one text per line: these are "
-        "lower-cased, and there are no prices",
+        help="CSV or TSV file to train on; or two parallel text files, source and target, with one text per line; these are "
+        "lowercased, and have no prices",
     )
     data.add_argument("--dev", metavar="FILE", nargs="+", help="validation data of the same format; required with --train")
     data.add_argument("--test", metavar="FILE", nargs="+", help="test data of the same format")
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--bands",
         type=whole(2),
         metavar="N",
-        help="bin a numeric label column (the first one) into N price ranges of equal frequency",
+        help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows",
     )
     data.add_argument(
         "--missing",
@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--balancer", metavar="NAME", help="balancer for the heads' gradients, for example UPGrad (default: plain sum)"
     )
     training.add_argument(
-        "--balance-at", choices=("representation", "parameters"), default="representation", help="where to balance"
+        "--balance-at", choices=("representation", "parameters"), default="representation", help="where to balance gradients"
     )
     training.add_argument(
         "--schedule",
@@ -134,7 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seed", type=whole(0), default=0, metavar="N", help="random seed for data, initial weights and order"
     )
     training.add_argument(
-        "--resume", action="store_true", help="go on with the run in --output that was interrupted, with the same options"
+        "--resume", action="store_true", help="continue the interrupted run in --output, with the same options"
     )
     output = parser.add_argument_group("results")
     output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="beam width; 1 is greedy search")
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except run.InputError as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to go on.")
+        return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
     return 0
 
 

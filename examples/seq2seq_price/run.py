@@ -190,7 +190,7 @@ def train_model(
         Training statistics, Keras's history by epoch, and the training batches.
 
     Raises:
-        InputError: The balancer, its level or the schedule does not fit the model, or there is no run to go on with.
+        InputError: The balancer, its level or the schedule does not fit the model, or there is no run to continue.
     """
     train, dev = data.splits["train"], data.splits["dev"]
     batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
@@ -201,7 +201,7 @@ def train_model(
     saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
     if options.resume and not saver.path.is_file():
         raise InputError(
-            f"`--resume` requires a run that was interrupted. Received: {options.output!r}, which has none. Omit --resume."
+            f"`--resume` requires an interrupted run. Received: {options.output!r}, which has none. Omit --resume."
         )
     if not options.resume:
         saver.path.unlink(missing_ok=True)
@@ -218,7 +218,7 @@ def train_model(
     except KeyboardInterrupt:
         if not history.history:
             raise
-        console.print("interrupted: evaluating and saving the model trained so far; add --resume to go on instead")
+        console.print("interrupted: evaluating and saving the model trained so far; add --resume to continue instead")
     finally:
         bar.close()
         best.restore()
