@@ -202,11 +202,12 @@ def draw(outcomes: dict[str, Outcome], size: Size) -> Any:
         bars = axis.barh(names, [max(value, 1e-9) for value in values], color=colors)
         axis.bar_label(bars, [form.format(value) for value in values], padding=3)
         axis.spines["bottom"].set_visible(False)
-        axis.set_xticks([])
     axes[0].invert_yaxis()
-    axes[0].set(xlim=(0, 1.3 * max(memory)), title=f"Less memory ({size.parts} x {size.examples} examples)")
-    axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="The same weights: distance, relative")
-    axes[1].set_xticks([], minor=True)
+    axes[0].set(xlim=(0, 1.3 * max(memory)), title="Less memory", xlabel=f"{size.parts} mini-batches of {size.examples}")
+    axes[1].set(xscale="log", xlim=(1e-9, 1e3), title="The same weights", xlabel="relative distance")
+    for axis in axes:
+        axis.xaxis.set_ticks([])
+        axis.xaxis.set_ticks([], minor=True)
     return figure
 
 
