@@ -29,8 +29,8 @@ class Checkpoint(keras.callbacks.Callback):
     place, a resumed run reads the data before it again, without computing anything.
 
     A checkpoint is one file, which replaces the previous one only when it is complete: a run can be killed at any moment. It
-    holds numbers and text, no code. With Ctrl-C, `fit` ends after the present step and saves it. Keras's `BackupAndRestore`
-    among the callbacks of `fit` does the same, in its own folder.
+    holds numbers and text, no code. With Ctrl-C, `fit` ends after the current step and saves the run. Keras's
+    `BackupAndRestore` among the callbacks of `fit` does the same, in its own folder.
 
     Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, or
     lists and dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and

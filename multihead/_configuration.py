@@ -273,7 +273,7 @@ class Configured(BuiltFromData):
         self._options, self._steps_at_once = checked, steps_per_execution
 
     def _keep_weights(self) -> None:
-        """Keeps the weights of the present heads in saved variables."""
+        """Keeps the weights of the current heads in saved variables."""
         heads = self._heads.value
         with self.distribute_strategy.scope():
             weights = HeadWeights({head.name: head.weight for head in heads if not head.has_weight_function})

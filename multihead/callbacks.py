@@ -322,7 +322,7 @@ class Ledger(PerUpdate):
     each epoch with validation, a line with the `val_...` figures follows.
 
     Every line is written at once, so that a crash loses none. A file that exists is continued: lines of updates after the
-    trainer's present step are dropped first, so that a run which resumes from an older update does not have them twice, and
+    trainer's current step are dropped first, so that a run which resumes from an older update does not have them twice, and
     a run from step 0 starts over. An interrupted run writes the same lines as one that was not.
     `python -m multihead plot run.jsonl` draws the figures, and `multihead.plots.read` reads them.
 
