@@ -350,6 +350,8 @@ class Ledger(PerUpdate):
         self._writes = _is_chief(self.model)
         if not self._writes:
             return
+        if self.path.is_dir():
+            raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [line for line in keep_until(self.path, step) if "applied" in line]
         self.path.touch()

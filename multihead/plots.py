@@ -30,7 +30,7 @@ class Run:
     """A run, from its ledger.
 
     Attributes:
-        heads: The heads' names.
+        heads: The heads' names, also of those that were added or dropped on the way.
         steps: `[lines]`: the number of updates after each line's.
         figures: By name, `[lines]` values; NaN where an update does not have one.
         layers: By encoder layer and by name, the mean over the updates that measured it.
@@ -64,7 +64,8 @@ def read(path: str | os.PathLike[str]) -> Run:
             "further, or pass another file."
         )
     suffix = "_loss"
-    heads = tuple(name.removesuffix(suffix) for name in updates[0] if name.endswith(suffix))
+    names = dict.fromkeys(name for line in updates for name in line)  # heads may have come and gone
+    heads = tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
     by_layer: dict[str, dict[str, list[float]]] = {}
     for line in updates:
         for layer, figures in line.get("layers", {}).items():

@@ -61,6 +61,17 @@ def test_a_run_is_read_without_skipped_updates_and_what_was_cut_off(ledger):
     assert run.validation_steps.tolist() == [20, 40, 60] and run.validation["val_price_loss"].tolist() == [0.5] * 3
 
 
+def test_heads_that_came_and_went_are_drawn(tmp_path):
+    path = tmp_path / "run.jsonl"
+    first, last = ({f"{head}_loss": 1.0 / step for head in heads} for step, heads in ((1, "ab"), (2, "bc")))
+    lines = [{"step": 1, "applied": True, **first}, {"step": 2, "applied": True, **last, "b_c_cosine": 0.5}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    run = plots.read(path)
+    assert run.heads == ("a", "b", "c") and np.isnan(run.figures["c_loss"][0]) and run.figures["c_loss"][1] == 0.5
+    assert {"a", "b", "c"} <= {text.get_text().split(":")[0] for text in texts_of(plots.losses(run))}
+    assert "+0.50" in {text.get_text() for text in texts_of(plots.cosines(run))}
+
+
 @pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
 def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
     figure = getattr(plots, name)(ledger)
