@@ -12,6 +12,7 @@ the means is more than twice its standard error. `widened` is not one of the six
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -314,11 +315,11 @@ def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     suggestions = [runner.suggested(seed) for seed in seeds]
     plain = [runner.figures(seed, {}) for seed in seeds]
     words = [{head: in_words(each, head) for head in plain[0]} for each in suggestions]
-    runners = {"": runner}
+    runners = {"{}": runner}
     followed = []
     for run, seed, suggestion in zip(plain, seeds, suggestions):
         factors, options = apart(suggestion)
-        key = "".join(map(str, options))
+        key = json.dumps({option: _described(each) for option, each in options.items()})
         if key not in runners:
             runners[key] = Runner(name, updates, options)
         followed.append(runners[key].figures(seed, factors) if suggestion else run)
@@ -326,6 +327,10 @@ def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     best = max(range(len(tried)), key=lambda i: np.mean([list(run.values()) for run in tried[i]]))
     by_hand = {"factors": runner.make(0).by_hand[best], "runs": tried[best]}
     return {"suggestions": words, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
+
+
+def _described(option: Any) -> Any:
+    return option if isinstance(option, str) else {**option.get_config(), "name": type(option).__name__}
 
 
 def verdict(runs: Sequence[_results.Run], plain: Sequence[_results.Run], head: str) -> str:
@@ -366,17 +371,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     updates = 4 if options.quick else sys.maxsize
     if options.methods:
-        shown = Table("model", "head", "plain sum", *options.methods)
         for name in options.models:
             results[name] = {}
             for method in (None, *options.methods):
                 runs = measure_methods(name, range(options.seeds), updates, method)
                 results[name]["plain sum" if method is None else method] = runs
                 _results.write(results, options.output)
-            for head in results[name]["plain sum"][0]:
-                shown.add_row(name, head, *(_results.mean_and_spread(runs, head) for runs in results[name].values()))
-            console.print(f"{name}: done", highlight=False)
-        console.print(shown)
+            columns = {head: head for head in results[name]["plain sum"][0]}
+            _results.print_table(console, results[name], columns, "method", f"{name}, {options.seeds} seeds")
         return
     shown = Table("model", "head", "plain sum", "suggestion", "", "best of five by hand", "suggested (first seed)")
     for name in options.models:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from benchmarks import suggestions
+from multihead import balancing, weighting
+from tests.helpers.sources import ROOT
 
 
 @pytest.mark.one_in(2)
@@ -26,3 +29,14 @@ def test_better_and_worse_are_beyond_the_noise_of_the_seeds():
     assert suggestions.verdict([{"a": 0.25}, {"a": 0.35}, {"a": 0.45}], plain, "a") == ""  # 0.15 is less than 2 * 0.082
     assert suggestions.verdict([{"a": 0.3}, {"a": 0.4}, {"a": 0.5}], plain, "a") == "better"
     assert suggestions.verdict([{"a": -0.1}, {"a": 0.0}, {"a": 0.1}], plain, "a") == "worse"
+
+
+def test_the_docs_say_of_every_method_what_it_did_or_why_that_is_not_known():
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition("## What each method did")[2]
+    table = [line for line in page.partition("<!-- methods: end -->")[0].splitlines() if line.startswith("| `")]
+    measured = {line.split("`")[1] for line in table}
+    absent = set(re.findall(r"`(\w+)`", page.partition("Not in the table:")[2].partition("\n\n")[0])) - {"EqualNorms"}
+    bases = {"Balancer", "Weighting"}
+    methods = {name for package in (balancing, weighting) for name in package.__all__ if name[0].isupper()} - bases
+    assert measured | absent == methods and not measured & absent
+    assert all(len(line.split("|")) == 7 and all(cell.strip() for cell in line.split("|")[3:6]) for line in table)
