@@ -89,7 +89,7 @@ def _progress(loss: float, constant: float, signal: Signal, k: int) -> str:
         return "done"
     if explained < _LEARNED:
         return "untrained"
-    return "learning" if signal.is_clear[k] or np.isnan(signal.to_noise[k]) else "done"
+    return "learning" if signal.is_clear[k] or np.isnan(signal.to_noise[k]) else "noisy"
 
 
 def _equal_labels(labels: Sequence[Sequence[Labels | None]]) -> tuple[tuple[int, int], ...]:

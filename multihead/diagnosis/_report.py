@@ -49,8 +49,9 @@ class Diagnosis:
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
         constant_losses: `[heads]`: the same if a head predicted the best constant, such as the mean for `"mse"` and the
             frequencies of the classes for a cross-entropy; NaN if unknown.
-        progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"done"` (a loss of
-            almost nothing, or nothing left in its gradient but noise), or `"unknown"`.
+        progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
+            constant, with a gradient that is mostly noise in these batches: done, or learning slowly), `"done"` (almost
+            nothing is left of the loss), or `"unknown"`.
         weights: `[heads]`: mean weights of the losses.
         labelled: `[heads]`: the fraction of elements that have a label, padding left out.
         label_means: `[heads]`: the mean of the labels of heads that predict numbers; otherwise NaN.

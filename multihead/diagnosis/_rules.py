@@ -13,6 +13,7 @@ from multihead.diagnosis import _conflicts
 from multihead.diagnosis._report import Diagnosis, Finding
 from multihead.diagnosis._suggestion import (
     FEW,
+    MUCH_LARGER,
     comparable,
     explained,
     in_raw_units,
@@ -107,9 +108,10 @@ def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     for k, head in enumerate(found.heads):
         if in_raw_units(found, k):
             mean, deviation = plain(found.label_means[k]), plain(found.label_deviations[k])
+            shift = f"y - {mean}" if found.label_means[k] >= 0 else f"y + {plain(-found.label_means[k])}"
             yield Finding(
                 f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Standardize them before "
-                f"anything else: train on `(y - {mean}) / {deviation}`".replace(",", "")
+                f"anything else: train on `({shift}) / {deviation}`".replace(",", "")
                 + ", and multiply and add again after `predict`. A head starts near 0 and needs very many updates to reach "
                 "numbers far from 0 and 1; weights and balancers cannot do that for it.",
                 "units",
@@ -130,13 +132,15 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         advice = _advice(found, spec)
         yield Finding(
             f"The {kind} gradient of {heads[leader]!r} is {_span([norms[leader] / norms[k] for k in small])} times as large "
-            f"as {'that' if len(small) == 1 else 'those'} of {names}: almost all of the encoder's update serves "
-            f"{heads[leader]!r}. Cause: {cause}.{_of_clipping(found, spec, names)} {advice}",
+            f"as {'that' if len(small) == 1 else 'those'} of {names}: {_most(found.shares[level][leader])} of the encoder's "
+            f"update serves {heads[leader]!r}. Cause: {cause}.{_of_clipping(found, spec, names)} {advice}",
             "scale" if is_scale else "sensitivity",
             [heads[k] for k in (leader, *small)],
         )
     for k in usable:
-        if found.progress[k] == "done" and norms[k] * 10 < norms[usable].max():
+        if norms[k] * MUCH_LARGER >= norms[usable].max() or k in small:
+            continue
+        if found.progress[k] == "done":
             yield Finding(
                 f"{heads[k]!r} is done: its loss of {plain(found.losses[k])} is far below the "
                 f"{plain(found.constant_losses[k])} of a constant prediction, and its gradient is small because there is "
@@ -144,11 +148,24 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 "done",
                 [heads[k]],
             )
+        elif found.progress[k] == "noisy":
+            yield Finding(
+                f"The gradient of {heads[k]!r} is small, and in these batches mostly noise: there may be little left to "
+                "learn, or it learns slowly. Leave its weight alone, and diagnose with more batches (`batches=`) if its "
+                "metrics should be better.",
+                "noise",
+                [heads[k]],
+            )
 
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence: `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _most(share: float) -> str:
+    """A share in words."""
+    return "almost all" if share > 0.85 else "most" if share > 0.5 else f"{share:.0%}"
 
 
 def _span(ratios: Sequence[float]) -> str:

@@ -47,12 +47,13 @@ def comparable(found: Diagnosis) -> np.ndarray:
 
 
 def starved(found: Diagnosis) -> list[int]:
-    """The heads whose gradient is much smaller than the largest one, without those that are done."""
-    usable, norms = comparable(found), found.norms[level_of(found)]
+    """The heads whose gradient is much smaller than the largest one, and not because there is little left to learn."""
+    usable, norms, size = comparable(found), found.norms[level_of(found)], scales(found)
     if len(usable) < 2:
         return []
-    largest = norms[usable].max()
-    return [int(k) for k in usable if norms[k] * MUCH_LARGER < largest and found.progress[k] != "done"]
+    leader = largest(found)
+    small = [int(k) for k in usable if norms[k] * MUCH_LARGER < norms[leader] and found.progress[k] != "done"]
+    return [k for k in small if found.progress[k] != "noisy" or size[leader] > _MUCH_LARGER_LOSS * size[k]]
 
 
 def scales(found: Diagnosis) -> np.ndarray:

@@ -104,6 +104,22 @@ def done(seed):
     return trainer, batches(x, {"done": predictions["done"] + 0.01 * noise, "learning": learning})
 
 
+def limited(seed, weight=1.0):
+    """A head that predicts all that can be predicted of noisy labels, and one that has learned half of what it can."""
+    x = inputs(seed)
+    trainer = trainer_of(encoder(), {"limited": number(weight=weight), "learning": number()})
+    flat = x.reshape(-1, INPUTS)
+    predictions = {name: np.array(values).reshape(BATCHES, ROWS, 1) for name, values in trainer(flat).items()}
+    one, other = np.random.default_rng(seed).normal(size=(2, *x.shape[:2], 1)).astype("float32")
+    limited = predictions["limited"] + predictions["limited"].std() * one
+    return trainer, batches(x, {"limited": limited, "learning": 2 * predictions["learning"] + 0.3 * other})
+
+
+def starved_and_noisy(seed):
+    """The same with a loss of the first head that is far too small."""
+    return limited(seed, weight=0.003)
+
+
 def frozen(seed):
     """An encoder without trainable variables."""
     trainer, data = healthy(seed)

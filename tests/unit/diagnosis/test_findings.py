@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -110,6 +112,12 @@ def test_a_steep_module_is_told_from_a_large_loss(weight, cause, kind):
     assert cause in found and found.kind == kind
     if weight == 1:  # a module that starts flat is no reason to change weights: it will not stay so
         assert report.suggestion == {} and "train an epoch, and diagnose again" in found
+
+
+def test_labels_below_zero_are_shifted_up():
+    trainer, data = linear({"cold": lambda x: 20 * x[:, :1] - 300})
+    (found, *_) = trainer.diagnose(data).findings
+    assert re.search(r"train on `\(y \+ 2\d\d\) / 1\d", found) and found.kind == "units"
 
 
 def test_a_loss_and_its_remedy_with_clipping():

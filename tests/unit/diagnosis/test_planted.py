@@ -106,6 +106,16 @@ def test_a_head_that_is_done_is_not_in_other_units(seed):
 
 
 @SEEDS
+def test_a_head_that_learns_nothing_more_from_noisy_labels_is_not_said_to_be_done(seed):
+    _, _, report = diagnosed("limited", seed)
+    assert report.progress == ("noisy", "learning") and report.suggestion == {}
+    assert not {each.kind for each in report.findings} & {"done", "scale", "left behind", "conflict"}
+    _, _, report = diagnosed("starved_and_noisy", seed)
+    assert report.progress[0] == "noisy" and found(report, "scale").heads == ("learning", "limited")
+    assert set(report.suggestion) == {"balancer"}
+
+
+@SEEDS
 def test_a_frozen_encoder(seed):
     _, _, report = diagnosed("frozen", seed)
     (finding,) = report.findings
