@@ -28,7 +28,7 @@ from multihead._options import CompileOptions
 from multihead._resuming import is_over, make_run
 from multihead._stages import StagedFunction
 from multihead._trace import trace_predictions
-from multihead._update.batch import Batch, as_tensors, open_batch_size, sample_of, unpack
+from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, sample_of, unpack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead._validation import quoted
@@ -235,6 +235,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         batch = unpack(data, list(self.heads))
         batch = Batch(*as_tensors(tuple(batch)))  # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly
         self._check_every_head(batch.targets)
+        check_rows(batch)
         if self._lacks(batch.targets):
             specs = open_batch_size(tuple(batch))
             if self._runs_eagerly and tf.executing_eagerly():

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from multihead._replicas import is_chief
 from multihead._run_state import assign, describe, values_of, variables_of
 from multihead._snapshot import Snapshot, read, side_by_side, write
 from multihead._validation import check_positive_whole
@@ -79,7 +80,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Saves a built trainer, with further descriptions and arrays."""
         variables = variables_of(trainer)
         values = values_of(variables)  # with several workers, all of them must read
-        if _is_chief(trainer):
+        if is_chief(trainer):
             described = {**description, "parts": describe(trainer, variables)}
             write(self.path, Snapshot(described, {**arrays, **values}))
 
@@ -127,9 +128,5 @@ class Checkpoint(keras.callbacks.Callback):
 
     def end(self, trainer: Any) -> None:
         """At the end of training, deletes the checkpoint unless it is kept."""
-        if not self.keep and _is_chief(trainer):
+        if not self.keep and is_chief(trainer):
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _is_chief(trainer: Any) -> bool:
-    return bool(getattr(trainer.distribute_strategy.extended, "should_save_checkpoint", True))

@@ -103,6 +103,11 @@ def computed_if(
     return [None if template is None else next(present) for template in templates]
 
 
+def zeros_like(gradient: Gradient, shape: tf.Tensor | None) -> Gradient:
+    """Zeros of the type of a gradient, with no rows if it is sparse, and of a dense shape; None for None."""
+    return None if gradient is None else _zeros(gradient, shape)
+
+
 def _zeros(template: Gradient, shape: tf.Tensor) -> Gradient:
     if isinstance(template, tf.IndexedSlices):
         values = tf.zeros(tf.concat([[0], shape[1:]], axis=0), template.values.dtype)

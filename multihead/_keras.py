@@ -534,6 +534,19 @@ class InMode(keras.layers.Layer):
         return self._module[0](*arguments)
 
 
+def in_xla() -> bool:
+    """Whether the graph that is traced, or one around it, will be compiled by XLA."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 

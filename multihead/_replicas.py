@@ -31,3 +31,8 @@ def all_reduce_sum(value: Any) -> Any:
     present = [gradient for gradient in value if gradient is not None]
     reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [])
     return [None if gradient is None else next(reduced) for gradient in value]
+
+
+def is_chief(model: Any) -> bool:
+    """Whether this worker writes the files that all workers share."""
+    return bool(model.distribute_strategy.extended.should_checkpoint)

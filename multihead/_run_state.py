@@ -92,7 +92,11 @@ def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray
     """Gives variables the values that `values_of` has written."""
     for name, variable in variables.items():
         value = arrays[f"variable/{name}"]
-        variable.assign(value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value)
+        value = value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
+        if isinstance(variable, tf.distribute.DistributedValues):
+            # TensorFlow crashes if several workers reduce a variable whose memory is that of an array.
+            value = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(value))
+        variable.assign(value)
 
 
 def reset_metrics(trainer: keras.Model) -> None:

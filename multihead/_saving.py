@@ -32,6 +32,21 @@ class SavedByKeras(Configured):
             )
         super().save(filepath, *args, **kwargs)
 
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights, and what else changes in training; accepts the arguments of `keras.Model.save_weights`."""
+        self._build_again()
+        super().save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads what `save_weights` saved; accepts the arguments of `keras.Model.load_weights`."""
+        self._build_again()
+        return super().load_weights(*args, **kwargs)
+
+    def _build_again(self) -> None:
+        """Builds a trainer that has seen data, but was changed or compiled since."""
+        if self._specs.value is not None and self._spec is None:
+            self._build(self._specs.value)
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
         # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
@@ -72,8 +87,7 @@ class SavedByKeras(Configured):
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
-        if self._specs.value is not None and self._spec is None:
-            self._build(self._specs.value)  # a head was added or dropped since
+        self._build_again()
         return {"specs": encode_specs(self._specs.value), "run_eagerly": self._runs_eagerly}
 
     def build_from_config(self, config: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ import tensorflow as tf
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
 # What TensorFlow makes of an error of a Python generator: its class and message, then a trace.
 _IN_GENERATOR = re.compile(r"(\w+: [^\n{}]*)\nTraceback \(most recent call last\):")
+# What TensorFlow makes of a worker that no longer answers.
+_OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error could be from|$)", re.DOTALL)
 # What AutoGraph makes of an error: lines of source code before it.
 _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
 
@@ -62,14 +64,21 @@ def errors_in_words() -> Iterator[None]:
         if found is None:
             raise
         plain: Exception = ValueError(found.group(1).replace("] [", "").replace("\\'", "'"))
-    except (tf.errors.UnknownError, tf.errors.InternalError) as error:
-        found = _IN_GENERATOR.search(error.message)
-        if found is None:
+    except tf.errors.OpError as error:
+        of_generator, of_worker = _IN_GENERATOR.search(error.message), _OF_A_WORKER.search(error.message)
+        if of_worker is not None:
+            plain = RuntimeError(
+                "The other workers must run until `fit` ends, but one of them has stopped. Received: "
+                f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "
+                "`multihead.callbacks.Checkpoint`, in a folder that they share, it goes on where it was."
+            )
+        elif of_generator is not None:
+            plain = RuntimeError(
+                f"`x` raised an error while it made a batch. Received: {of_generator.group(1)}. What was trained before "
+                "stays; correct the generator, or go on from a checkpoint (`multihead.callbacks.Checkpoint`)."
+            )
+        else:
             raise
-        plain = RuntimeError(
-            f"`x` raised an error while it made a batch. Received: {found.group(1)}. What was trained before stays; correct "
-            "the generator, or go on from a checkpoint (`multihead.callbacks.Checkpoint`)."
-        )
     except (ValueError, TypeError) as error:
         found = _WHILE_TRACED.search(str(error))
         if found is None:

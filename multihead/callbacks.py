@@ -18,6 +18,7 @@ from multihead._checkpoint import Checkpoint
 from multihead._directions import direction
 from multihead._ledger import as_text, keep_until
 from multihead._per_update import PerUpdate
+from multihead._replicas import is_chief
 from multihead._validation import check_head_names, is_number, quoted
 
 __all__ = ["Checkpoint", "Ledger", "PerHead", "TensorBoardByHead"]
@@ -219,7 +220,7 @@ class PerHead(keras.callbacks.Callback):
                 names = list(self.model.heads) if improved is None else [improved]
                 self._weights[improved] = Weights(weights_of(self.model, names))
         self._set_idle(epoch)
-        if self._backup is not None and _is_chief(self.model):
+        if self._backup is not None and is_chief(self.model):
             self._backup.write(self._rows, {head: (self._epoch_of(head), kept) for head, kept in self._weights.items()})
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -230,7 +231,7 @@ class PerHead(keras.callbacks.Callback):
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             self._weights[None].restore(weights_of(self.model, list(self.model.heads)))
-        if self._backup is not None and _is_chief(self.model):
+        if self._backup is not None and is_chief(self.model):
             self._backup.delete()
 
     def get_run_state(self) -> dict[str, Any]:
@@ -347,7 +348,7 @@ class Ledger(PerUpdate):
 
     def begin(self, figures: Any, step: int) -> None:
         """Continues the file at a step."""
-        self._writes = _is_chief(self.model)
+        self._writes = is_chief(self.model)
         if not self._writes:
             return
         if self.path.is_dir():
@@ -395,7 +396,7 @@ class TensorBoardByHead(PerUpdate):
 
     def begin(self, figures: Any, step: int) -> None:
         """Opens the folder."""
-        if _is_chief(self.model):
+        if is_chief(self.model):
             self._board = Board(self.log_dir, list(self.model.heads))
 
     def write(self, line: dict[str, Any]) -> None:
@@ -418,7 +419,3 @@ class TensorBoardByHead(PerUpdate):
         if self._board is not None:
             self._board.close()
             self._board = None
-
-
-def _is_chief(model: Any) -> bool:
-    return bool(getattr(model.distribute_strategy.extended, "should_save_checkpoint", True))

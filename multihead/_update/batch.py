@@ -91,6 +91,23 @@ def batch_size(nest: Any) -> tf.Tensor:
     return num_rows(next(tensor for tensor in tf.nest.flatten(nest) if tensor is not None))
 
 
+def check_rows(batch: Batch) -> None:
+    """Checks that inputs, targets and weights have as many examples, as far as that is known without their values.
+
+    Raises:
+        ValueError: They have not.
+    """
+    named = {"inputs": batch.inputs, "targets": batch.targets, "sample_weights": batch.sample_weights}
+    leaves = [(name, leaf) for name, nest in named.items() for leaf in tf.nest.flatten(nest) if leaf is not None]
+    found = {int(leaf.shape[0]): name for name, leaf in leaves[::-1] if leaf.shape.rank and leaf.shape[0] is not None}
+    if len(found) > 1:
+        received = ", ".join(f"{number} in the {name}" for number, name in found.items())
+        raise ValueError(
+            f"The parts of a batch must have one row for each example. Received: rows {received}. Pass arrays of the same "
+            "length."
+        )
+
+
 def num_rows(tensor: Any) -> tf.Tensor:
     """The size of the first axis of a dense, ragged or sparse tensor, an int32 scalar."""
     if isinstance(tensor, tf.RaggedTensor):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import added, computed_if
-from multihead._keras import AUTOGRAPH
-from multihead._update.batch import Batch, batch_size, rows
+from multihead._gradients import added, computed_if, zeros_like
+from multihead._keras import AUTOGRAPH, in_xla
+from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
 
 
@@ -24,9 +24,46 @@ class MicroBatch(NamedTuple):
     labels: list[Labels | None]
 
 
+class MicroBatches(Sequence[MicroBatch]):
+    """The micro-batches of some batches, each of which is made where it is used.
+
+    Args:
+        batches: The batches with their labels.
+        number: Micro-batches per batch; their sizes differ by at most one, and with fewer examples some are empty.
+    """
+
+    def __init__(self, batches: Sequence[MicroBatch], number: int) -> None:
+        self.batches = list(batches)
+        self.number = number
+
+    def __len__(self) -> int:
+        return len(self.batches) * self.number
+
+    def __getitem__(self, place: Any) -> Any:
+        if not isinstance(place, int) or not 0 <= place < len(self):
+            raise IndexError(place)
+        return self.part(self.batches[place // self.number], place % self.number)
+
+    def part(self, batch: MicroBatch, place: Any) -> MicroBatch:
+        """A micro-batch of a batch; an empty one for a place behind the last."""
+        if self.number == 1:
+            return batch
+        size = batch_size(batch.inputs)
+        start, end = (tf.minimum(size * at // self.number, size) for at in (place, place + 1))
+        return rows(batch, start, end)
+
+    def copied(self) -> MicroBatches:
+        """The same, from copies of the batches' tensors, which come after the control dependencies of here."""
+        return MicroBatches([_copied(batch) for batch in self.batches], self.number)
+
+
+def _copied(nest: Any) -> Any:
+    return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
+
+
 def split(
     batches: Sequence[Batch], labels: Sequence[list[Labels | None]], num_micro_batches: int, num_folds: int = 1
-) -> list[MicroBatch]:
+) -> MicroBatches:
     """Splits each batch along its first axis into micro-batches whose sizes differ by at most one.
 
     Args:
@@ -37,19 +74,7 @@ def split(
     """
     if len(batches) * num_micro_batches < num_folds:
         num_micro_batches = num_folds
-    return [
-        part
-        for batch, of_batch in zip(batches, labels)
-        for part in _parts(MicroBatch(batch.inputs, of_batch), num_micro_batches)
-    ]
-
-
-def _parts(whole: MicroBatch, number: int) -> list[MicroBatch]:
-    if number == 1:
-        return [whole]
-    size = batch_size(whole.inputs)
-    bounds = [size * i // number for i in range(number + 1)]
-    return [rows(whole, start, end) for start, end in zip(bounds[:-1], bounds[1:])]
+    return MicroBatches([MicroBatch(batch.inputs, found) for batch, found in zip(batches, labels)], num_micro_batches)
 
 
 def _has_examples(micro_batch: MicroBatch) -> bool:
@@ -103,6 +128,18 @@ def accumulate(
             experimental_attributes={"_noinline": True},
         )
     )
+    in_loop = not tf.executing_eagerly() and not in_xla()  # whose loops need parts of one size
+    if in_loop and isinstance(micro_batches, MicroBatches) and micro_batches.number > 1:
+        folds = _in_a_loop(traced, micro_batches, flat_shapes, num_folds)
+    else:
+        folds = _one_by_one(traced, micro_batches, num_folds)
+    return [tf.nest.pack_sequence_as(shapes, sums) for sums in folds]
+
+
+def _one_by_one(
+    compute: Callable[[MicroBatch], list[Any]], micro_batches: Sequence[MicroBatch], num_folds: int
+) -> list[list[Any]]:
+    """The sums of each fold, by one call after another."""
     folds: list[Any] = [None] * num_folds
     for i, micro_batch in enumerate(micro_batches):
         if i % num_folds in _with_examples(micro_batches, num_folds) and not _has_examples(micro_batch):
@@ -110,8 +147,65 @@ def accumulate(
         before = [t for t in tf.nest.flatten(folds, expand_composites=True) if t is not None]
         with tf.control_dependencies(before):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
-            micro_batch = tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), micro_batch)
-            sums = tf.nest.pack_sequence_as(shapes, traced(micro_batch))
+            sums = compute(_copied(micro_batch))
         fold = i % num_folds
         folds[fold] = sums if folds[fold] is None else plus(folds[fold], sums)
     return folds
+
+
+def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any], num_folds: int) -> list[list[Any]]:
+    """The sums of each fold, by a loop over each batch's micro-batches: the graph holds one of them."""
+    folds: list[list[Any]] = [[None] * len(shapes) for _ in range(num_folds)]
+    for place, batch in enumerate(micro_batches.batches):
+        results = compute.get_concrete_function(MicroBatch(*open_batch_size(batch))).structured_outputs
+        # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
+        zeros = [zeros_like(result, shape) for result, shape in zip(results, shapes)]
+        folds = [plus(fold, zeros) for fold in folds]
+        with tf.control_dependencies(tf.nest.flatten(_without_none(folds), expand_composites=True)):
+            batch = _copied(batch)
+        # The fold of the batch's first micro-batch comes first.
+        turn = place * micro_batches.number % num_folds
+        turned = _plus_batch(compute, micro_batches, batch, [*folds[turn:], *folds[:turn]])
+        folds = [*turned[num_folds - turn :], *turned[: num_folds - turn]]
+    return folds
+
+
+def _plus_batch(
+    compute: Any, micro_batches: MicroBatches, batch: MicroBatch, folds: Sequence[Sequence[Any]]
+) -> list[list[Any]]:
+    """The folds with the results of a batch's micro-batches, which go to them in turn."""
+    groups = -(-micro_batches.number // len(folds))
+
+    def plus_group(group: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        sums = _with_none(present, folds)
+        for i, fold in enumerate(sums):
+            sums[i] = plus(fold, compute(micro_batches.part(batch, group * len(folds) + i)))
+        return group + 1, _without_none(sums)
+
+    present = _without_none(folds)
+    _, present = tf.while_loop(
+        lambda group, _: group < groups,
+        plus_group,
+        (tf.constant(0), present),
+        shape_invariants=(tf.TensorShape([]), [_open(each) for each in present]),
+        parallel_iterations=1,
+        maximum_iterations=groups,
+    )
+    return _with_none(present, folds)
+
+
+def _without_none(folds: Sequence[Sequence[Any]]) -> list[Any]:
+    return [each for sums in folds for each in sums if each is not None]
+
+
+def _with_none(present: Sequence[Any], folds: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The inverse of `_without_none`, for results with None in the same places."""
+    left = iter(present)
+    return [[None if each is None else next(left) for each in sums] for sums in folds]
+
+
+def _open(gradient: Any) -> Any:
+    """The shapes that a sum has in a loop, where sparse gradients gain rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient.shape
+    return tf.IndexedSlicesSpec(gradient.shape, gradient.dtype, gradient.indices.dtype, gradient.dense_shape.dtype)

@@ -21,7 +21,7 @@ from multihead._update.combine import Combined, HeadsAtStep
 from multihead._update.faults import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import count_over_replicas, read_labels
-from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus, split
 from multihead._update.network import Gradients
 from multihead._update.rates import Rates
 from multihead._update.spec import UpdateSpec
@@ -60,7 +60,7 @@ class Update(NamedTuple):
     combined: Combined
     total: TotalLoss
     weights: LossWeights
-    micro_batches: list[MicroBatch]
+    micro_batches: MicroBatches
     rates: Rates
     total_counts: tf.Tensor
     broken: Broken
@@ -242,10 +242,7 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
         return tf.stack(sums)
 
     with tf.control_dependencies([applied, *(value for _, value in before)]):
-        again = [
-            tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), micro_batch)
-            for micro_batch in update.micro_batches
-        ]
+        again = update.micro_batches.copied()
         (sums,) = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
     with tf.control_dependencies([sums]):
         for variable, value in before:

@@ -174,3 +174,17 @@ def test_json():
             trainer.to_json()
     else:
         assert list(keras.models.model_from_json(trainer.to_json()).heads) == ["a", "b"]
+
+
+def test_weights_of_a_trainer_that_was_compiled_again_are_saved_and_loaded(tmp_path):
+    saved, loaded = small(), small()
+    for trainer in (saved, loaded):
+        fit(trainer)
+    saved.compile("adam")
+    saved.save_weights(tmp_path / "of.weights.h5")
+    loaded.compile("adam")
+    loaded.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, loaded)
+    fit(loaded)
+    loaded.load_weights(tmp_path / "of.weights.h5")
+    assert_equal_weights(saved, loaded)

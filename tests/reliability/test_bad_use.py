@@ -116,6 +116,13 @@ def test_sizes_that_differ_are_refused():
         made().fit(X, {"a": np.zeros([8, 1, 2], "float32"), "b": Y["b"]}, verbose=0)
 
 
+def test_in_a_custom_loop_sizes_are_compared_for_idle_heads_too():
+    trainer = made()
+    trainer.set_weight("b", 0.0)
+    with pytest.raises(ValueError, match="one row for each example. Received: rows 5 in the targets, 8 in the inputs"):
+        trainer.compute_gradients((X, {"a": Y["a"], "b": Y["b"][:5]}))
+
+
 def test_a_representation_needs_a_floating_leaf():
     class Whole(keras.layers.Layer):
         def call(self, inputs):

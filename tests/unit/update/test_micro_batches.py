@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._update.batch import Batch
 from multihead._update.labels import Labels
-from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus, split
 
 
 def batches(*sizes):
@@ -58,6 +58,7 @@ def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_gra
     def run(*sizes):
         made, labels = batches(*sizes)
         folds = accumulate(compute, split(made, labels, 4), shapes, num_folds)
+        assert not in_graph or all(isinstance(fold["rows"], tf.IndexedSlices) for fold in folds)
         return [fold["sum"] for fold in folds], [tf.convert_to_tensor(fold["rows"])[0, 0] for fold in folds]
 
     run = tf.function(run) if in_graph else run
@@ -86,3 +87,29 @@ def test_run_eagerly_an_empty_micro_batch_leaves_the_dtypes_of_the_others():
     parts = [MicroBatch(tf.ones([n]), []) for n in (0, 2, 0)]
     (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)])
     assert found[0].dtype == tf.float64 and float(found[0]) == 2
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_what_only_some_batches_have_is_added_up(in_graph):
+    """A gradient that is None, sparse or dense, as a batch's heads make it."""
+
+    def compute(part):
+        total = tf.reduce_sum(part.inputs)
+        if part.labels[0] is None:
+            return [
+                total,
+                None,
+                tf.IndexedSlices(part.inputs, tf.zeros([tf.shape(part.inputs)[0]], tf.int32), tf.constant([2, 1])),
+            ]
+        return [total, 2 * total, tf.stack([[0.0], [total]])]
+
+    def run():
+        parts = MicroBatches(
+            [MicroBatch(tf.ones([n, 1]), [label]) for n, label in ((5, None), (3, tf.ones([3])), (2, None))], 2
+        )
+        (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)] * 2 + [tf.constant([2, 1])])
+        return [tf.convert_to_tensor(each) for each in found]
+
+    total, some, rows = (tf.function(run) if in_graph else run)()
+    assert (float(total), float(some)) == (10, 6)
+    assert rows.numpy().tolist() == [[7], [3]]
