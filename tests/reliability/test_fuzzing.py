@@ -75,7 +75,7 @@ class Session:
         keras.utils.set_random_seed(int(self.rng.integers(10**6)))
         self.trainer = self.with_encoder()
         self.log = []
-        for _ in range(self.pick(st.integers(1, 3))):
+        for _ in range(self.pick(st.integers(1, LONGEST))):
             self.add_head()
         self.compile()
 
