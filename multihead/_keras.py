@@ -188,7 +188,13 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
 A test fails if a release drops one.
 """
 
-PRIVATE_NAMES_OF_TENSORFLOW = ("_in_multi_worker_mode", "_noinline", "_value_specs", "_watched_variables")
+PRIVATE_NAMES_OF_TENSORFLOW = (
+    "_get_control_flow_context",
+    "_in_multi_worker_mode",
+    "_noinline",
+    "_value_specs",
+    "_watched_variables",
+)
 """The same of TensorFlow; they may be used in other files, too."""
 
 
