@@ -233,7 +233,8 @@ class Runner:
             weight = self._weight(head, of_head.get("weight", 1.0))
             self.trainer.add_head(head, module(), loss, **{**of_head, "weight": weight})
         optimizer = keras.optimizers.Adam(model.learning_rate)
-        self.trainer.compile(optimizer, steps_per_execution=9, telemetry=None, **(options or {}))
+        at_once = {"steps_per_execution": 9} if updates > 9 else {"run_eagerly": True}  # tracing takes longer than a few
+        self.trainer.compile(optimizer, telemetry=None, **at_once, **(options or {}))
         x, y = model.train
         self.trainer.diagnose(x[:2], {head: values[:2] for head, values in y.items()})  # creates the variables
         self._methods = [each for each in (self.trainer.weighting, self.trainer.balancer) if each is not None]
@@ -273,7 +274,7 @@ class Runner:
         model = self.start(seed)
         self._set(factors)
         x, y = model.train
-        per_epoch = len(x) // 32
+        per_epoch = min(len(x) // 32, self.updates)
         epochs = max(1, min(self.updates, model.updates) // per_epoch)
         rows = slice(per_epoch * 32)  # whole batches
         targets = {head: values[rows] for head, values in y.items()}
