@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -69,12 +70,15 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
         loss = "sparse_categorical_crossentropy"
         trainer.add_head("price", network.price, loss, weight=weight, ignore_label=NO_LABEL)
     sizes = [len(module.trainable_variables) for module in (network.encoder, *modules)]
-    trainer.compile(
-        make_optimizer(arm),
-        balancer=None if arm.balancer is None else arm.balancer(),
-        schedule=None if arm.schedule is None else arm.schedule(),
-        clip=ByPart(CLIP, sizes) if arm.by_part else clipping.ByGlobalNorm(CLIP),
-    )
+    with warnings.catch_warnings():
+        # That a weight has no effect with `EqualNorms` is what two arms show.
+        warnings.filterwarnings("ignore", "The weights of heads do not change the direction")
+        trainer.compile(
+            make_optimizer(arm),
+            balancer=None if arm.balancer is None else arm.balancer(),
+            schedule=None if arm.schedule is None else arm.schedule(),
+            clip=ByPart(CLIP, sizes) if arm.by_part else clipping.ByGlobalNorm(CLIP),
+        )
     return trainer
 
 
