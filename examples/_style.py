@@ -76,11 +76,14 @@ def label_ends(axis: Any, x: float, ends: Sequence[tuple[float, str, str]], *, g
     heights = [height for height, _, _ in places]
     for k in range(1, len(heights)):
         heights[k] = max(heights[k], heights[k - 1] + gap)
-    over = max(0.0, heights[-1] - 1.0) if heights else 0.0
+    top = 1.0
+    for k in reversed(range(len(heights))):
+        heights[k] = min(heights[k], top)
+        top = heights[k] - gap
     for height, (_, name, color) in zip(heights, places):
         axis.annotate(
             name,
-            (x, height - over),
+            (x, height),
             xycoords=("data", "axes fraction"),
             xytext=(5, 0),
             textcoords="offset points",

@@ -83,6 +83,7 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
     options = {"squeeze": False, "sharex": True, "sharey": "col", "width_ratios": [1.5, 1, 1]}
     figure, axes = _style.new_figure(len(groups), len(PANELS), 2.9 * len(groups) + 0.4, width=10.5, **options)
     _log_scale(axes[0, 0])  # the column shares its axis
+    named: list[tuple[Any, list[Any]]] = []
     for row, (group, members) in enumerate(groups.items()):
         used = {result.arm.optimizer for result in members.values()}
         shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
@@ -98,8 +99,10 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(group)
-                right = max((x for x, *_ in ends), default=0.0)
-                _style.label_ends(panel, right, [tuple(end[1:]) for end in ends], gap=0.1)
+                named.append((panel, ends))
+    for panel, ends in named:  # only now are the limits of the column known
+        right = max((x for x, *_ in ends), default=0.0)
+        _style.label_ends(panel, right, [tuple(end[1:]) for end in ends], gap=0.09)
     for panel, title in zip(axes[0], PANELS.values()):
         panel.set_title(title)
     for panel in axes[-1]:
