@@ -314,6 +314,14 @@ def random_states(module: Any) -> list[tf.Variable]:
     return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
 
 
+def seed_variables(module: Any) -> list[tf.Variable]:
+    """The variables from which layers draw random numbers, which neither Keras saves."""
+    if not KERAS_3:
+        return random_states(module)
+    variables = getattr(module, "variables", [])
+    return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
+
+
 def wrapped_function(metric: Any) -> Any:
     """The function of a `MeanMetricWrapper`."""
     return metric._fn

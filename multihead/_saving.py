@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from multihead._configuration import Configured
-from multihead._keras import classes_of_shared_layers
+from multihead._keras import classes_of_shared_layers, seed_variables, use_seed_variables
 from multihead._reads import decode_reads
 from multihead._update.batch import decode_specs, encode_specs
 
@@ -73,10 +73,18 @@ class SavedByKeras(Configured):
             if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
                 yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
 
+    def _seeds(self) -> Iterator[tuple[str, tf.Variable]]:
+        """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
+        modules = {"encoder": self.encoder, **{f"head_{name}": head.module for name, head in self.heads.items()}}
+        for name, module in modules.items():
+            if not self._is_in_fit and use_seed_variables(module):
+                self.train_function = None
+            yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
+
     def save_own_variables(self, store: Any) -> None:
         """Saves the trainer's own state, and what of its modules Keras would not save."""
         super().save_own_variables(store)
-        for name, variable in self._of_tf_modules():
+        for name, variable in (*self._of_tf_modules(), *self._seeds()):
             store[name] = tf.convert_to_tensor(variable).numpy()
 
     def load_own_variables(self, store: Any) -> None:
@@ -84,6 +92,11 @@ class SavedByKeras(Configured):
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         for name, variable in self._of_tf_modules():
             variable.assign(store[name])
+        saved = set(store.keys())
+        if any(name.startswith("seed_") for name in saved):
+            for name, variable in self._seeds():
+                if name in saved:
+                    variable.assign(store[name])
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._keras import tensor_variable
+from multihead._keras import Untracked, tensor_variable
 from multihead._method import Method, Observation
 from multihead._random import uniform
 from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
@@ -245,8 +245,9 @@ class WhileConflicting(AbstractSchedule):
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
-        self._apart = self._turns or Alternate(dict.fromkeys(head_names, 1))
-        self._apart.bind(head_names)
+        # Untracked: Keras 3 lets no built layer have another one, but a second `compile` binds again.
+        self._apart = Untracked(self._turns or Alternate(dict.fromkeys(head_names, 1)))
+        self._apart.value.bind(head_names)
 
     def average_cosine(self) -> tf.Tensor:
         """The running average of the smallest cosine, a float32 scalar; 1 before the first observation."""
@@ -257,7 +258,7 @@ class WhileConflicting(AbstractSchedule):
     def active(self, step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
         together = (self.average_cosine() >= self.threshold) | (step % self.probe_every == 0)
-        return together | self._apart.active(step)
+        return together | self._apart.value.active(step)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         gramian = tf.cast(update.gramian, tf.float64)
