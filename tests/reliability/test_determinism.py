@@ -23,7 +23,7 @@ def run():
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("a", keras.layers.Dense(1), "mse")
     trainer.add_head("b", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy")
-    trainer.compile("adam", balancer="PCGrad", weighting="RandomLossWeighting")
+    trainer.compile("adam", balancer="PCGrad", weighting="RandomLossWeighting", run_eagerly=True)
     trainer.fit(x, y, batch_size=4, epochs=2, verbose=0)
     return trainer.get_weights()
 
