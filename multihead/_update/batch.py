@@ -92,20 +92,25 @@ def batch_size(nest: Any) -> tf.Tensor:
 
 
 def check_rows(batch: Batch) -> None:
-    """Checks that inputs, targets and weights have as many examples, as far as that is known without their values.
+    """Checks that targets and sample weights have as many rows as the inputs, as far as shapes are known.
 
     Raises:
-        ValueError: They have not.
+        ValueError: Those of a head do not.
     """
-    named = {"inputs": batch.inputs, "targets": batch.targets, "sample_weights": batch.sample_weights}
-    leaves = [(name, leaf) for name, nest in named.items() for leaf in tf.nest.flatten(nest) if leaf is not None]
-    found = {int(leaf.shape[0]): name for name, leaf in leaves[::-1] if leaf.shape.rank and leaf.shape[0] is not None}
-    if len(found) > 1:
-        received = ", ".join(f"{number} in the {name}" for number, name in found.items())
-        raise ValueError(
-            f"The parts of a batch must have one row for each example. Received: rows {received}. Pass arrays of the same "
-            "length."
-        )
+
+    def known_rows(nest: Any) -> list[int]:
+        shapes = [leaf.shape for leaf in tf.nest.flatten(nest) if leaf is not None]
+        return [int(shape[0]) for shape in shapes if shape.rank and shape[0] is not None]
+
+    num_examples = known_rows(batch.inputs)[:1]
+    for part, by_head in (("targets", batch.targets), ("sample_weights", batch.sample_weights)):
+        for head, nest in by_head.items():
+            wrong = [number for number in known_rows(nest) if [number] != num_examples]
+            if wrong and num_examples:
+                raise ValueError(
+                    f"`{part}[{head!r}]` must have one row for each example. Received: {wrong[0]} for {num_examples[0]} in "
+                    "the inputs. Pass arrays of the same length."
+                )
 
 
 def num_rows(tensor: Any) -> tf.Tensor:

@@ -119,7 +119,7 @@ def test_sizes_that_differ_are_refused():
 def test_in_a_custom_loop_sizes_are_compared_for_idle_heads_too():
     trainer = made()
     trainer.set_weight("b", 0.0)
-    with pytest.raises(ValueError, match="one row for each example. Received: rows 5 in the targets, 8 in the inputs"):
+    with pytest.raises(ValueError, match="one row for each example. Received: 5 for 8 in the inputs"):
         trainer.compute_gradients((X, {"a": Y["a"], "b": Y["b"][:5]}))
 
 
