@@ -42,7 +42,7 @@ MODULES = {
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
 # The files of the trainer's own base classes.
-BASES = ["_configuration.py", "_building.py", "_saving.py"]
+BASES = ["_configuration.py", "_building.py"]
 LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
 
 
