@@ -136,6 +136,7 @@ def draw_pace(path: Path, results: dict[str, Result], main: str) -> None:
         panel.locator_params(axis="x", nbins=4)
         if panel is axes[0]:
             _log_scale(panel)
+        panel.margins(y=0.12)  # names at the upper end stay clear of the title
         _style.label_ends(panel, max(x for x, *_ in ends), [tuple(end[1:]) for end in ends])
     axes[0].set_title("Decoder loss" + (f": slowest {IN[min(paces, key=lambda name: paces[name])]}" if paces else ""))
     worst = min(shown, key=lambda name: accuracies[name], default=None)
