@@ -82,11 +82,6 @@ def _has_examples(micro_batch: MicroBatch) -> bool:
     return not tf.executing_eagerly() or bool(batch_size(micro_batch.inputs) > 0)
 
 
-def _with_examples(micro_batches: Sequence[MicroBatch], num_folds: int) -> set[int]:
-    """The folds that have examples."""
-    return {i % num_folds for i, micro_batch in enumerate(micro_batches) if _has_examples(micro_batch)}
-
-
 def plus(first: Any, second: Any) -> Any:
     """The sum of two nests of gradients and tensors; None counts as zero."""
     sums = [added(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second))]
@@ -141,8 +136,11 @@ def _one_by_one(
 ) -> list[list[Any]]:
     """The sums of each fold, by one call after another."""
     folds: list[Any] = [None] * num_folds
-    for i, micro_batch in enumerate(micro_batches):
-        if i % num_folds in _with_examples(micro_batches, num_folds) and not _has_examples(micro_batch):
+    parts = list(micro_batches)
+    has_examples = [_has_examples(part) for part in parts]
+    filled = {i % num_folds for i, found in enumerate(has_examples) if found}
+    for i, micro_batch in enumerate(parts):
+        if i % num_folds in filled and not has_examples[i]:
             continue
         before = [t for t in tf.nest.flatten(folds, expand_composites=True) if t is not None]
         with tf.control_dependencies(before):
