@@ -66,17 +66,18 @@ class SavedByKeras(Configured):
             trainer.add_head(**{**arguments, "reads": decode_reads(arguments.get("reads"))})
         return trainer
 
+    def _modules_by_name(self) -> dict[str, Any]:
+        return {"encoder": self.encoder, **{f"head_{name}": head.module for name, head in self.heads.items()}}
+
     def _of_tf_modules(self) -> Iterator[tuple[str, tf.Variable]]:
         """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
-        modules = {"encoder": self.encoder, **{f"head_{name}": head.module for name, head in self.heads.items()}}
-        for name, module in modules.items():
+        for name, module in self._modules_by_name().items():
             if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
                 yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
 
     def _seeds(self) -> Iterator[tuple[str, tf.Variable]]:
         """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
-        modules = {"encoder": self.encoder, **{f"head_{name}": head.module for name, head in self.heads.items()}}
-        for name, module in modules.items():
+        for name, module in self._modules_by_name().items():
             if not self._is_in_fit and use_seed_variables(module):
                 self.train_function = None
             yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
