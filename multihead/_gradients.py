@@ -72,6 +72,11 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.cast(tf.sqrt(2.0 * tf.add_n(halves)), tf.float32) if halves else tf.constant(0.0)
 
 
+def norm_of_present(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """`global_norm` of those that are not None, whose sparse ones may have duplicate rows."""
+    return global_norm([deduplicate(gradient) for gradient in gradients if gradient is not None])
+
+
 def size(gradient: Gradient) -> tf.Tensor:
     """The number of elements of the variable that a gradient belongs to, float32."""
     shape = gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else tf.shape(gradient)

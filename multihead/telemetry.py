@@ -48,7 +48,7 @@ import keras
 import tensorflow as tf
 
 from multihead._figures import Figure, UpdateFigures
-from multihead._gradients import deduplicate, global_norm
+from multihead._gradients import norm_of_present
 from multihead._keras import Untracked, first_replica_variable, tensor_variable, variable_name
 from multihead._update.faults import Broken
 from multihead._update.network import Gradients
@@ -102,8 +102,7 @@ def _shares(update: Update) -> tf.Tensor | None:
 
 
 def _global_norm(gradients: Gradients | None) -> tf.Tensor:
-    present = [] if gradients is None else [g for g in gradients.of_losses if g is not None]
-    return global_norm([deduplicate(gradient) for gradient in present])
+    return norm_of_present([] if gradients is None else gradients.of_losses)
 
 
 def _is_clipped(update: Update) -> tf.Tensor:

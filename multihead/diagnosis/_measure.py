@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._gradients import as_rows, deduplicate, global_norm, gramian, scaled
+from multihead._gradients import as_rows, gramian, norm_of_present, scaled
 from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch, batch_size
@@ -114,8 +114,8 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(network.heads)),
-            "before": _global_norm(gradients),
-            "after": _global_norm(gradients if spec.clip is None else spec.clip(gradients)),
+            "before": norm_of_present(gradients),
+            "after": norm_of_present(gradients if spec.clip is None else spec.clip(gradients)),
         }
         return found, rows, labels
 
@@ -160,7 +160,3 @@ def _labelled(labels: Labels | None, predictions: tf.TensorSpec) -> tf.Tensor:
         elements = tf.cast(tf.cumsum(present, axis=1, reverse=True) > 0, tf.float32)
     num_rows = tf.cast(tf.shape(present)[0], tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(present), tf.maximum(tf.reduce_sum(elements), num_rows))
-
-
-def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    return global_norm([deduplicate(gradient) for gradient in gradients if gradient is not None])
