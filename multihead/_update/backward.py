@@ -72,11 +72,6 @@ class EncoderPass(NamedTuple):
     measure: Measure | None
     by_layer: tf.Tensor | None = None
 
-    @property
-    def is_combined(self) -> bool:
-        """Whether one backward pass carries all heads."""
-        return self.combine is not None
-
 
 class MicroBatchGradients(NamedTuple):
     """The sums that a micro-batch contributes to an update.
@@ -127,8 +122,8 @@ class MicroBatchGradients(NamedTuple):
         own = [of(network.own_tensors(k)) for k in range(num_heads)]
         encoder = of(network.variables.encoder)
         of_each_head = [encoder] * num_heads
-        per_head = [] if encoder_pass.is_combined else of_each_head
-        beside = of_each_head if encoder_pass.is_combined and encoder_pass.by_layer is not None else []
+        per_head = of_each_head if encoder_pass.combine is None else []
+        beside = [] if encoder_pass.combine is None or encoder_pass.by_layer is None else of_each_head
         gramian = None if encoder_pass.measure is None else tf.constant([num_heads, num_heads])
         return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside, vector)
 

@@ -59,23 +59,20 @@ class Encoded(NamedTuple):
             of_leaves: One gradient per leaf of the representation, or None.
             with_added: Whether the gradients of the encoder's added losses are included.
         """
-        network, scale = self.network, self.factors.scale
+        network, factor = self.network, self.factors.scaled_up(1.0)
         variables = trained(network.encoder_tensors, network.trains_encoder)
-        factor = tf.ones([]) if scale is None else scale
         pairs = [
             (leaf, tf.cast(gradient * tf.cast(factor, gradient.dtype), leaf.dtype))
             for leaf, gradient in zip(self.representation.attached, of_leaves)
             if gradient is not None
         ]
         if with_added and self.losses:
-            pairs.append((self.added_loss, self.factors.added * factor))
+            pairs.append((self.added_loss, self.factors.scaled_up(self.factors.added)))
         if not pairs or not variables:
             return [None] * len(network.encoder_tensors)
         outputs, cotangents = zip(*pairs)
         found = self.tape.gradient(list(outputs), variables, output_gradients=list(cotangents))
-        if scale is not None:
-            found = [scaled(gradient, 1.0 / scale) for gradient in found]
-        return with_none(found, network.trains_encoder)
+        return with_none(self.factors.scaled_down(found), network.trains_encoder)
 
     def of_each_head(
         self, heads: Sequence[HeadGradients | None], at_representation: RepresentationGradients

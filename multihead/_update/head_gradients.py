@@ -28,6 +28,14 @@ class LossFactors(NamedTuple):
     added: tf.Tensor
     scale: tf.Tensor | None
 
+    def scaled_up(self, factor: Any) -> tf.Tensor:
+        """A factor times that of loss scaling."""
+        return factor * (tf.ones([]) if self.scale is None else self.scale)
+
+    def scaled_down(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Gradients without loss scaling."""
+        return list(gradients) if self.scale is None else [scaled(gradient, 1.0 / self.scale) for gradient in gradients]
+
 
 class LossGradients(NamedTuple):
     """The gradients of one loss of one head, in float32, without loss scaling; None where there is no gradient.
@@ -103,10 +111,7 @@ def head_gradients(
     added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
-        scale = tf.ones([]) if factors.scale is None else factors.scale
-        found = tape.gradient(loss, sources, output_gradients=factor * scale)
-        if factors.scale is not None:
-            found = [scaled(gradient, 1.0 / scale) for gradient in found]
+        found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factors.scaled_up(factor)))
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found[:num_leaves]]
         return LossGradients(dense, with_none(found[num_leaves:end], trains_own), with_none(found[end:], trains_shared))
