@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._gradients import added, computed_if, zeros_like
-from multihead._keras import AUTOGRAPH, in_xla
+from multihead._keras import AUTOGRAPH
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
+from multihead._update.loops import Stored, by_spec, can_loop, common_spec
 
 
 class MicroBatch(NamedTuple):
@@ -42,19 +43,19 @@ class MicroBatches(Sequence[MicroBatch]):
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, int) or not 0 <= place < len(self):
             raise IndexError(place)
-        return self.part(self.batches[place // self.number], place % self.number)
-
-    def part(self, batch: MicroBatch, place: Any) -> MicroBatch:
-        """A micro-batch of a batch; an empty one for a place behind the last."""
-        if self.number == 1:
-            return batch
-        size = batch_size(batch.inputs)
-        start, end = (tf.minimum(size * at // self.number, size) for at in (place, place + 1))
-        return rows(batch, start, end)
+        batch = self.batches[place // self.number]
+        return batch if self.number == 1 else part(batch, place % self.number, self.number)
 
     def copied(self) -> MicroBatches:
         """The same, from copies of the batches' tensors, which come after the control dependencies of here."""
         return MicroBatches([_copied(batch) for batch in self.batches], self.number)
+
+
+def part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
+    """One of a number of parts of a batch, whose sizes differ by at most one; an empty one for a place behind the last."""
+    size = batch_size(batch.inputs)
+    start, end = (tf.minimum(size * at // number, size) for at in (place, place + 1))
+    return rows(batch, start, end)
 
 
 def _copied(nest: Any) -> Any:
@@ -89,7 +90,7 @@ def plus(first: Any, second: Any) -> Any:
 
 
 def accumulate(
-    compute: Callable[[MicroBatch], Any], micro_batches: Sequence[MicroBatch], shapes: Any, num_folds: int = 1
+    compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any, num_folds: int = 1
 ) -> list[Any]:
     """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
 
@@ -123,8 +124,7 @@ def accumulate(
             experimental_attributes={"_noinline": True},
         )
     )
-    in_loop = not tf.executing_eagerly() and not in_xla()  # whose loops need parts of one size
-    if in_loop and isinstance(micro_batches, MicroBatches) and micro_batches.number > 1:
+    if can_loop():
         folds = _in_a_loop(traced, micro_batches, flat_shapes, num_folds)
     else:
         folds = _one_by_one(traced, micro_batches, num_folds)
@@ -152,32 +152,39 @@ def _one_by_one(
 
 
 def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any], num_folds: int) -> list[list[Any]]:
-    """The sums of each fold, by a loop over each batch's micro-batches: the graph holds one of them."""
+    """The sums of each fold, by a loop over the micro-batches of batches with equal specs: the graph holds one of them."""
     folds: list[list[Any]] = [[None] * len(shapes) for _ in range(num_folds)]
-    for place, batch in enumerate(micro_batches.batches):
-        results = compute.get_concrete_function(MicroBatch(*open_batch_size(batch))).structured_outputs
+    turn, number = 0, micro_batches.number
+    for batches in by_spec(micro_batches.batches):
+        spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
+        results = compute.get_concrete_function(spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
         zeros = [zeros_like(result, shape) for result, shape in zip(results, shapes)]
         folds = [plus(fold, zeros) for fold in folds]
         with tf.control_dependencies(tf.nest.flatten(_without_none(folds), expand_composites=True)):
-            batch = _copied(batch)
-        # The fold of the batch's first micro-batch comes first.
-        turn = place * micro_batches.number % num_folds
-        turned = _plus_batch(compute, micro_batches, batch, [*folds[turn:], *folds[:turn]])
+            batches = [_copied(batch) for batch in batches]
+        # The fold of the first micro-batch comes first.
+        turned = _plus_all(compute, batches, number, [*folds[turn:], *folds[:turn]])
         folds = [*turned[num_folds - turn :], *turned[: num_folds - turn]]
+        turn = (turn + len(batches) * number) % num_folds
     return folds
 
 
-def _plus_batch(
-    compute: Any, micro_batches: MicroBatches, batch: MicroBatch, folds: Sequence[Sequence[Any]]
-) -> list[list[Any]]:
-    """The folds with the results of a batch's micro-batches, which go to them in turn."""
-    groups = -(-micro_batches.number // len(folds))
+def _plus_all(compute: Any, batches: Sequence[MicroBatch], number: int, folds: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The folds with the results of the micro-batches of batches with equal specs, which go to them in turn."""
+    stored, last = Stored(batches), len(batches) - 1
+    groups = -(-len(batches) * number // len(folds))
+
+    def at(place: tf.Tensor) -> MicroBatch:
+        if number == 1 and len(batches) % len(folds) == 0:
+            return stored[place]
+        batch = tf.minimum(place // number, last)
+        return part(stored[batch], place - batch * number, number)
 
     def plus_group(group: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
         sums = _with_none(present, folds)
         for i, fold in enumerate(sums):
-            sums[i] = plus(fold, compute(micro_batches.part(batch, group * len(folds) + i)))
+            sums[i] = plus(fold, compute(at(group * len(folds) + i)))
         return group + 1, _without_none(sums)
 
     present = _without_none(folds)

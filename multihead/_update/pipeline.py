@@ -21,6 +21,7 @@ from multihead._update.combine import Combined, HeadsAtStep
 from multihead._update.faults import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import count_over_replicas, read_labels
+from multihead._update.loops import each
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus, split
 from multihead._update.network import Gradients
 from multihead._update.rates import Rates
@@ -81,7 +82,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network = spec.network
 
     # 1. Labels: which elements count, over all batches and replicas.
-    labels = [read_labels(network, spec.predictions, batch, check=spec.check_labels) for batch in batches]
+    labels = each(lambda batch: read_labels(network, spec.predictions, batch, check=spec.check_labels), batches)
     counts, num_examples = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.

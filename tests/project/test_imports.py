@@ -23,10 +23,11 @@ LAYERS = [
     {"heads", "weighting", "balancing"},
     {"_directions", "_best", "_recorded"},
     {"_backup", "_run_state", "_callback_state"},
-    {"_checkpoint"},
+    {"_checkpoint", "_per_head"},
     # The stages of one update.
     {"_update"},
     {"_update.batch"},
+    {"_update.loops"},
     {"_update.network"},
     {"_update.faults"},
     {"_update.rates"},

@@ -65,19 +65,39 @@ def test_many_updates_leave_the_memory_flat_and_trace_nothing_again():
     assert memory() - before < 30
 
 
+def traced(compute, *arguments):
+    """How often the encoder's Python runs in a trace, and the graph's nodes, those of its functions included."""
+    trainer = compute.__self__
+    before = trainer.encoder.calls
+    graph = tf.function(compute, autograph=False).get_concrete_function(*arguments).graph.as_graph_def()
+    nodes = len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
+    return trainer.encoder.calls - before, nodes
+
+
 def test_micro_batches_are_one_graph_whatever_their_number():
     """A loop in the graph, not as many calls: neither the Python of the encoder runs more often nor does the graph grow."""
 
-    def traced(number):
+    def of(number):
         trainer = made(Counting(), heads=1, micro_batches=number, telemetry=None)
         batch = batch_for(trainer, np.ones([70, 3], "float32"))
         trainer.compute_gradients(batch)
-        before = trainer.encoder.calls
-        graph = tf.function(trainer.compute_gradients, autograph=False).get_concrete_function(batch).graph.as_graph_def()
-        nodes = len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
-        return trainer.encoder.calls - before, nodes
+        return traced(trainer.compute_gradients, batch)
 
-    assert traced(64) == traced(3)
+    assert of(64) == of(3)
+
+
+def test_accumulated_batches_are_one_graph_and_some_nodes_each():
+    """What the graph has of each batch is where its tensors come from and go to."""
+
+    def of(number):
+        trainer = made(Counting(), heads=1, accumulate_steps=number, telemetry=None, run_eagerly=True)
+        x, y = batch_for(trainer, np.ones([2, 3], "float32"))
+        trainer.fit(x, y, verbose=0)
+        return traced(trainer.train_step, {"window": ((x, y),) * number})
+
+    (calls, nodes), (calls_of_many, nodes_of_many) = of(3), of(64)
+    assert calls_of_many == calls
+    assert (nodes_of_many - nodes) / 61 < nodes / 20
 
 
 @pytest.mark.one_in(2)

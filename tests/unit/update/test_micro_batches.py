@@ -76,15 +76,15 @@ def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_gra
 
 def test_a_single_micro_batch_is_computed_as_it_is():
     made, labels = batches(3)
-    (part,) = split(made, labels, 1)
-    assert accumulate(lambda given: given is part, [part], None) == [True]
+    parts = split(made, labels, 1)
+    assert accumulate(lambda given: given is parts[0], parts, None) == [True]
 
 
 def test_run_eagerly_an_empty_micro_batch_leaves_the_dtypes_of_the_others():
     def compute(micro_batch):
         return [tf.reduce_sum(tf.cast(micro_batch.inputs, tf.float64))]
 
-    parts = [MicroBatch(tf.ones([n]), []) for n in (0, 2, 0)]
+    parts = MicroBatches([MicroBatch(tf.ones([n]), []) for n in (0, 2, 0)], 1)
     (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)])
     assert found[0].dtype == tf.float64 and float(found[0]) == 2
 

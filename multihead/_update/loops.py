@@ -1,0 +1,106 @@
+"""The same computation for one batch after another, as a loop: the graph holds it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._keras import AUTOGRAPH, in_xla
+from multihead._update.batch import open_batch_size
+
+
+def can_loop() -> bool:
+    """Whether there is a graph to loop in, and one that takes parts of different sizes, which XLA does not."""
+    return not tf.executing_eagerly() and not in_xla()
+
+
+def by_spec(nests: Sequence[Any]) -> list[list[Any]]:
+    """Consecutive nests of tensors in groups that differ in nothing but the number of examples."""
+    return [list(group) for _, group in groupby(nests, key=open_batch_size)]
+
+
+def common_spec(nests: Sequence[Any]) -> Any:
+    """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
+    first, *others = [tf.nest.map_structure(_spec, nest) for nest in nests]
+    return first if all(other == first for other in others) else open_batch_size(nests[0])
+
+
+def _spec(tensor: Any) -> Any:
+    return None if tensor is None else tf.type_spec_from_value(tensor)
+
+
+class Stored:
+    """Nests of tensors that differ in nothing but the number of examples, as a sequence that is indexed in the graph.
+
+    Args:
+        nests: The nests, of dense, ragged or sparse tensors and None.
+    """
+
+    def __init__(self, nests: Sequence[Any]) -> None:
+        self._like = nests[0]
+        flat = [components(nest) for nest in nests]
+        self._arrays = [_filled(tensors) for tensors in zip(*flat)]
+        self._shapes = [_common_shape([tensor.shape for tensor in tensors]) for tensors in zip(*flat)]
+
+    def __getitem__(self, place: tf.Tensor) -> Any:
+        return _read(self._arrays, place, self._like, self._shapes)
+
+
+def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
+    """`compute` of each nest, in a loop where the graph allows it.
+
+    Args:
+        compute: From a nest of tensors to a nest of tensors; what of it is None depends on the specs only.
+        nests: The nests.
+    """
+    if len(nests) == 1 or not can_loop():
+        return [compute(nest) for nest in nests]
+    traced = tf.function(compute, autograph=AUTOGRAPH)
+    return [result for group in by_spec(nests) for result in _in_a_loop(traced, group)]
+
+
+def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:
+    like = compute.get_concrete_function(common_spec(nests)).structured_outputs
+    stored, number = Stored(nests), len(nests)
+
+    def step(place: tf.Tensor, results: list[tf.TensorArray]) -> tuple[tf.Tensor, list[tf.TensorArray]]:
+        found = components(compute(stored[place]))
+        return place + 1, [array.write(place, tensor) for array, tensor in zip(results, found)]
+
+    start = tf.constant(0), [_empty(tensor.dtype, number) for tensor in components(like)]
+    _, results = tf.while_loop(lambda place, _: place < number, step, start, maximum_iterations=number)
+    shapes = [tensor.shape for tensor in components(like)]
+    return [_read(results, place, like, shapes) for place in range(number)]
+
+
+def components(nest: Any) -> list[Any]:
+    """The dense tensors that a nest consists of, without None."""
+    return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]
+
+
+def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any, shapes: Sequence[tf.TensorShape]) -> Any:
+    """A nest with the structure of another from arrays of its components."""
+    found = [array.read(place) for array in arrays]
+    for tensor, shape in zip(found, shapes):
+        tensor.set_shape(shape)
+    left = iter(found)
+    flat = [None if leaf is None else next(left) for leaf in tf.nest.flatten(like, expand_composites=True)]
+    return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
+
+
+def _common_shape(shapes: Sequence[tf.TensorShape]) -> tf.TensorShape:
+    return shapes[0] if all(shape == shapes[0] for shape in shapes) else tf.TensorShape([None, *shapes[0][1:]])
+
+
+def _filled(tensors: Sequence[tf.Tensor]) -> tf.TensorArray:
+    array = _empty(tensors[0].dtype, len(tensors))
+    for place, tensor in enumerate(tensors):
+        array = array.write(place, tensor)
+    return array
+
+
+def _empty(dtype: tf.DType, size: int) -> tf.TensorArray:
+    return tf.TensorArray(dtype, size, infer_shape=False, clear_after_read=False)
