@@ -36,9 +36,15 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
 
 
+# Folders of tests that know little of Keras's version; what it changes is tested in the others, on both stacks.
+_SHARED = {"examples", "models", "unit"}
+
+
 def _is_shared(item, num_cases):
-    """Whether each stack runs every other case: of a marked test, of a test with at least four cases, and of examples."""
-    return bool(item.get_closest_marker("one_in") or num_cases >= 4 or "examples" in item.path.parts)
+    """Whether the stacks share the cases of a test: if it is marked, has at least four, or is of a folder above."""
+    if item.get_closest_marker("one_in"):
+        return True
+    return num_cases >= 4 or bool(_SHARED & set(item.path.parts)) and not item.get_closest_marker("skipif")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -47,6 +53,7 @@ def pytest_collection_modifyitems(config, items):
         return
     tests = [(item.path, getattr(item, "originalname", item.name)) for item in items]
     num_cases = collections.Counter(tests)
+    examples = sorted({item.path for item in items if "examples" in item.path.parts})
     seen = collections.Counter()
     left_out = []
     for item, test in zip(items, tests):
@@ -54,15 +61,19 @@ def pytest_collection_modifyitems(config, items):
             continue
         mark = item.get_closest_marker("one_in")
         n = mark.args[0] if mark else 2
-        group = test if num_cases[test] > 1 else item.path
-        number = seen[group]
-        seen[group] += 1
+        if item.path in examples:  # whole files, whose tests share a run
+            number, n = examples.index(item.path), 2
+        else:
+            group = test if num_cases[test] > 1 else item.path
+            number = seen[group]
+            seen[group] += 1
         # In every n cases another place, so that no parameter has the same value in all that remain.
         if (number + number // n + hasattr(keras, "ops")) % n:
             left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        left_out = set(left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():

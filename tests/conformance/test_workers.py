@@ -16,7 +16,7 @@ from multihead import clipping
 from tests.helpers import tiny
 from tests.helpers.ports import free_ports
 
-OPTIONS = [{"balancer": "UPGrad"}, {"accumulate_steps": 2, "micro_batches": 2}]
+OPTIONS = [{"balancer": "UPGrad", "accumulate_steps": 2, "micro_batches": 2}]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from multihead import MultiHeadTrainer, clipping, losses, schedules
 from tests.helpers import tiny
 from tests.helpers.twin import UNITS, Head, Twin, kind_of
 
-CASES = int(os.environ.get("MULTIHEAD_CASES", "2000" if os.environ.get("MULTIHEAD_FULL") == "1" else "100"))
+CASES = int(os.environ.get("MULTIHEAD_CASES", "2000" if os.environ.get("MULTIHEAD_FULL") == "1" else "50"))
 LONGEST = 4 if os.environ.get("MULTIHEAD_FULL") == "1" else 2
 LOSSES = {
     "tag": losses.SequenceCrossentropy(),
@@ -406,8 +406,9 @@ class Session:
             self.compare()
 
 
+@hypothesis.seed(2 + hasattr(keras, "ops"))  # other cases on each stack
 @hypothesis.settings(
-    max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck),
+    max_examples=CASES, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
     phases=[hypothesis.Phase.generate],
 )  # fmt: skip
 @hypothesis.given(st.data())

@@ -36,7 +36,7 @@ def update_of(name, rows, dtype=np.float64, **used):
 
 def xla_heads(name):
     """The number of heads at which XLA compiles a method here: for many it takes long, for CAGrad a minute at three."""
-    return 2 if name == "CAGrad" else 3
+    return 2 if name in ("CAGrad", "MoCo", "SDMGrad") else 3
 
 
 @pytest.fixture(scope="module")
