@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._gradients import deduplicate, is_finite, map_values
+from multihead._keras import in_xla
 from multihead._keras_optimizers import apply_reduced_gradients, record_finite
 from multihead._update.network import Gradients, Ownership
 from multihead._update.scale import Scaling, apply_scaled
@@ -108,11 +109,7 @@ class _Once:
         """Applies the gradients if they are finite and a head is active; otherwise restores the saved values."""
 
         def apply() -> tf.Tensor:
-            tf.cond(
-                tf.reduce_all(_local(strategy, active)),
-                lambda: _done(lambda: self._apply(strategy, gradients, step)),
-                lambda: _done(lambda: self._apply_to_active(strategy, gradients, active, step)),
-            )
+            self._apply_to_active(strategy, gradients, active, step)
             record_finite(self._optimizer, True)
             return tf.constant(True)
 
@@ -139,14 +136,32 @@ class _Once:
             apply_scaled(strategy, self._optimizer, self._scaling, _local(strategy, step), apply)
 
     def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: Any) -> None:
-        groups = self._ownership.groups
-        before = [[tf.identity(variable.read_value()) for variable in group] for _, group in groups]
-        with tf.control_dependencies([value for group in before for value in group]):
+        of_heads, groups = _local(strategy, active), self._ownership.groups
+        everyone = tf.reduce_all(of_heads)
+        variables = [variable for _, group in groups for variable in group]
+        before = _values_unless(everyone, variables)
+        with tf.control_dependencies(before):
             self._apply(strategy, gradients, step)
-        for (owners, group), old_values in zip(groups, before):
-            is_trained = tf.reduce_any(tf.gather(_local(strategy, active), owners))
-            for variable, old in zip(group, old_values):
-                _assign(strategy, variable, tf.where(is_trained, variable.read_value(), old))
+
+        def restore() -> None:
+            old_values = iter(before)
+            for owners, group in groups:
+                is_trained = tf.reduce_any(tf.gather(of_heads, owners))
+                for variable in group:
+                    _assign(strategy, variable, tf.where(is_trained, variable.read_value(), next(old_values)))
+
+        tf.cond(everyone, lambda: True, lambda: _done(restore))
+
+
+def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """Copies of variables, or nothing instead of each if the condition holds, since to copy a large head takes long."""
+
+    def copies() -> list[tf.Tensor]:
+        return [tf.identity(variable.read_value()) for variable in variables]
+
+    if not variables or in_xla():  # which wants one shape, and copies nothing that it does not need
+        return copies()
+    return list(tf.cond(condition, lambda: [tf.zeros([0], variable.dtype) for variable in variables], copies))
 
 
 def put_back(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], values: Any) -> None:

@@ -31,25 +31,28 @@ def compute_or_drop(
         return compute_update(spec, batches, step, scale)
     first = compute_update(replace(spec, may_be_idle=True), batches, step, scale)
     drop = spec.faults.to_drop(first.broken, first.active, scale)
+    is_present = [each is not None for each in tf.nest.flatten(_parts(first))]
+
+    def tensors(update: Update) -> list[Any]:
+        # Run eagerly, a dropped head has zeros where it had no gradient; in a graph, both have None at the same places.
+        return [each for each, is_one in zip(tf.nest.flatten(_parts(update)), is_present) if is_one]
 
     def again(batches: Any, drop: tf.Tensor) -> list[Any]:
         awake = spec.awake * tf.cast(~drop, tf.float32)
-        return _tensors(compute_update(replace(spec, awake=awake, may_be_idle=True), batches, step, scale))
+        return tensors(compute_update(replace(spec, awake=awake, may_be_idle=True), batches, step, scale))
 
-    def choose(strategy: tf.distribute.Strategy, batches: Any, drop: Any, tensors: Any, values: Any) -> Any:
+    def choose(strategy: tf.distribute.Strategy, batches: Any, drop: Any, of_first: Any, values: Any) -> Any:
         def second() -> Any:
             put_back(strategy, [variable for variable, _ in saved], values)
             return strategy.extended.call_for_each_replica(again, args=(batches, drop))
 
-        return tf.cond(tf.reduce_any(strategy.experimental_local_results(drop)[0]), second, lambda: tensors)
+        return tf.cond(tf.reduce_any(strategy.experimental_local_results(drop)[0]), second, lambda: of_first)
 
     # As around the optimizer, the condition must be outside of the replicas, which exchange sums inside of it.
     values = [value for _, value in saved]
-    args = (list(batches), drop, _tensors(first), values)
+    args = (list(batches), drop, tensors(first), values)
     chosen = iter(tf.distribute.get_replica_context().merge_call(choose, args=args))
-    update = tf.nest.pack_sequence_as(
-        _parts(first), [None if each is None else next(chosen) for each in tf.nest.flatten(_parts(first))]
-    )
+    update = tf.nest.pack_sequence_as(_parts(first), [next(chosen) if is_one else None for is_one in is_present])
     return _from_parts(spec, first, update, step)._replace(dropped=first.broken)
 
 
@@ -57,10 +60,6 @@ def _parts(update: Update) -> Any:
     """The parts of an update that a second computation changes."""
     own = (update.gradients, update.active, update.loss_sums, update.counts, update.added_loss)
     return (*own, update.combined, update.total, update.weights.counts, update.total_counts, update.broken, update.by_layer)
-
-
-def _tensors(update: Update) -> list[Any]:
-    return [each for each in tf.nest.flatten(_parts(update)) if each is not None]
 
 
 def _from_parts(spec: UpdateSpec, first: Update, parts: Any, step: tf.Tensor) -> Update:

@@ -94,6 +94,45 @@ def test_a_dropped_head_sits_out_as_if_it_had_no_labels(options):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+class WithUnused(keras.layers.Layer):
+    """A dense layer with a weight that gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.unused = self.add_weight(name="unused", shape=(2,), initializer="ones")
+        self.dense.build(shape)
+        super().build(shape)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_dropped_head_may_have_weights_without_gradients(run_eagerly):
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("b", WithUnused(), loss)
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", on_nonfinite="drop_head", run_eagerly=run_eagerly)
+    alone = made(run_eagerly=True)
+    trainer.compute_gradients((X, Y))
+    trainer.encoder.set_weights(alone.encoder.get_weights())
+    trainer.heads["a"].module.set_weights(alone.heads["a"].module.get_weights())
+    before = tiny.values(trainer.heads["b"].module.weights)
+    with pytest.warns(RuntimeWarning, match="from head 'b'"):
+        trainer.fit(X, {"a": Y["a"], "b": np.full_like(Y["b"], 99)}, batch_size=4, shuffle=False, verbose=0)
+    fit(alone, {"a": Y["a"], "b": np.full_like(Y["b"], np.nan)})
+    for one, other in zip(before, tiny.values(trainer.heads["b"].module.weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for part in ("encoder", "a"):
+        of = [each.encoder if part == "encoder" else each.heads["a"].module for each in (trainer, alone)]
+        for one, other in zip(tiny.values(of[0].weights), tiny.values(of[1].weights), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_a_dropped_head_under_two_replicas(two_replicas):
     missing = made(missing=-1.0, run_eagerly=True)
     with two_replicas.scope():
