@@ -33,7 +33,9 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 def pytest_configure(config):
     """Declares the marker of tests that the stacks share."""
-    config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
+    config.addinivalue_line(
+        "markers", "one_in(n, start=0): of the cases, this stack runs one in n, the other stack other ones, from a place on"
+    )
 
 
 # Folders of tests that know little of Keras's version; what it changes is tested in the others, on both stacks.
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(config, items):
             number, n = examples.index(item.path), 2
         else:
             group = test if num_cases[test] > 1 else item.path
-            number = seen[group]
+            number = seen[group] + (mark.kwargs.get("start", 0) if mark else 0)
             seen[group] += 1
         # In every n cases another place, so that no parameter has the same value in all that remain.
         if (number + number // n + hasattr(keras, "ops")) % n:

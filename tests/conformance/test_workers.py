@@ -45,6 +45,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.one_in(2, start=1)  # the other stack runs the workers of docs/howto/several_machines.md
 @pytest.mark.parametrize("number", range(len(OPTIONS)))
 def test_two_workers_make_the_updates_of_one_device(folder, number):
     clip = clipping.ByGlobalNorm(0.3)
