@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from multihead._options import CompileOptions
 from multihead._resuming import is_over, make_run
 from multihead._stages import StagedFunction
 from multihead._trace import trace_predictions
-from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, sample_of, unpack
+from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, sample_of, unpack, widened
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead._validation import quoted
@@ -236,14 +236,24 @@ class BuiltFromData(KerasHooks, keras.Model):
         batch = Batch(*as_tensors(tuple(batch)))  # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly
         self._check_every_head(batch.targets)
         check_rows(batch)
-        if self._lacks(batch.targets):
-            specs = open_batch_size(tuple(batch))
-            if self._runs_eagerly and tf.executing_eagerly():
-                self._build(specs, batch)
-            else:
-                with tf.init_scope():
-                    self._build(specs)
+        specs = Batch(*open_batch_size(tuple(batch)))
+        if self._runs_eagerly and tf.executing_eagerly():
+            self._build_unless_built(specs, lambda: batch)
+        else:
+            with tf.init_scope():
+                self._build_unless_built(specs)
         return batch
+
+    def _build_unless_built(self, specs: Batch, sample: Callable[[], Batch | None] = lambda: None) -> None:
+        """Builds what batches of some specs require, or looks at the modules again if sizes differ from those so far."""
+        built = Batch(*(self._specs.value or specs))
+        wider = widened(built, specs)
+        if self._lacks(specs.targets):
+            self._build(specs, sample())
+        elif wider != built:
+            self._build(specs, sample())  # an error, if the modules cannot take these sizes
+            with suppress(ValueError):  # they need known sizes
+                self._build(wider, sample())
 
     def _lacks(self, targets: Mapping[str, Any]) -> bool:
         """Whether a batch with these targets requires something that is not built yet."""
@@ -262,10 +272,12 @@ class BuiltFromData(KerasHooks, keras.Model):
             return  # known only from the first batch
         batch = unpack(data.specs, list(self.heads))
         self._check_every_head(batch.targets)
-        if self._lacks(batch.targets):
-            sample = data.sample() if self._runs_eagerly else None
-            sample = None if sample is None else Batch(*as_tensors(tuple(unpack(sample, list(self.heads)))))
-            self._build(open_batch_size(tuple(batch)), sample)
+
+        def sample() -> Batch | None:
+            found = data.sample() if self._runs_eagerly else None
+            return None if found is None else Batch(*as_tensors(tuple(unpack(found, list(self.heads)))))
+
+        self._build_unless_built(Batch(*open_batch_size(tuple(batch))), sample)
 
     @property
     def _runs_eagerly(self) -> bool:

@@ -159,7 +159,7 @@ def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> li
     def copies() -> list[tf.Tensor]:
         return [tf.identity(variable.read_value()) for variable in variables]
 
-    if not variables or in_xla():  # which wants one shape, and copies nothing that it does not need
+    if not variables or in_xla():  # whose branches must return the same shapes
         return copies()
     return list(tf.cond(condition, lambda: [tf.zeros([0], variable.dtype) for variable in variables], copies))
 

@@ -166,6 +166,28 @@ def _open_spec(value: Any) -> Any:
     return tf.TensorSpec(shape, spec.dtype)
 
 
+def widened(specs: Batch, others: Batch) -> Batch:
+    """The specs of batches, with each size open in which those of others differ; what the others lack stays as it is."""
+
+    def by_head(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        return {name: _widened(spec, other[name]) if name in other else spec for name, spec in own.items()}
+
+    inputs = _widened(specs.inputs, others.inputs)
+    return Batch(inputs, by_head(specs.targets, others.targets), by_head(specs.sample_weights, others.sample_weights))
+
+
+def _widened(specs: Any, others: Any) -> Any:
+    own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
+    return tf.nest.pack_sequence_as(specs, list(map(_widened_spec, own, other))) if len(own) == len(other) else specs
+
+
+def _widened_spec(spec: Any, other: Any) -> Any:
+    is_dense = isinstance(spec, tf.TensorSpec) and isinstance(other, tf.TensorSpec)
+    if not is_dense or not spec.shape.rank or spec.shape.rank != other.shape.rank:
+        return spec
+    return tf.TensorSpec([size if size == seen else None for size, seen in zip(spec.shape, other.shape)], spec.dtype)
+
+
 def sample_of(specs: Any) -> Any:
     """Two examples that fit specs: numbers with fractions are 1, others 0; sizes that are open are 1."""
     return tf.nest.map_structure(_sample, specs)

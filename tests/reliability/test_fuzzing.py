@@ -188,14 +188,15 @@ class Session:
         name = self.choose(*y)
         kind, target = kind_of(name), y[name]
         numbers = target.astype("float32")
+        seen = np.maximum(x, 1) if self.twin.has_tokens else x  # the weight of what is masked does not matter
         choices = {
             "rows": lambda: (x, {**y, name: np.concatenate([target, target[:1]])}, s),
             "unknown": lambda: (x, {**y, "other": target}, s),
             "rank": lambda: (x, {**y, name: np.stack([numbers] * 3, -1)[..., None]}, s),
             "text": lambda: (x, {**y, name: np.full(target.shape, "a")}, s),
             "objects": lambda: (x, {**y, name: np.full(target.shape, None)}, s),
-            "negative weight": lambda: (x, {**y, name: self.labelled(kind, target)}, {name: -np.ones(len(x))}),
-            "weight NaN": lambda: (x, {**y, name: self.labelled(kind, target)}, {name: np.full(len(x), np.nan)}),
+            "negative weight": lambda: (seen, {**y, name: self.labelled(kind, target)}, {name: -np.ones(len(x))}),
+            "weight NaN": lambda: (seen, {**y, name: self.labelled(kind, target)}, {name: np.full(len(x), np.nan)}),
             "rows of weights": lambda: (x, y, {name: np.ones(len(x) + 1, "float32")}),
             "unknown weights": lambda: (x, y, {"other": np.ones(len(x), "float32")}),
             "no targets": lambda: (x, None, {}),

@@ -62,3 +62,15 @@ def test_ragged_and_sparse_rows_and_specs(make):
 
 def test_the_batch_size_is_that_of_the_first_tensor():
     assert int(stage.batch_size({"a": tf.zeros([3, 2]), "b": None})) == 3
+
+
+def test_sizes_in_which_other_batches_differ_are_open():
+    def specs(length, units, **heads):
+        targets = {name: tf.TensorSpec([None, size]) for name, size in heads.items()}
+        return stage.Batch({"x": tf.TensorSpec([None, length, units])}, targets, {})
+
+    found = stage.widened(specs(5, 3, a=5, b=1), specs(9, 3, a=9, c=2))
+    assert found.inputs["x"].shape.as_list() == [None, None, 3]
+    assert {name: spec.shape.as_list() for name, spec in found.targets.items()} == {"a": [None, None], "b": [None, 1]}
+    built = specs(None, 3, a=None)
+    assert stage.widened(built, specs(4, 3, a=4)) == built
