@@ -1,7 +1,8 @@
 """Memory and time of one update of 512 examples from 1, 4 and 16 micro-batches or accumulated batches.
 
 Each case runs in its own process. Memory is the increase in the process's peak memory from before the first update; time is
-the median of several updates, relative to a custom training loop that computes the same gradients without an optimizer.
+the median of several updates, each of them an epoch, relative to a custom training loop that computes the same gradients
+without an optimizer.
 Run `python -m benchmarks.accumulation`.
 """
 
@@ -55,10 +56,15 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
                 loss = tf.reduce_mean(reply) + tf.reduce_mean(price)
             return tape.gradient(loss, tensors)
 
-        def update() -> None:
-            for batch in data:
-                result = gradients(*batch)
-            result[-1].numpy()
+        def run(updates: int) -> list[float]:
+            times = []
+            for _ in range(updates):
+                start = time.perf_counter()
+                for batch in data:
+                    result = gradients(*batch)
+                result[-1].numpy()
+                times.append(time.perf_counter() - start)
+            return times
     else:
         trainer = MultiHeadTrainer(encoder)
         trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
@@ -66,17 +72,19 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
         option = {kind: parts}
         trainer.compile(keras.optimizers.SGD(0.1), telemetry=None, **option)
 
-        def update() -> None:
-            trainer.fit(data, verbose=0, shuffle=False)
+        def run(updates: int) -> list[float]:
+            times: list[float] = []
+            timer = keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: times.append(-time.perf_counter()),
+                on_epoch_end=lambda epoch, logs: times.append(times.pop() + time.perf_counter()),
+            )
+            trainer.fit(data, epochs=updates, verbose=0, shuffle=False, callbacks=[timer])
+            return times
 
     before = peak_megabytes()
-    update()
+    run(1)
     memory = peak_megabytes() - before
-    times = []
-    for _ in range(updates):
-        start = time.perf_counter()
-        update()
-        times.append(time.perf_counter() - start)
+    times = run(updates + 1)[1:]
     return {"seconds": statistics.median(times), "megabytes": memory}
 
 
