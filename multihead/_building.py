@@ -252,8 +252,9 @@ class BuiltFromData(KerasHooks, keras.Model):
             self._build(specs, sample())
         elif wider != built:
             self._build(specs, sample())  # an error, if the modules cannot take these sizes
-            with suppress(ValueError):  # they need known sizes
-                self._build(wider, sample())
+            if wider != specs:
+                with suppress(ValueError):  # they need known sizes
+                    self._build(wider, sample())
 
     def _lacks(self, targets: Mapping[str, Any]) -> bool:
         """Whether a batch with these targets requires something that is not built yet."""
