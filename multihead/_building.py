@@ -246,11 +246,12 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     def _build_unless_built(self, specs: Batch, sample: Callable[[], Batch | None] = lambda: None) -> None:
         """Builds what batches of some specs require, or looks at the modules again if sizes differ from those so far."""
-        built = Batch(*(self._specs.value or specs))
-        wider = widened(built, specs)
         if self._lacks(specs.targets):
             self._build(specs, sample())
-        elif wider != built:
+            return
+        built = Batch(*self._specs.value)
+        wider = widened(built, specs)
+        if wider != built:
             self._build(specs, sample())  # an error, if the modules cannot take these sizes
             if wider != specs:
                 with suppress(ValueError):  # they need known sizes

@@ -157,7 +157,7 @@ def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> li
     """Copies of variables, or nothing instead of each if the condition holds, since to copy a large head takes long."""
 
     def copies() -> list[tf.Tensor]:
-        return [tf.identity(variable.read_value()) for variable in variables]
+        return [value for _, value in snapshot(variables)]
 
     if not variables or in_xla():  # whose branches must return the same shapes
         return copies()

@@ -40,13 +40,11 @@ class Stored:
     """
 
     def __init__(self, nests: Sequence[Any]) -> None:
-        self._like = nests[0]
-        flat = [components(nest) for nest in nests]
-        self._arrays = [_filled(tensors) for tensors in zip(*flat)]
-        self._shapes = [_common_shape([tensor.shape for tensor in tensors]) for tensors in zip(*flat)]
+        self._spec = common_spec(nests)
+        self._arrays = [_filled(tensors) for tensors in zip(*(components(nest) for nest in nests))]
 
     def __getitem__(self, place: tf.Tensor) -> Any:
-        return _read(self._arrays, place, self._like, self._shapes)
+        return _read(self._arrays, place, self._spec)
 
 
 def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
@@ -72,27 +70,22 @@ def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:
 
     start = tf.constant(0), [_empty(tensor.dtype, number) for tensor in components(like)]
     _, results = tf.while_loop(lambda place, _: place < number, step, start, maximum_iterations=number)
-    shapes = [tensor.shape for tensor in components(like)]
-    return [_read(results, place, like, shapes) for place in range(number)]
+    return [_read(results, place, like) for place in range(number)]
 
 
 def components(nest: Any) -> list[Any]:
-    """The dense tensors that a nest consists of, without None."""
+    """The dense tensors, or specs, that a nest consists of, without None."""
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]
 
 
-def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any, shapes: Sequence[tf.TensorShape]) -> Any:
-    """A nest with the structure of another from arrays of its components."""
+def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
+    """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
     found = [array.read(place) for array in arrays]
-    for tensor, shape in zip(found, shapes):
-        tensor.set_shape(shape)
+    for tensor, other in zip(found, components(like)):
+        tensor.set_shape(other.shape)
     left = iter(found)
     flat = [None if leaf is None else next(left) for leaf in tf.nest.flatten(like, expand_composites=True)]
     return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
-
-
-def _common_shape(shapes: Sequence[tf.TensorShape]) -> tf.TensorShape:
-    return shapes[0] if all(shape == shapes[0] for shape in shapes) else tf.TensorShape([None, *shapes[0][1:]])
 
 
 def _filled(tensors: Sequence[tf.Tensor]) -> tf.TensorArray:

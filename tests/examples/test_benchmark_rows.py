@@ -69,7 +69,6 @@ def table(tmp_path):
     return str(path)
 
 
-@pytest.mark.one_in(2)
 def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path, capsys):
     output = tmp_path / "figures.json"
     sizes = ["--epochs", "1", "--units", "4", "--embedding", "3", "--batch-size", "8", "--missing", "class"]

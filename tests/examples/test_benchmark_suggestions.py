@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-
 from benchmarks import suggestions
 from multihead import balancing, weighting
 from tests.helpers.sources import ROOT
 
 
-@pytest.mark.one_in(2)
 def test_a_summed_loss_is_to_be_balanced_and_every_arm_is_trained(tmp_path, capsys):
     output = tmp_path / "found.json"
     suggestions.main(["--models", "summed", "--seeds", "1", "--quick", "--output", str(output)])

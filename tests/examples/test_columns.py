@@ -133,7 +133,6 @@ def write_table(path, rows, seed):
     return str(path)
 
 
-@pytest.mark.one_in(2)
 def test_a_run_with_every_kind_of_head(tmp_path, capsys):
     train, dev = write_table(tmp_path / "train.csv", 160, 0), write_table(tmp_path / "dev.csv", 24, 1)
     folder, exported, empty = tmp_path / "run", tmp_path / "export", tmp_path / "empty"

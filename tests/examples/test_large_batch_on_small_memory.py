@@ -55,7 +55,6 @@ def test_the_last_mini_batch_counted_twice():
     assert program.mean_of_accumulator([1.0, 1.0, 2.0, 4.0]) == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.one_in(2)
 def test_a_stream_takes_less_memory():
     size = program.Size(8, 64)
     large, by_hand = (program.in_fresh_process(case, size, 0) for case in (program.LARGE, program.BY_HAND))

@@ -8,7 +8,6 @@ from examples import watching_a_run as program
 from multihead import plots
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("eager_updates")
 def test_every_picture_is_drawn(tmp_path, capsys):
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
