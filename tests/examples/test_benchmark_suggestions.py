@@ -36,4 +36,8 @@ def test_the_docs_say_of_every_method_what_it_did_or_why_that_is_not_known():
     bases = {"Balancer", "Weighting"}
     methods = {name for package in (balancing, weighting) for name in package.__all__ if name[0].isupper()} - bases
     assert measured | absent == methods and not measured & absent
-    assert all(len(line.split("|")) == 7 and all(cell.strip() for cell in line.split("|")[3:6]) for line in table)
+    models = {name for line in page.splitlines() if line.startswith("| method |") for name in re.findall(r"`(\w+)`", line)}
+    assert models == {each.__name__ for each in suggestions.SIX}
+    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table]
+    assert sum(len(row) for row in cells) == len(measured) * (len(models) + 1)  # and a column for what a method fixes
+    assert all(cell for row in cells for cell in row)
