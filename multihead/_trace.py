@@ -86,6 +86,8 @@ def trace_predictions(
             found[head.name] = traced if open_sizes is None else _with_open_sizes(traced, open_sizes)
 
     def forward(inputs: Any, targets: dict[str, Any]) -> None:
+        if found or reasons:
+            return  # TensorFlow traces a function that has created variables again
         try:
             with tf.variable_creator_scope(keep):
                 run(inputs, targets)
@@ -98,6 +100,7 @@ def trace_predictions(
         return Traced(found, num_leaves)
     traceable = tf.function(forward, autograph=AUTOGRAPH)
     created_outside_of_graphs(lambda: traceable.get_concrete_function(specs.inputs, specs.targets))
+    found.clear()
     reasons.clear()
     tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
     if reasons:
