@@ -46,7 +46,7 @@ def _is_shared(item, num_cases):
     """Whether the stacks share the cases of a test: if it is marked, has at least four, or is of a folder above."""
     if item.get_closest_marker("one_in"):
         return True
-    return num_cases >= 4 or bool(_SHARED & set(item.path.parts)) and not item.get_closest_marker("skipif")
+    return num_cases >= 2 or bool(_SHARED & set(item.path.parts)) and not item.get_closest_marker("skipif")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.helpers import tiny
-from tests.helpers.ports import free_ports
+from tests.helpers.workers import run_workers
 
-TIMEOUT = 120
-"""Seconds after which a worker that has not ended counts as hanging: TensorFlow's own limit is 10 to 30."""
-
-
-def run(folder, name, killed_at=0):
-    """Runs two workers, of which the second is killed before an update; returns what they have printed, and their codes."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    workers = []
-    for index in range(2):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(task), "PYTHONPATH": os.getcwd()}
-        arguments = [str(folder / "checkpoint"), str(folder / f"{name}_{index}.npz"), str(killed_at if index else 0)]
-        with open(folder / f"{name}_{index}.log", "w") as log:
-            command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.killed_worker", *arguments]
-            workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-    try:
-        end = time.monotonic() + TIMEOUT
-        codes = [worker.wait(max(1.0, end - time.monotonic())) for worker in reversed(workers)][::-1]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    return codes, [(folder / f"{name}_{index}.log").read_text() for index in range(2)]
+TIMEOUT = 240
+"""Seconds after which workers that have not ended count as hanging: TensorFlow's own limit is 10 to 30."""
 
 
 @pytest.mark.one_in(2)
 def test_the_other_worker_ends_with_an_error_and_both_go_on(tmp_path):
-    codes, (text, _) = run(tmp_path, "killed", killed_at=6)
-    assert codes == [1, -9]
+    rounds = [("checkpoint", "killed", 6), ("checkpoint", "again", 0)]
+    killed, again = run_workers("killed_worker", rounds, tmp_path, TIMEOUT)
+    text = (tmp_path / "0_0.log").read_text()
+    assert killed == [1, -9], text[-3000:]
     assert "RuntimeError: The other workers must run until `fit` ends, but one of them has stopped. Received: " in text
-    codes, texts = run(tmp_path, "again")
-    assert codes == [0, 0], texts[0][-3000:]
+    assert again == [0, 0], (tmp_path / "1_0.log").read_text()[-3000:]
     heads = ("price", "size")
     alone = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), heads, balancer="EqualNorms", run_eagerly=True)
     data = tf.data.Dataset.from_tensor_slices(tiny.only(tiny.data(24), *heads)).batch(6)
