@@ -30,7 +30,6 @@ def state_of(trainer, head):
     return tiny.values(members)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("reason", "optimizer"), [*(("schedule", name) for name in OPTIMIZERS), ("data", "momentum"), ("data", "adamw")]
 )

@@ -27,13 +27,15 @@ def test_updates_are_what_keras_counts(tmp_path):
     """Seven batches in windows of three are three updates, whatever `steps_per_execution` is."""
     inputs, targets = tiny.data(14)
     data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(2)
+    of_two = data.map(lambda x, y: (x, {name: y[name] for name in ("tag", "size")}))
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.0])
     weights = []
     for steps in (1, 2):
-        trainer = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3, steps_per_execution=steps)
+        options = {"accumulate_steps": 3, "steps_per_execution": steps}
+        trainer = tiny.trainer(keras.optimizers.SGD(rates), ("tag", "size"), **options)
         ends = []
         count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))  # noqa: B023
-        history = trainer.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=[count])
+        history = trainer.fit(of_two, epochs=1, verbose=0, shuffle=False, callbacks=[count])
         assert len(ends) == {1: 3, 2: 2}[steps]
         assert history.history["tag_updates"] == [3.0]
         assert tiny.values([trainer.optimizer.iterations, trainer.update_count]) == [3, 3]

@@ -16,7 +16,6 @@ from tests.helpers.gathering import (
 )
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),

@@ -13,7 +13,6 @@ from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "gathering"),
     [
@@ -72,7 +71,6 @@ def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GradNorm", "FAMO", "GeometricMean", "DWA"])
 def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
     updates = batches_of_updates(True)

@@ -56,9 +56,9 @@ def _start(program, cluster, index, log, arguments):
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         program.main(index, *arguments)
         code = 0
-    except BaseException:
-        traceback.print_exc()
     finally:
+        if code:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -159,14 +159,12 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", WEIGHTED)
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
@@ -409,7 +407,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, steps):

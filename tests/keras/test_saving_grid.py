@@ -59,7 +59,6 @@ def made(options, loss):
 
 
 @pytest.mark.filterwarnings("ignore:The weights of heads do not change the direction:UserWarning")
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("method", "controls", "loss"),
     list(zip(METHODS, itertools.cycle(CONTROLS), itertools.cycle(LOSSES))),

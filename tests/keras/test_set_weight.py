@@ -55,7 +55,7 @@ def test_a_callback_sets_a_weight_without_another_trace(replicas, two_replicas):
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: calls.append(len(trainer.encoder.calls)))
     fit(trainer, 3, callbacks=[Lower(), note])
     assert calls[0] > 0 and calls == calls[:1] * 3
-    by_function = trainer_of(a=lambda step: 1.0 / (1.0 + tf.cast(step // 2, tf.float32)))
+    by_function = trainer_of(a=lambda step: 1.0 / (1.0 + tf.cast(step // 2, tf.float32)), run_eagerly=True)
     fit(by_function, 3)
     for one, other in zip(tiny.weights_of(trainer), tiny.weights_of(by_function), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

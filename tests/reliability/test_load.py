@@ -102,7 +102,6 @@ def test_accumulated_batches_are_one_graph_and_some_nodes_each():
     assert (nodes_of_many - nodes) / 61 < nodes / 20
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options", [{"balancer": "EqualNorms"}, {"balance_at": "parameters", "balancer": "EqualNorms"}], ids=str
 )
@@ -124,7 +123,6 @@ class Wide(keras.layers.Layer):
         return inputs * tf.convert_to_tensor(self.scales)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{}, {"balancer": "EqualNorms"}, {"micro_batches": 4}], ids=str)
 def test_a_representation_of_fifty_megabytes(options):
     trainer = made(Wide(), run_eagerly=True, **options)
@@ -182,7 +180,6 @@ def large_tensors(graph):
     return {op for op, shape in shapes if [dim.size for dim in shape.dim] == [VOCABULARY, WIDTH]}
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [
