@@ -50,7 +50,7 @@ def test_names_are_those_of_the_variables():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_running_averages_are_those_of_a_tape(momentum):
+def test_running_averages_are_those_of_a_tape(momentum, without_graphs):
     trainer, watch, batches = watched(momentum=momentum)
     for _ in range(2):
         watch.measure()
@@ -89,7 +89,7 @@ def test_logs_history_and_tensorboard_tell_the_same(tmp_path):
     assert len(scalars) == 2 * 3 * len(watch.history)
 
 
-def test_the_first_sigmoid_layers_starve():
+def test_the_first_sigmoid_layers_starve(without_graphs):
     ratios = {}
     for activation in ("sigmoid", "tanh"):
         _, watch, _ = watched(activation)
@@ -102,7 +102,7 @@ def test_the_first_sigmoid_layers_starve():
         assert ratios["sigmoid", head] < 1e-3 and 0.1 < ratios["tanh", head] < 10
 
 
-def test_the_program(tmp_path, capsys):
+def test_the_program(tmp_path, capsys, without_graphs):
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     assert "sigmoid: layer_1/kernel has the smallest gradient" in capsys.readouterr().out
     assert (tmp_path / "watching_gradients.png").read_bytes().startswith(b"\x89PNG")
