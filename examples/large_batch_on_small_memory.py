@@ -138,22 +138,29 @@ def peak_megabytes() -> float:
 
 
 def train_and_save(arguments: str) -> None:
-    """Trains a case and saves its outcome; runs in a new process."""
+    """Trains cases and saves their outcomes; runs in a new process."""
     given = json.loads(arguments)
-    outcome = train(given["case"], Size(*given["size"]), given["seed"])
-    np.savez(given["path"], **outcome._asdict())
+    for number, case in enumerate(given["cases"]):
+        outcome = train(case, Size(*given["size"]), given["seed"])
+        np.savez(Path(given["folder"], f"{number}.npz"), **outcome._asdict())
 
 
-def in_fresh_process(case: str, size: Size, seed: int) -> Outcome:
-    """The outcome of a case, trained in a new process."""
+def in_fresh_process(cases: Sequence[str], size: Size, seed: int) -> list[Outcome]:
+    """The outcomes of cases, trained one after the other in a new process.
+
+    The memory of each is what it needs beyond all before it, so put the smaller first.
+    """
     code = "import sys; from examples import large_batch_on_small_memory as m; m.train_and_save(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "outcome.npz")
-        arguments = json.dumps({"case": case, "size": size, "seed": seed, "path": str(path)})
+        arguments = json.dumps({"cases": cases, "size": size, "seed": seed, "folder": folder})
         root = Path(__file__).resolve().parents[1]
         subprocess.run([sys.executable, "-c", code, arguments], check=True, cwd=root, stderr=subprocess.DEVNULL)
-        with np.load(path) as values:
-            return Outcome(float(values["megabytes"]), int(values["updates"]), *(values[k] for k in Outcome._fields[2:]))
+        outcomes = []
+        for number in range(len(cases)):
+            with np.load(Path(folder, f"{number}.npz")) as values:
+                arrays = (values[name] for name in Outcome._fields[2:])
+                outcomes.append(Outcome(float(values["megabytes"]), int(values["updates"]), *arrays))
+    return outcomes
 
 
 def distance(outcome: Outcome, reference: Outcome) -> tuple[float, float]:
@@ -217,7 +224,7 @@ def run(session: Session) -> None:
     outcomes = {}
     with session.progress("one process for each case", len(CASES)) as advance:
         for case in CASES:
-            outcomes[case] = in_fresh_process(case, size, session.seed)
+            (outcomes[case],) = in_fresh_process([case], size, session.seed)
             advance()
     rows = []
     for case, outcome in outcomes.items():
