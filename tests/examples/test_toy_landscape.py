@@ -115,9 +115,12 @@ def ends(balancer, **options):
     return np.stack([path[-1] for path in toy_landscape.follow(balancer, **options)])
 
 
-@pytest.mark.parametrize(("name", "steps"), [("NashMTL", 14000), ("MGDA", 20000), ("IMTLG", 20000)])
-def test_reaches_the_front_from_everywhere(name, steps):
-    reached = toy_landscape.distance_to_front(ends(balancing.get(name), steps=steps))
+@pytest.mark.parametrize(
+    ("name", "steps", "rate"),
+    [("NashMTL", 5000, 0.009), ("MGDA", 20000, 0.003), ("IMTLG", 20000, 0.003)],  # NashMTL's steps take the longest
+)
+def test_reaches_the_front_from_everywhere(name, steps, rate):
+    reached = toy_landscape.distance_to_front(ends(balancing.get(name), steps=steps, learning_rate=rate))
     assert (reached < toy_landscape.TOLERANCE).all(), reached
 
 
