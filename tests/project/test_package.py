@@ -79,6 +79,7 @@ PROGRAM = """
 import pathlib, sys
 import keras
 import numpy as np
+import tensorflow as tf
 import multihead
 from multihead import MultiHeadTrainer, losses
 assert not any(name.startswith("multihead.models") for name in sys.modules), "the core imports the models"
@@ -87,6 +88,7 @@ from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
 for module in (multihead, models):
     assert pathlib.Path(module.__file__).is_relative_to(sys.argv[1]), module.__file__
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # as in conftest.py, and for its reason
 keras.utils.set_random_seed(0)
 tokens = np.array([[4, 5, 6, 3], [7, 3, 0, 0]] * 4)
 trainer = MultiHeadTrainer(Seq2SeqEncoder(9, 4, 8, cell="gru"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -61,7 +63,9 @@ def test_code_of_a_page_runs(
 
 
 @pytest.mark.one_in(2)
-def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(tmp_path: Path) -> None:
+def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (ROOT / "docs" / "howto" / "several_machines.md").read_text(encoding="utf-8")
     (program,) = re.findall(r'^```python \{ title="train.py" \}\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
@@ -73,20 +77,23 @@ def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(tm
         subprocess.Popen(
             command,
             cwd=tmp_path,
-            env={**environment, **({"TF_CONFIG": json.dumps(task)} if task else {})},
+            env={**environment, "TF_CONFIG": json.dumps(task)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for task in (None, *tasks)
+        for task in tasks
     ]
+    monkeypatch.delenv("TF_CONFIG", raising=False)
     try:
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            exec(compile(program, "train.py", "exec"), {"__name__": "__main__"})
         answers = [(*process.communicate(timeout=240), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert all(code == 0 for _, _, code in answers), [errors[-2000:] for _, errors, _ in answers]
-    alone, *workers = [printed.splitlines()[-1] for printed, _, _ in answers]
+    alone, *workers = [printed.splitlines()[-1] for printed in (told.getvalue(), *(answer[0] for answer in answers))]
     assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
 
 
