@@ -12,7 +12,7 @@ import tensorflow as tf
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
 
 from benchmarks import linear_baseline, restaurants
-from examples.seq2seq_price import columns, command, progress, run, text
+from examples.seq2seq_price import columns, command, progress, text
 from examples.seq2seq_price.metrics import number_figures
 from examples.seq2seq_price.tables import InputError
 from tests.helpers import alone
@@ -133,7 +133,7 @@ def write_table(path, rows, seed):
     return str(path)
 
 
-def test_a_run_with_every_kind_of_head(tmp_path, capsys):
+def test_a_run_with_every_kind_of_head(tmp_path, capsys, ask, stop_tracing):
     train, dev = write_table(tmp_path / "train.csv", 160, 0), write_table(tmp_path / "dev.csv", 24, 1)
     folder, exported, empty = tmp_path / "run", tmp_path / "export", tmp_path / "empty"
     empty.mkdir()
@@ -152,14 +152,14 @@ def test_a_run_with_every_kind_of_head(tmp_path, capsys):
     heads = {"reply", "price", "area", "guests", "tags"}
     assert {name.removesuffix("_loss") for name in figures if name.endswith("_loss")} == heads
 
+    stop_tracing()
     asked = "a cheap pub, at the mill, for 5!"
-    assert command.main(["--load", str(folder), "--predict", asked, ""]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    model, _, printed = ask(folder, "--predict", asked, "")
+    lines = printed.splitlines()
     assert len(lines) == 12 and lines[0] == f"text: {asked}" and lines[6] == "text: "
     assert lines[3].startswith("area: north (probability ") and lines[5] == "tags: O C O O O P O G"
     assert float(lines[4].removeprefix("guests: ")) == pytest.approx(5, abs=2.5)
     assert lines[11].rstrip() == "tags:"
-    model, _ = run.load_model(folder)
     answers = model.answer([asked, ""]).additional
     parts = [(exported / head, {"inputs": [asked, ""]}) for head in ("area", "guests", "tags")]
     area, guests, tags = alone.answers(parts, empty)

@@ -27,16 +27,24 @@ def workshop_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "deep" / "er"
     # Steps so large that the loss soon grows.
     options = ["--epochs", "30", "--patience", "2", "--learning-rate", "0.03", "--units", "24", "--embedding", "8"]
-    options += ["--batch-size", "8", "--orders", "160", "--output", str(folder), "--export", str(folder.parent / "exported")]
+    options += ["--batch-size", "16", "--orders", "160", "--output", str(folder)]
+    options += ["--export", str(folder.parent / "exported")]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert command.main(options) == 0
     return folder, told.getvalue()
 
 
 @pytest.fixture(scope="module")
-def loaded(workshop_run):
-    """The run's model, and the names of its columns."""
-    return run.load_model(workshop_run[0])
+def loaded(workshop_run, ask):
+    """The run's model, the names of its columns, and what the command prints as it exports its heads and answers `ASKED`.
+
+    With a beam, TensorFlow Addons would leave an operation of its own in the exported file.
+    """
+    folder, _ = workshop_run
+    return ask(folder, "--beam", "3", "--export", str(folder.parent / "deep" / "loaded"), "--predict", *ASKED)
+
+
+ASKED = ["a walnut table for six", "", "🙂 שלום"]
 
 
 def history_of(folder):
@@ -88,7 +96,7 @@ def test_the_best_epoch_is_kept_and_patience_ends(workshop_run):
 
 
 def test_attention_belongs_to_the_reply(loaded):
-    model, _ = loaded
+    model, _, _ = loaded
     texts = ["Two oak chairs, no, pine!", "a desk"]
     for asked, reply, attended in zip(texts, model.answer(texts).replies, model.attention_maps(texts)):
         assert attended.source == {"a desk": ["a", "desk"]}.get(asked, "two oak chairs , no , pine !".split())
@@ -97,21 +105,20 @@ def test_attention_belongs_to_the_reply(loaded):
         np.testing.assert_allclose(attended.weights.sum(axis=1), 1, rtol=1e-5)
 
 
-def test_a_trained_model_answers_as_it_did(workshop_run, loaded, capsys):
-    texts = ["a walnut table for six", "", "🙂 שלום"]
+def test_a_trained_model_answers_as_it_did(workshop_run, loaded):
     folder, _ = workshop_run
-    model, columns = loaded
+    model, columns, printed = loaded
     dev = run.workshop_data(160, 16, 0).splits["dev"]
     model.trainer.compile("sgd")
     figures, _ = run.evaluate(model, dev, batch_size=5)
     written = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     for name in ("reply_loss", "price_loss", "price_accuracy", "reply_exact"):
         assert figures[name] == pytest.approx(written[name], rel=1e-4, abs=1e-6)
-    answers = model.answer(texts)
+    answers = model.answer(ASKED, beam_width=3)
     assert columns == {"source": "text", "target": "order", "label": "price"}
-    assert command.main(["--load", str(folder), "--predict", *texts]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[::3] == [f"text: {text}".rstrip() if text else "text: " for text in texts]
+    exported, *lines = printed.splitlines()
+    assert exported == f"heads exported to {folder.parent / 'deep' / 'loaded'}"
+    assert lines[::3] == [f"text: {text}".rstrip() if text else "text: " for text in ASKED]
     assert [line.rstrip() for line in lines[1::3]] == [f"order: {reply}".rstrip() for reply in answers.replies]
     for line, probabilities in zip(lines[2::3], answers.probabilities):
         name = model.ranges.names[probabilities.argmax()]
@@ -119,27 +126,19 @@ def test_a_trained_model_answers_as_it_did(workshop_run, loaded, capsys):
 
 
 TEXTS = ["a walnut table for six", "", "🙂🙂 👩‍👩‍👧", "שלום, מה שלומך?", "Zyzzyva £20-25 isn't", "Two oak chairs, waxed."]
-ASKED = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]
+PARTS = [(head, texts) for head in ("reply", "price") for texts in (TEXTS, TEXTS[1:2])]
 
 
-def test_a_run_and_a_loaded_run_export_alike(workshop_run, loaded, tmp_path, capsys):
+def test_a_run_and_a_loaded_run_export_alike(workshop_run, loaded, tmp_path):
     output, told = workshop_run
-    elsewhere = tmp_path / "empty"
-    folders = {1: output.parent / "exported", 3: tmp_path / "deep" / "loaded"}  # by the width of the beam
-    elsewhere.mkdir()
+    model, _, _ = loaded
+    folders = {1: output.parent / "exported", 3: output.parent / "deep" / "loaded"}  # by the width of the beam
     assert f"heads exported to {folders[1]}" in told
-    # With a beam, TensorFlow Addons would leave an operation of its own in the file.
-    asked = ["--load", str(output), "--beam", "3", "--export", str(folders[3])]
-    assert command.main([*asked, "--predict", "a table"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [f"heads exported to {folders[3]}", "text: a table"] and len(lines) == 4
-
-    model, _ = loaded
-    parts = [(folder / head, {"inputs": texts}) for folder in folders.values() for head, texts in ASKED]
-    given = iter(alone.answers(parts, elsewhere))
+    parts = [(folder / head, {"inputs": texts}) for folder in folders.values() for head, texts in PARTS]
+    given = iter(alone.answers(parts, tmp_path))
     for beam_width in folders:
         answers = model.answer(TEXTS, beam_width=beam_width)
-        replies, empty_reply, prices, empty_price = (next(given) for _ in ASKED)
+        replies, empty_reply, prices, empty_price = (next(given) for _ in PARTS)
         assert replies == {"reply": answers.replies} and empty_reply == {"reply": answers.replies[1:2]}
         best = answers.probabilities.argmax(axis=1)
         assert prices["label"] == [model.ranges.names[number] for number in best]
@@ -161,7 +160,7 @@ def write_meanings(path, rows, prices):
 FILE_COLUMNS = ["--source", "sentence", "--target", "mr", "--label", "cost"]
 
 
-def test_files_with_missing_prices_and_every_option(tmp_path):
+def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
     train = write_meanings(tmp_path / "train.csv.gz", 40, ["5", "", "20", "9"])
     dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])
     options = [
@@ -277,27 +276,27 @@ def write_lines(folder, split, number):
     return [str(path) for path in paths], sides
 
 
-def test_parallel_files_of_lines(tmp_path, capsys):
-    train, _ = write_lines(tmp_path, "train", 120)
+def test_parallel_files_of_lines(tmp_path, capsys, ask, stop_tracing):
+    train, _ = write_lines(tmp_path, "train", 30)
     dev, (texts, targets) = write_lines(tmp_path, "dev", 13)
     options = [
-        "--train", *train, "--dev", *dev, "--epochs", "30", "--units", "24", "--embedding", "16", "--batch-size", "16",
+        "--train", *train, "--dev", *dev, "--epochs", "30", "--units", "24", "--embedding", "16", "--batch-size", "10",
         "--learning-rate", "0.02", "--weight-decay", "0", "--dropout", "0", "--output", str(tmp_path / "out"),
     ]  # fmt: skip
     assert command.main(options) == 0
-    assert "120 train, 13 dev rows; no prices; " in capsys.readouterr().out
+    assert "30 train, 13 dev rows; no prices; " in capsys.readouterr().out
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))["splits"]["dev"]
     assert not [name for name in figures if name.startswith("price")]
     assert figures["labelled_rows"] == 0
-    model, _ = run.load_model(tmp_path / "out")
+    stop_tracing()
+    model, _, printed = ask(tmp_path / "out", "--predict", "Anna sees thing2.")
+    assert printed == "source: Anna sees thing2.\ntarget: anna 2gniht sees.\n"
     answers = model.answer(texts)
     assert answers.probabilities is None
     lowered = [target.lower() for target in targets]
     assert figures["reply_exact"] == np.mean([left == right for left, right in zip(answers.replies, lowered)]) > 0.9
     assert figures["reply_bleu"] == pytest.approx(sacrebleu.corpus_bleu(answers.replies, [lowered], force=True).score)
     assert (tmp_path / "out" / "attention.png").exists() and not (tmp_path / "out" / "confusion.png").exists()
-    assert command.main(["--load", str(tmp_path / "out"), "--predict", "Anna sees thing2."]) == 0
-    assert capsys.readouterr().out == "source: Anna sees thing2.\ntarget: anna 2gniht sees.\n"
 
 
 def test_an_output_that_is_no_folder(capsys, tmp_path):
