@@ -12,6 +12,8 @@ from multihead._keras import add_state, tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.usefixtures("eager_updates")
+
 CONFLICT = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
 
 
@@ -86,10 +88,13 @@ def test_between_solves_the_update_has_the_last_coefficients():
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}])
+@pytest.mark.parametrize(
+    "options", [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}]
+)
 def test_the_trainer_solves_at_every_third_update(options):
     inputs, targets = tiny.data(8, missing=False)
-    trainer = tiny.trainer("sgd", balancer=Counting(), balance_every=3, **options)
+    trainer = tiny.trainer("sgd", ("size", "price"), balancer=Counting(), balance_every=3, **options)
+    targets = {name: targets[name] for name in trainer.heads}
     history = trainer.fit(inputs, targets, batch_size=2, epochs=2, shuffle=False, verbose=0).history
     assert solves(trainer) == 3
     assert history["price_coefficient"] == [2 * (1 + 1 + 1 + 2) / 4, 2 * (2 + 2 + 3 + 3) / 4]
@@ -139,7 +144,7 @@ def test_a_skipped_update_leaves_the_coefficients():
     trainer = MultiHeadTrainer(keras.layers.Dense(3))
     for name in ("a", "b"):
         trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", balancer=Counting(), balance_every=1 + 1)
+    trainer.compile("sgd", balancer=Counting(), balance_every=1 + 1, run_eagerly=False)
     x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
     trainer.fit(x, {"a": y, "b": y}, verbose=0, batch_size=2)
     before = tiny.values(trainer.balancer.variables)
