@@ -11,6 +11,8 @@ import warnings
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# What XLA compiles here runs once or twice; LLVM's optimizations take up to two thirds of the time to compile it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is not ours to mend
     warnings.simplefilter("ignore")
