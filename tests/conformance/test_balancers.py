@@ -37,6 +37,7 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
     assert min(errors) < 2e-6
 
 
+@pytest.mark.one_in(2)
 def test_norm_budget_holds_in_the_logs():
     batch = tiny.data(16)
     trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
@@ -99,6 +100,7 @@ def test_sdmgrad_takes_the_slices_for_halves(slices):
     assert not np.allclose(by_hand(whole.astype("float64")), expected, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.one_in(2)
 def test_kept_coefficients_serve_several_updates():
     inputs, targets = tiny.data(8)
     trainer = tiny.trainer("sgd", balancer="EqualNorms", balance_every=3)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import clipping
 from tests.helpers import tiny
 
 
+@pytest.mark.one_in(2)
 def test_the_two_halves_by_hand_are_a_step():
     batch = tiny.data(8)
     options = {"balancer": "UPGrad", "clip": clipping.ByNorm(0.1)}
@@ -23,6 +25,7 @@ def test_the_two_halves_by_hand_are_a_step():
     assert tiny.values([by_hand.update_count]) == [1]
 
 
+@pytest.mark.one_in(2)
 def test_updates_are_what_keras_counts(tmp_path):
     """Seven batches in windows of three are three updates, whatever `steps_per_execution` is."""
     inputs, targets = tiny.data(14)

@@ -67,6 +67,7 @@ def test_a_method_that_combines_gradients_does_so_in_any_precision(policy):
     assert bool(trainer.apply_gradients(trainer.compute_gradients(tiny.data(4))))
 
 
+@pytest.mark.one_in(2)
 def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     inputs, targets = tiny.data(8)
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -87,6 +88,7 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     assert float(loss_scale(trainer.optimizer)) == scale / 4
 
 
+@pytest.mark.one_in(2)
 def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     def broken(y_true, y_pred):
         return y_pred[:, 0] * tf.where(y_true[:, 0] > 5, float("inf"), 1.0)

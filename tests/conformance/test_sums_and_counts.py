@@ -13,6 +13,7 @@ from tests.helpers import reference, tiny
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
+@pytest.mark.one_in(2)
 def test_masks_of_predictions_count_as_in_keras():
     rng = np.random.default_rng(0)
     x = rng.integers(1, 9, (12, 5))
