@@ -36,9 +36,7 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 def pytest_configure(config):
     """Declares the marker of tests that the stacks share."""
-    config.addinivalue_line(
-        "markers", "one_in(n, start=0): of the cases, this stack runs one in n, the other stack other ones, from a place on"
-    )
+    config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
 
 
 # Folders of tests that know little of Keras's version; what it changes is tested in the others, on both stacks.
@@ -68,14 +66,15 @@ def pytest_collection_modifyitems(config, items):
         n = mark.args[0] if mark else 2
         if item.path in examples:  # whole files, whose tests share a run
             number, n = examples.index(item.path), 2
-        else:
-            group = test if num_cases[test] > 1 else item.path
-            # Files differ in which stack runs their first test, or one stack would have more to do.
-            first = zlib.crc32(item.path.name.encode()) % 2 if group is item.path else 0
-            number = first + seen[group] + (mark.kwargs.get("start", 0) if mark else 0)
-            seen[group] += 1
-        # In every n cases another place, so that no parameter has the same value in all that remain.
-        if (number + number // n + hasattr(keras, "ops")) % n:
+            number += number // 2
+        elif num_cases[test] > 1:
+            # In every n cases another place, so that no parameter has the same value in all that remain.
+            number = seen[test] + seen[test] // n
+            seen[test] += 1
+        else:  # files differ in which stack runs their first test, or one stack would have more to do
+            number = seen[item.path] + zlib.crc32(item.path.name.encode())
+            seen[item.path] += 1
+        if (number + hasattr(keras, "ops")) % n:
             left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

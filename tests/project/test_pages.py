@@ -62,7 +62,7 @@ def test_code_of_a_page_runs(
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
 
-@pytest.mark.one_in(2, start=1)
+@pytest.mark.one_in(2)
 def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
