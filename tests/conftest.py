@@ -44,10 +44,10 @@ _SHARED = {"examples", "models", "unit"}
 
 
 def _is_shared(item, num_cases):
-    """Whether the stacks share the cases of a test: if it is marked, has at least four, or is of a folder above."""
+    """Whether the stacks share a test: if it is marked, has several cases, or is of a folder above, and both can run it."""
     if item.get_closest_marker("one_in"):
         return True
-    return num_cases >= 2 or bool(_SHARED & set(item.path.parts)) and not item.get_closest_marker("skipif")
+    return (num_cases > 1 or bool(_SHARED & set(item.path.parts))) and not item.get_closest_marker("skipif")
 
 
 def pytest_collection_modifyitems(config, items):
