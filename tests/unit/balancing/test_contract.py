@@ -81,7 +81,6 @@ def _value(variable):
 HEADS = [(name, num_heads) for num_heads in (3, 16) for name in ALL] + [(name, 2) for name in PROMISE_NO_CONFLICT]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "num_heads"), HEADS)
 def test_finite_with_the_right_shape_and_dtype_and_as_promised_without_conflict(name, num_heads):
     promises = name in PROMISE_NO_CONFLICT
@@ -115,7 +114,6 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name):
     num_heads = xla_heads(name)
@@ -212,7 +210,6 @@ def test_the_list_of_methods_with_state_is_complete():
         assert not balancer.trainable_variables
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_saved_and_restored(name, tmp_path):
     first, second, third = (zoo.matrix("conflicting", 3, seed=seed) for seed in range(3))
@@ -262,7 +259,6 @@ def test_a_non_finite_gradient_is_reported_with_its_head(name):
         balancer(rows)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper() and name != "Balancer"])
 def test_reset_undoes_every_update(method):
     balancer = getattr(balancing, method)()
