@@ -84,7 +84,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def tables() -> str:
     """Both tables, as they appear on the page."""
     from multihead import balancing, weighting
-    from multihead._method import methods
+    from multihead._ground.method import methods
 
     balancers = table(
         ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "paper"],

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._gradients import deduplicate, scaled
-from multihead._keras import Gradient, tensor_variable
-from multihead._stopping import stop_unless
-from multihead._validation import check_choice
+from multihead._ground.errors import stop_unless
+from multihead._ground.gradients import deduplicate, scaled
+from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.validation import check_choice
 
 __all__ = ["GradientAccumulator"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._gradients import deduplicate, global_norm, map_values, norm, size
-from multihead._validation import check_positive
+from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size
+from multihead._ground.validation import check_positive
 
 __all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._validation import check_head_names, check_positive, check_whole, quoted
+from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from multihead import _ledger
-from multihead._board import cosines as matrix_of
-from multihead._drawing import GREY, colour, heat_map, label_ends, lines, new_figure, open_axis, title
-from multihead._drawing_models import draw_model
-from multihead._extras import needed
-from multihead._tables import plain
+from multihead._display.drawing import GREY, colour, heat_map, label_ends, lines, new_figure, open_axis, title
+from multihead._display.extras import needed
+from multihead._display.model import draw_model
+from multihead._display.tables import plain
+from multihead.callbacks import _ledger
+from multihead.callbacks._board import cosines as matrix_of
 
 __all__ = ["Run", "all_of", "cosines", "layers", "losses", "model", "norms", "read", "shares", "weights"]
 

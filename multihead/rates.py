@@ -28,8 +28,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._keras import blocks, tensor_variable, variable_name, variable_paths
-from multihead._validation import check_between, is_number
+from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
+from multihead._ground.validation import check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 

@@ -14,10 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._keras import Untracked, tensor_variable
-from multihead._method import Method, Observation
-from multihead._random import uniform
-from multihead._validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
+from multihead._ground.keras import Untracked, tensor_variable
+from multihead._ground.method import Method, Observation
+from multihead._ground.random import uniform
+from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 
 __all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflicting"]
 

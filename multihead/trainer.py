@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._custom_loop import ComputedGradients, to_apply
 from multihead._data.arguments import (
     as_validation_data,
     named_arguments,
@@ -22,25 +21,26 @@ from multihead._data.arguments import (
 )
 from multihead._data.arrays import read_arrays
 from multihead._data.windows import Windows, batches_of
-from multihead._encode import call_encoder
-from multihead._export import export_heads, heads_to_export
-from multihead._keras import (
+from multihead._display.summary import print_summary
+from multihead._ground.errors import errors_in_words
+from multihead._ground.keras import (
     functions_run_eagerly,
     over_replicas,
     tensor_variable,
 )
-from multihead._keras_optimizers import loss_scale
-from multihead._progress import with_progress
-from multihead._resuming import as_seeded_dataset, begin, checkpoint_of, interruptible
-from multihead._saving import SavedByKeras
-from multihead._stopping import errors_in_words
-from multihead._summary import print_summary
+from multihead._ground.optimizers import loss_scale
+from multihead._ground.validation import check_positive_whole
+from multihead._runs.resuming import as_seeded_dataset, begin, checkpoint_of, interruptible
+from multihead._trainer.custom_loop import ComputedGradients, to_apply
+from multihead._trainer.export import export_heads, heads_to_export
+from multihead._trainer.progress import with_progress
+from multihead._trainer.saving import SavedByKeras
 from multihead._update.apply import snapshot
 from multihead._update.drop import compute_or_drop
+from multihead._update.encode import call_encoder
 from multihead._update.labels import count_labels, read_labels
 from multihead._update.pipeline import apply_update, clip, observe
 from multihead._update.weights import head_weights_at
-from multihead._validation import check_positive_whole
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.telemetry import with_report
 

@@ -36,13 +36,12 @@ MODULES = {
     "multihead.callbacks": "Callbacks",
     "multihead.diagnosis": "Diagnosis",
     "multihead.plots": "Plots",
-    "multihead.compare": "Comparing runs",
     "multihead.models": "Reference models",
     "multihead.testing": "Checks of your own methods",
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
 # The files of the trainer's own base classes.
-BASES = ["_configuration.py", "_building.py"]
+BASES = ["_trainer/configuration.py", "_trainer/building.py"]
 LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
 
 
@@ -68,11 +67,6 @@ def public_names(module: str) -> list[str]:
             names = [name for name in names if path_of(f"{module}.{name}") is None and not name.startswith("_")]
             return sorted(names, key=lambda name: (name != "MultiHeadTrainer", name.lower()))
     raise ValueError(f"`{module}` must be a module that defines `__all__`. Received: {path}.")
-
-
-def modules() -> dict[str, str]:
-    """The public modules that exist, with their titles."""
-    return {module: title for module, title in MODULES.items() if path_of(module) is not None}
 
 
 def is_method(module: str, name: str) -> bool:
@@ -144,7 +138,7 @@ def reference() -> tuple[dict[str, str], list[Any]]:
     rows, pages = rows_of_methods(), {}
     nav: list[Any] = ["reference/index.md"]
     table = ""
-    for module, title in modules().items():
+    for module, title in MODULES.items():
         short = module.rpartition(".")[2]
         path = f"reference/{short}.md"
         pages[path] = page_of_module(module, title)

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.data import Data, num_examples
+from multihead._ground.validation import is_number, quoted
 from multihead._update.batch import Batch, by_head, open_batch_size
-from multihead._validation import is_number, quoted
 
 
 def as_arrays(argument: str, value: Any) -> Any:

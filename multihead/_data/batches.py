@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from multihead._data.arrays import as_arrays
 from multihead._data.data import Data, num_examples
-from multihead._keras import spec_of_one_replica
+from multihead._ground.keras import spec_of_one_replica
+from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, is_absent, open_batch_size, unpack
-from multihead._validation import quoted
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
 _LOOKED_AT = 64

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.validation import is_number
 from multihead._update.batch import is_absent, rows
-from multihead._validation import is_number
 
 _BATCH_SIZE = 32
 

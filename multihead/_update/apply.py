@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._gradients import deduplicate, is_finite, map_values
-from multihead._keras import in_xla
-from multihead._keras_optimizers import apply_reduced_gradients, record_finite
+from multihead._ground.gradients import deduplicate, is_finite, map_values
+from multihead._ground.keras import in_xla
+from multihead._ground.optimizers import apply_reduced_gradients, record_finite
 from multihead._update.network import Gradients, Ownership
 from multihead._update.scale import Scaling, apply_scaled
 from multihead._update.spec import UpdateSpec

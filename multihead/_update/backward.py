@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import added, scaled
-from multihead._keras import Gradient
+from multihead._ground.gradients import added, scaled
+from multihead._ground.keras import Gradient
 from multihead._update.encoder_gradients import Encoded, add_shared
 from multihead._update.head_gradients import LossFactors, gradients_of_heads
 from multihead._update.labels import count_labels

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._validation import check_dense, check_head_names, quoted
+from multihead._ground.validation import check_dense, check_head_names, quoted
 
 
 class Batch(NamedTuple):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._gradients import Rows, added, as_rows, gramian, scaled
-from multihead._keras import Gradient
+from multihead._ground import replicas
+from multihead._ground.gradients import Rows, added, as_rows, gramian, scaled
+from multihead._ground.keras import Gradient
 from multihead._update.backward import Balanced, Combine, CombinedAtRepresentation, Measure, MicroBatchGradients
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
@@ -138,9 +138,9 @@ class SumHeads(Combiner):
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
         coefficients = tf.cast(self._heads.active, tf.float32)
         factors = self._heads.weights.factors(gathered.loss_sums) if gathered.per_head else None
-        measured = None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+        measured = None if gathered.gramian is None else weighted(replicas.all_reduce_sum(gathered.gramian), factors)
         encoder = _plus_heads(gathered.encoder, gathered.per_head, factors)
-        return Combined(_replicas.all_reduce_sum(encoder), coefficients, measured, measured)
+        return Combined(replicas.all_reduce_sum(encoder), coefficients, measured, measured)
 
 
 class BalanceAtRepresentation(Combiner):
@@ -164,7 +164,7 @@ class BalanceAtRepresentation(Combiner):
     def _at_representation(self, gradients: RepresentationGradients, loss_sums: tf.Tensor) -> CombinedAtRepresentation:
         factors = self._heads.weights.factors(loss_sums)
         gradients = gradients.times(factors)
-        products = _replicas.all_reduce_sum(gradients.gramian())
+        products = replicas.all_reduce_sum(gradients.gramian())
         if "gradients" in self._balancer.uses:
             matrices = gradients.rows()
             combined, coefficients, square = _combine_rows(self._balancer, self._heads, matrices, products, loss_sums)
@@ -177,13 +177,13 @@ class BalanceAtRepresentation(Combiner):
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
         if gathered.balanced is not None:
             coefficients, products, square = gathered.balanced
-            return Combined(_replicas.all_reduce_sum(gathered.encoder), coefficients, products, products, square)
+            return Combined(replicas.all_reduce_sum(gathered.encoder), coefficients, products, products, square)
         factors = self._heads.weights.factors(gathered.loss_sums)
-        products = weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+        products = weighted(replicas.all_reduce_sum(gathered.gramian), factors)
         coefficients = _coefficients(self._balancer, self._heads, products, gathered.loss_sums)
         given = coefficients if factors is None else coefficients * factors
         encoder = _plus_heads(gathered.encoder, gathered.per_head, given)
-        return Combined(_replicas.all_reduce_sum(encoder), coefficients, products, products)
+        return Combined(replicas.all_reduce_sum(encoder), coefficients, products, products)
 
 
 class BalanceAtParameters(Combiner):
@@ -206,10 +206,10 @@ class BalanceAtParameters(Combiner):
     def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
         factors = self._heads.weights.factors(gathered.loss_sums)
         at_representation = (
-            None if gathered.gramian is None else weighted(_replicas.all_reduce_sum(gathered.gramian), factors)
+            None if gathered.gramian is None else weighted(replicas.all_reduce_sum(gathered.gramian), factors)
         )
-        rest = _replicas.all_reduce_sum(gathered.encoder)
-        rows = [_replicas.all_reduce_sum(row) for row in gathered.per_head]
+        rest = replicas.all_reduce_sum(gathered.encoder)
+        rows = [replicas.all_reduce_sum(row) for row in gathered.per_head]
         if "gradients" in self._balancer.uses:
             matrices = [matrix.times(factors) for matrix in _dense_rows(rows, self._network.encoder_tensors)]
             products = gramian([matrix.values for matrix in matrices], len(rows))
@@ -237,9 +237,9 @@ class BalanceAtParameters(Combiner):
             over ordered pairs of different folds. For heads without labels in any such pair, inner products of `rows`.
         """
         num_heads = len(rows)
-        counts = _replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
+        counts = replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
         fractions = tf.cast(tf.math.divide_no_nan(counts, self._heads.counts), tf.float64)
-        per_fold = [[_replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds]
+        per_fold = [[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds]
         sums, pairs = tf.zeros([num_heads, num_heads], tf.float64), tf.zeros([num_heads, num_heads], tf.float64)
         for a in range(len(folds)):
             for b in range(a):

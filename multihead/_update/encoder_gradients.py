@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._encode import call_encoder
-from multihead._gradients import added, computed_if, scaled
-from multihead._keras import Gradient, frozen_normalization
+from multihead._ground.gradients import added, computed_if, scaled
+from multihead._ground.keras import Gradient, frozen_normalization
+from multihead._update.encode import call_encoder
 from multihead._update.head_gradients import HeadGradients, LossFactors, sum_of, trained, with_none
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients

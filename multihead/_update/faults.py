@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._gradients import is_finite
-from multihead._keras import Gradient, first_replica_variable, variable_name
-from multihead._stopping import stop_unless
+from multihead._ground import replicas
+from multihead._ground.errors import stop_unless
+from multihead._ground.gradients import is_finite
+from multihead._ground.keras import Gradient, first_replica_variable, variable_name
+from multihead._ground.validation import quoted
 from multihead._update.network import Gradients, Network
-from multihead._validation import quoted
 
 ON_NONFINITE = ("skip", "raise", "drop_head")
 """The values of `on_nonfinite=`."""
@@ -59,7 +59,7 @@ class Broken(NamedTuple):
         """
         variables = _broken(gradients.all)
         flags = tf.stack([~tf.math.is_finite(loss_sums), at_representation > 0])
-        losses, at_representation = tf.unstack(_replicas.on_any_replica(flags))
+        losses, at_representation = tf.unstack(replicas.on_any_replica(flags))
         heads = losses | _broken_heads(network, variables) | at_representation
         if norms is not None:
             heads |= ~tf.math.is_finite(norms)

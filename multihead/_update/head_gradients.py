@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import computed_if, is_finite, scaled
-from multihead._keras import Gradient, frozen_normalization
+from multihead._ground.gradients import computed_if, is_finite, scaled
+from multihead._ground.keras import Gradient, frozen_normalization
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network

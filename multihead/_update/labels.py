@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._encode import call_encoder
-from multihead._keras import keras_mask, recurrent_states
+from multihead._ground import replicas
+from multihead._ground.keras import keras_mask, recurrent_states
 from multihead._update.batch import Batch, batch_size
+from multihead._update.encode import call_encoder
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
 
@@ -104,5 +104,5 @@ def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labe
     """
     counts = tf.add_n([count_labels(of_batch) for of_batch in labels])
     num_examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
-    reduced = _replicas.all_reduce_sum(tf.concat([counts, [num_examples]], axis=0))
+    reduced = replicas.all_reduce_sum(tf.concat([counts, [num_examples]], axis=0))
     return reduced[:-1], reduced[-1]

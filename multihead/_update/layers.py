@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._gradients import computed_if
-from multihead._keras import Gradient, owner_names
+from multihead._ground import replicas
+from multihead._ground.gradients import computed_if
+from multihead._ground.keras import Gradient, owner_names
 from multihead._update.combine import products_of, weighted
 from multihead._update.network import Network
 
@@ -49,7 +49,7 @@ class Layers(NamedTuple):
         """
         if condition is None:
             return None
-        reduced = [_replicas.all_reduce_sum(row) for row in rows]
+        reduced = [replicas.all_reduce_sum(row) for row in rows]
         size = len(rows) + 1
         padded = None if factors is None else tf.concat([factors, [1.0]], axis=0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import AUTOGRAPH, in_xla
+from multihead._ground.keras import AUTOGRAPH, in_xla
 from multihead._update.batch import open_batch_size
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import added, computed_if, zeros_like
-from multihead._keras import AUTOGRAPH
+from multihead._ground.gradients import added, computed_if, zeros_like
+from multihead._ground.keras import AUTOGRAPH
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
 from multihead._update.loops import Stored, by_spec, can_loop, common_spec

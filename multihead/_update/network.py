@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import Gradient, all_layers, keras, state_variables, tensor_variable
+from multihead._ground.keras import Gradient, all_layers, keras, state_variables, tensor_variable
 from multihead.heads import Head
 
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._encode import call_encoder
-from multihead._gradients import computed_if
-from multihead._keras import frozen_normalization
-from multihead._keras_optimizers import loss_scale
-from multihead._method import Observation
+from multihead._ground import replicas
+from multihead._ground.gradients import computed_if
+from multihead._ground.keras import frozen_normalization
+from multihead._ground.method import Observation
+from multihead._ground.optimizers import loss_scale
 from multihead._update.apply import Saved, apply_once, snapshot
 from multihead._update.backward import EncoderPass, MicroBatchGradients, micro_batch_gradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, HeadsAtStep
+from multihead._update.encode import call_encoder
 from multihead._update.faults import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import count_over_replicas, read_labels
@@ -107,7 +107,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     combined = combiner.combine(gathered, folds)
     factors = weights.factors(gathered.loss_sums)
-    own = _replicas.all_reduce_sum(gathered.of_heads(network, factors))
+    own = replicas.all_reduce_sum(gathered.of_heads(network, factors))
     by_layer = spec.layers.products(measured, gathered.beside or gathered.per_head, factors, combined.gradients)
 
     # 5. The total loss, and the gradients of what the weighting learns.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._gradients import Rows, added, as_rows, gramian, half_square, scaled
-from multihead._keras import keras_mask, with_keras_mask
+from multihead._ground.gradients import Rows, added, as_rows, gramian, half_square, scaled
+from multihead._ground.keras import keras_mask, with_keras_mask
 
 
 class DetachedRepresentation:

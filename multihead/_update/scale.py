@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._keras import tensor_variable
-from multihead._keras_optimizers import update_averages, weight_decay_times, without_averages
+from multihead._ground.keras import tensor_variable
+from multihead._ground.optimizers import update_averages, weight_decay_times, without_averages
 from multihead._update.rates import values_at
 from multihead.rates import Factor
 

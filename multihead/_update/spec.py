@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import tensor_variable
+from multihead._ground.keras import tensor_variable
 from multihead._update.combine import Combiner, HeadsAtStep
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions
@@ -87,7 +87,7 @@ class UpdateSpec:
 
     @property
     def uses(self) -> set[str]:
-        """What the methods need; see `multihead._method.Method`."""
+        """What the methods need; see `multihead._ground.method.Method`."""
         return {name for method in self.methods for name in method.uses}
 
     @property

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead import _replicas
-from multihead._validation import quoted
+from multihead._ground import replicas
+from multihead._ground.validation import quoted
 from multihead.heads import Head
 
 
@@ -88,7 +88,7 @@ class LossWeights:
             loss_sums: `[num_heads]` loss sums of this replica, over all micro-batches.
         """
         if self._means is None:
-            self._means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self.counts)
+            self._means = tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
         return self._means
 
     def factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
@@ -113,7 +113,7 @@ class LossWeights:
             norms = tf.math.divide_no_nan(norms, weights)
         learned = self._weighting.gradients(losses, norms, self._active, **self._used)
         regularizer = self._weighting.regularizer(self._active)
-        return TotalLoss(total / _replicas.num_replicas(), self._head_weights * weights, losses, regularizer, learned)
+        return TotalLoss(total / replicas.num_replicas(), self._head_weights * weights, losses, regularizer, learned)
 
     def weighted_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: mean losses times the weights of the heads, over all replicas; 0 for idle heads.
@@ -121,7 +121,7 @@ class LossWeights:
         Args:
             loss_sums: As for `mean_losses`, from any forward pass on the update's examples.
         """
-        means = tf.math.divide_no_nan(_replicas.all_reduce_sum(loss_sums), self.counts)
+        means = tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
         return tf.where(self._active, self._head_weights * means, 0.0)
 
     def _weigh(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

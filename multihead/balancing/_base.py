@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._keras import Untracked
-from multihead._method import Method
-from multihead._validation import quoted
+from multihead._ground.keras import Untracked
+from multihead._ground.method import Method
+from multihead._ground.validation import quoted
 
 MAX_HEADS = 16
 """The largest number of heads for methods whose solvers scale steeply with it."""

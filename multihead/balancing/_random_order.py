@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._random import uniform
+from multihead._ground.random import uniform
 from multihead.balancing._base import MAX_HEADS
 
 

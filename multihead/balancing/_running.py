@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import tensor_variable
+from multihead._ground.keras import tensor_variable
 from multihead.balancing._base import Balancer
 
 

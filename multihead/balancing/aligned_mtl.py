@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_choice
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_choice
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._eigen import principal_axes
 from multihead.balancing._preference import PreferenceBalancer

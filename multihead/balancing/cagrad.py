@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_between
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import DualCone, dual_cone
 from multihead.balancing._least_squares import nonnegative_least_squares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from multihead._keras import keras
+from multihead._ground.keras import keras
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 

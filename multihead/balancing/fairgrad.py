@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_positive
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_positive
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._cone import bargaining_weights
 from multihead.balancing._rows import unit_rows

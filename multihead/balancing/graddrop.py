@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._random import uniform
-from multihead._validation import check_between, check_seed
+from multihead._ground.keras import keras
+from multihead._ground.random import uniform
+from multihead._ground.validation import check_between, check_seed
 from multihead.balancing._base import Balancer
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._validation import check_between, check_seed
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.validation import check_between, check_seed
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows

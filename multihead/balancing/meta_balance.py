@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._validation import check_between, check_choice, check_head_names
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.validation import check_between, check_choice, check_head_names
 from multihead.balancing._base import Balancer
 from multihead.balancing._running import prepared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from multihead._keras import keras
+from multihead._ground.keras import keras
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._cone import dual_cone
 from multihead.balancing._least_squares import nonnegative_least_squares

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._validation import check_between, check_positive
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.validation import check_between, check_positive
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
 

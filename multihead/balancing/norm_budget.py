@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_head_names, quoted
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_head_names, quoted
 from multihead.balancing._base import Balancer
 from multihead.balancing._rows import unit_rows
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._validation import check_between, check_positive, check_positive_whole
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.validation import check_between, check_positive, check_positive_whole
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex

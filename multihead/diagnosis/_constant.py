@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._known_losses import CLASSES, ELEMENTS, ROWS
 from multihead._update.labels import Labels
 from multihead.heads import Head
-from multihead.losses import aligned, with_columns
+from multihead.losses._elements import aligned, with_columns
+from multihead.losses._known import CLASSES, ELEMENTS, ROWS
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MANY = 64  # more elements than these are enough to see whether a loss depends on the size of the batch

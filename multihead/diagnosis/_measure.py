@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._gradients import as_rows, gramian, norm_of_present, scaled
-from multihead._keras import AUTOGRAPH, Gradient, tensor_variable
+from multihead._ground.gradients import as_rows, gramian, norm_of_present, scaled
+from multihead._ground.keras import AUTOGRAPH, Gradient, tensor_variable
 from multihead._update.backward import MicroBatchGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of
@@ -20,7 +20,7 @@ from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead.losses import with_columns
+from multihead.losses._elements import with_columns
 
 
 class Measured(NamedTuple):

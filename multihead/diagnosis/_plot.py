@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from multihead._drawing import bars, heat_map, new_figure
+from multihead._display.drawing import bars, heat_map, new_figure
 
 
 def plot(found: Any) -> Any:

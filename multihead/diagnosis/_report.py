@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from multihead._keras import keras
-from multihead._tables import as_text
+from multihead._display.tables import as_text
+from multihead._ground.keras import keras
 from multihead.diagnosis._plot import plot
 from multihead.diagnosis._statistics import Cosines
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from multihead._tables import plain
+from multihead._display.tables import plain
 from multihead._update.labels import share_nothing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import Untracked, add_learned, tensor_variable
-from multihead._method import Method
-from multihead._validation import quoted
+from multihead._ground.keras import Untracked, add_learned, tensor_variable
+from multihead._ground.method import Method
+from multihead._ground.validation import quoted
 
 
 class Weighting(Method):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._validation import check_head_names, is_number
+from multihead._ground.validation import check_head_names, is_number
 
 
 def check_numbers(argument: str, numbers: Mapping[str, float] | None) -> Mapping[str, float]:

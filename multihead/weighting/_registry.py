@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multihead._method import find
+from multihead._ground.method import find
 from multihead.weighting._base import Weighting
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._method import Observation
-from multihead._validation import check_between, check_positive
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.method import Observation
+from multihead._ground.validation import check_between, check_positive
 from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
 from multihead.weighting._by_name import check_numbers, vector
 

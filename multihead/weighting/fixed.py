@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_head_names, is_number
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_head_names, is_number
 from multihead.weighting._base import Weighting
 
 

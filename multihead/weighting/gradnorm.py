@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras, tensor_variable
-from multihead._method import Observation
-from multihead._validation import check_between
+from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.method import Observation
+from multihead._ground.validation import check_between
 from multihead.weighting._base import Weighting, count_of, sum_over, values
 
 _LEAST = 1e-3

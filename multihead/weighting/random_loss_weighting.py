@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._random import normal
-from multihead._validation import check_seed
+from multihead._ground.keras import keras
+from multihead._ground.random import normal
+from multihead._ground.validation import check_seed
 from multihead.weighting._base import Weighting, softmax_over, sum_over
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._keras import keras
-from multihead._validation import check_positive
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_positive
 from multihead.weighting._base import Weighting
 from multihead.weighting._by_name import check_numbers, vector
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from multihead._keras import keras
+from multihead._ground.keras import keras
 from multihead.weighting._base import Weighting, sum_over, values
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._metrics import HeadMetric, resolve_metric
 from multihead.heads import Head
+from multihead.heads._metrics import HeadMetric, resolve_metric
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
 
 KERAS_3 = keras.__version__.startswith("3")

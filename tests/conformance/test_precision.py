@@ -83,7 +83,7 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     for old, new in zip(before, tiny.values(trainer._spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
-    from multihead._keras_optimizers import loss_scale
+    from multihead._ground.optimizers import loss_scale
 
     assert float(loss_scale(trainer.optimizer)) == scale / 4
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import _replicas, schedules
+from multihead import schedules
+from multihead._ground import replicas
 from tests.helpers import tiny
 from tests.helpers.gathering import (
     BALANCINGS,
@@ -77,7 +78,7 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
     So do flags, two per head, of what is not finite.
     """
     crossed, flags = [], []
-    real, any_replica = _replicas.all_reduce_sum, _replicas.on_any_replica
+    real, any_replica = replicas.all_reduce_sum, replicas.on_any_replica
 
     def recording(value):
         crossed.append(
@@ -89,8 +90,8 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
         flags.append((value.dtype, value.shape.as_list()))
         return any_replica(value)
 
-    monkeypatch.setattr(_replicas, "all_reduce_sum", recording)
-    monkeypatch.setattr(_replicas, "on_any_replica", recording_flags)
+    monkeypatch.setattr(replicas, "all_reduce_sum", recording)
+    monkeypatch.setattr(replicas, "on_any_replica", recording_flags)
     with strategy.scope():
         trainer = tiny.trainer("sgd", balancer="UPGrad")
     trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(8)).batch(8), epochs=1, verbose=0, shuffle=False)

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, mix_datasets, schedules
-from multihead._run_state import values_of, variables_of
+from multihead._runs.variables import values_of, variables_of
 from multihead.callbacks import Checkpoint, PerHead
 
 ROWS = 30

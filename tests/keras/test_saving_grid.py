@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, balancing, clipping, schedules, weighting
-from multihead._run_state import values_of, variables_of
+from multihead._runs.variables import values_of, variables_of
 from tests.helpers import tiny
 
 pytestmark = pytest.mark.usefixtures("eager_updates")

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from multihead import MultiHeadTrainer, _tables, balancing, clipping, plots, schedules
+from multihead import MultiHeadTrainer, balancing, clipping, plots, schedules
+from multihead._display import tables
 from tests.helpers import tiny
 
 
@@ -30,7 +31,7 @@ def configured():
 @pytest.fixture(params=[True, False], ids=["rich", "plain"])
 def with_rich(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(_tables, "optional", lambda module: None)
+        monkeypatch.setattr(tables, "optional", lambda module: None)
 
 
 def cells(text):

@@ -12,106 +12,89 @@ import pytest
 from multihead import balancing, models
 from tests.helpers.sources import ROOT, imported, sources
 
-# Imports go from a later line to an earlier one, or within a line; never to a later one.
-LAYERS = [
-    {"_compatibility", "_extras", "_files", "_version"},
-    {"_keras", "_stages", "_known_losses", "_stopping", "_validation", "_snapshot"},
-    {"_keras_optimizers", "_gradients", "_replicas", "_random", "_earlier", "_reads", "_tables", "_drawing"},
-    {"_head_weights", "_method", "_encode"},
-    {"losses", "schedules", "clipping", "accumulation", "mixing", "rates"},
-    {"_labels", "_metrics"},
-    {"heads", "weighting", "balancing"},
-    {"_directions", "_best", "_recorded"},
-    {"_backup", "_run_state", "_callback_state"},
-    {"_checkpoint", "_per_head"},
-    # The stages of one update.
+# The floors of the house, from the ground up: what stands on one imports from its own floor and from those below.
+FLOORS = [
+    {"_compatibility", "_version", "_ground"},
+    {"_display", "losses", "rates", "schedules", "clipping", "accumulation", "mixing", "weighting", "balancing"},
+    {"heads", "testing"},
     {"_update"},
-    {"_update.batch"},
-    {"_update.loops"},
-    {"_update.network"},
-    {"_update.faults"},
-    {"_update.rates"},
-    {"_update.representation"},
-    {"_update.labels"},
-    {"_update.weights"},
-    {"_update.micro_batches"},
-    {"_update.head_gradients"},
-    {"_update.encoder_gradients"},
-    {"_update.backward"},
-    {"_update.combine"},
-    {"_update.layers"},
-    {"_update.spec"},
-    {"_update.scale"},
-    {"_update.apply"},
-    {"_update.pipeline"},
-    {"_update.drop", "_guarded"},
-    {"_figures"},
-    {"telemetry"},
-    {"_board", "_ledger", "_per_update"},
-    {"callbacks"},
-    {"_custom_loop", "_options", "diagnosis", "_export", "_data", "_progress"},
-    {"_resuming"},
-    {"_build", "_trace"},
-    {"_building"},
-    {"_configuration"},
-    {"_saving", "_summary"},
-    {"trainer", "testing"},
-    {"_drawing_models"},
-    {"plots"},
-    {"__init__"},
-    {"__main__"},
+    {"telemetry", "diagnosis", "_data"},
+    {"_runs"},
+    {"callbacks", "_trainer"},
+    {"trainer", "plots"},
+    {"__init__", "__main__"},
+]
+# The stages of one update: each imports from those before it only.
+STAGES = [
+    {"__init__", "batch", "encode"},
+    {"loops"},
+    {"network"},
+    {"faults"},
+    {"rates"},
+    {"representation"},
+    {"labels"},
+    {"weights"},
+    {"micro_batches"},
+    {"head_gradients"},
+    {"encoder_gradients"},
+    {"backward"},
+    {"combine"},
+    {"layers"},
+    {"spec"},
+    {"scale"},
+    {"apply"},
+    {"pipeline"},
+    {"drop"},
 ]
 
 
-def place_of(module: str) -> str:
-    """Where a module stands: the stages of an update by themselves, other packages as one."""
-    parts = module.split(".")
-    return ".".join(parts[:2] if parts[0] == "_update" else parts[:1])
+def module_of(path: Path) -> str:
+    """The name of a file's module under `multihead`."""
+    return ".".join(path.relative_to(ROOT / "multihead").with_suffix("").parts)
 
 
-def places_imported(path: Path) -> set[str]:
-    """The places of what a file of the package imports from the package."""
-    modules = {".".join(source.relative_to(ROOT / "multihead").with_suffix("").parts) for source in sources("multihead")}
+def modules_imported(path: Path) -> set[str]:
+    """The modules of the package that a file imports, such as `_update.batch`; a package is its `__init__`."""
+    modules = {module_of(source) for source in sources("multihead")}
     found = set()
     for name in imported(path):
         if name.startswith("multihead."):
             inner = name.removeprefix("multihead.")
-            while inner not in modules and f"{inner}.__init__" not in modules:
+            while inner and inner not in modules and f"{inner}.__init__" not in modules:
                 inner = inner.rpartition(".")[0]
-            found.add(place_of(inner))
-    return found
+            found.add(inner if inner in modules else f"{inner}.__init__")
+    return found - {module_of(path)}
 
 
-def modules_imported(path: Path) -> set[str]:
-    """The modules directly under `multihead` that a file of the package imports."""
-    return {place.split(".")[0] for place in places_imported(path)}
-
-
-def place_of_file(path: Path) -> str:
-    return place_of(".".join(path.relative_to(ROOT / "multihead").with_suffix("").parts).removesuffix(".__init__"))
+def rooms_imported(path: Path) -> set[str]:
+    """The files and folders directly under `multihead` that a file imports from."""
+    return {module.split(".")[0] for module in modules_imported(path)}
 
 
 @pytest.mark.parametrize("path", sources("multihead"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_go_one_way(path: Path) -> None:
-    layer = {name: number for number, names in enumerate(LAYERS) for name in names}
-    place = place_of_file(path)
-    assert place in layer, f"give {place!r} its place in LAYERS"
-    used = places_imported(path) - {place}
-    assert {name for name in used if layer.get(name, len(LAYERS)) > layer[place]} == set()
+    floors = {name: number for number, names in enumerate(FLOORS) for name in names}
+    room = module_of(path).split(".")[0]
+    assert room in floors, f"give {room!r} its place in FLOORS"
+    assert {name for name in rooms_imported(path) if floors[name] > floors[room]} == set()
+
+
+@pytest.mark.parametrize("path", sources("multihead/_update"), ids=lambda path: path.stem)
+def test_stages_of_an_update_import_earlier_stages_only(path: Path) -> None:
+    stages = {name: number for number, names in enumerate(STAGES) for name in names}
+    assert path.stem in stages, f"give {path.stem!r} its place in STAGES"
+    used = {name.removeprefix("_update.") for name in modules_imported(path) if name.startswith("_update.")}
+    assert {name for name in used if stages[name] > stages[path.stem]} == set()
+
+
+def test_few_files_lie_beside_the_folders() -> None:
+    loose = {path.stem for path in (ROOT / "multihead").glob("*.py")}
+    assert len(loose - {"__init__", "__main__", "_version", "_compatibility"}) <= 8
 
 
 def test_no_circle_of_imports_anywhere() -> None:
     """Between files of the package, wherever in a file the import stands."""
-    files = {".".join(path.relative_to(ROOT / "multihead").with_suffix("").parts): path for path in sources("multihead")}
-    uses: dict[str, set[str]] = {}
-    for module, path in files.items():
-        found = set()
-        for name in imported(path):
-            inner = name.removeprefix("multihead.") if name.startswith("multihead.") else ""
-            while inner and inner not in files and f"{inner}.__init__" not in files:
-                inner = inner.rpartition(".")[0]
-            found.add(inner if inner in files else f"{inner}.__init__")
-        uses[module] = (found & files.keys()) - {module}
+    uses = {module_of(path): modules_imported(path) for path in sources("multihead")}
     while uses:
         free = {name for name, used in uses.items() if not used & uses.keys()}
         assert free, f"a circle among {sorted(uses)}"
@@ -130,12 +113,12 @@ def test_no_import_is_hidden() -> None:
 def test_weighting_and_balancing_do_not_know_each_other() -> None:
     for one, other in (("weighting", "balancing"), ("balancing", "weighting")):
         for path in sources(f"multihead/{one}"):
-            assert other not in modules_imported(path), path
+            assert other not in rooms_imported(path), path
 
 
 def test_package_and_reference_models_do_not_know_each_other() -> None:
     for path in sources("multihead"):
-        assert "models" not in modules_imported(path), path
+        assert "models" not in rooms_imported(path), path
     for path in sources("models"):
         allowed = {"models", "tensorflow", "tensorflow_addons", "keras", "numpy", *sys.stdlib_module_names}
         assert {name.split(".")[0] for name in imported(path)} <= allowed, path

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from multihead import _validation
+from multihead._ground import validation
 from multihead.models import _checks, _recurrent
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
@@ -82,7 +82,7 @@ def test_private_names_of_keras_exist():
         assert hasattr(layer, name), f"Keras {keras.__version__} has no `{name}` any more; models/_recurrent.py sets it"
 
 
-@pytest.mark.parametrize("module", [_checks, _validation], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [_checks, validation], ids=lambda module: module.__name__)
 def test_checks_take_the_argument_and_then_its_value(module):
     checks = {name: function for name, function in vars(module).items() if name.startswith("check_")}
     assert checks

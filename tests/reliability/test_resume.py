@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer, balancing, losses
-from multihead._run_state import values_of, variables_of
+from multihead._runs.variables import values_of, variables_of
 from multihead.callbacks import Checkpoint
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers import tiny

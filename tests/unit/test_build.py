@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from multihead._trace import trace_predictions
+from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
 from multihead._update.representation import RepresentationGradients

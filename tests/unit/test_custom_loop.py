@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._custom_loop import ComputedGradients
+from multihead._trainer.custom_loop import ComputedGradients
 from tests.helpers import tiny
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from multihead._directions import direction
+from multihead.callbacks._directions import direction
 from multihead.heads import Head
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import _gradients
+from multihead._ground import gradients
 
 SPARSE = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2]))
 DENSE = tf.reshape(tf.range(8.0), [4, 2])
@@ -33,46 +33,46 @@ def kind(gradient):
     ],
 )
 def test_added(first, second, wanted):
-    found = _gradients.added(KINDS[first], KINDS[second])
+    found = gradients.added(KINDS[first], KINDS[second])
     assert kind(found) == wanted
     np.testing.assert_array_equal(dense(found), dense(KINDS[first]) + dense(KINDS[second]))
 
 
 def test_deduplicate_leaves_each_row_once():
-    found = _gradients.deduplicate(SPARSE)
+    found = gradients.deduplicate(SPARSE)
     assert sorted(found.indices.numpy()) == [0, 2]
     np.testing.assert_array_equal(dense(found), dense(SPARSE))
-    assert _gradients.deduplicate(DENSE) is DENSE and _gradients.deduplicate(None) is None
+    assert gradients.deduplicate(DENSE) is DENSE and gradients.deduplicate(None) is None
 
 
 def test_scaled_is_at_least_float32():
     half = tf.constant([60000.0], tf.float16)
-    assert _gradients.scaled(half, tf.constant(2.0)).numpy() == pytest.approx(120000.0, rel=1e-3)
-    assert _gradients.scaled(None, tf.constant(2.0)) is None
-    np.testing.assert_array_equal(dense(_gradients.scaled(SPARSE, tf.constant(0.5))), dense(SPARSE) / 2)
+    assert gradients.scaled(half, tf.constant(2.0)).numpy() == pytest.approx(120000.0, rel=1e-3)
+    assert gradients.scaled(None, tf.constant(2.0)) is None
+    np.testing.assert_array_equal(dense(gradients.scaled(SPARSE, tf.constant(0.5))), dense(SPARSE) / 2)
 
 
 @pytest.mark.parametrize("values", [[3e30, 4e30], [3e-30, 4e-30], [3.0, 4.0], [0.0, 0.0], []])
 def test_norm_neither_overflows_nor_underflows(values):
-    found = _gradients.norm(tf.constant(values, tf.float32))
+    found = gradients.norm(tf.constant(values, tf.float32))
     np.testing.assert_allclose(found, np.linalg.norm(np.array(values, "float64")), rtol=1e-6)
 
 
 def test_is_finite():
     broken = tf.IndexedSlices(tf.constant([[np.nan]]), tf.constant([0]), tf.constant([3, 1]))
-    assert _gradients.is_finite(DENSE) and _gradients.is_finite(SPARSE) and not _gradients.is_finite(broken)
-    assert not _gradients.is_finite(tf.constant([1.0, np.inf]))
+    assert gradients.is_finite(DENSE) and gradients.is_finite(SPARSE) and not gradients.is_finite(broken)
+    assert not gradients.is_finite(tf.constant([1.0, np.inf]))
 
 
 def test_size_is_the_variables():
-    assert _gradients.size(SPARSE) == 8 and _gradients.size(DENSE) == 8
+    assert gradients.size(SPARSE) == 8 and gradients.size(DENSE) == 8
 
 
 @pytest.mark.parametrize("kinds", [["sparse", "sparse"], ["sparse", "none"], ["dense", "sparse", "none"], ["dense"]])
 def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
-    rows = _gradients.as_rows([KINDS[each] for each in kinds])
+    rows = gradients.as_rows([KINDS[each] for each in kinds])
     wanted = np.stack([dense(KINDS[each]).ravel() for each in kinds])
-    gramian = _gradients.gramian([rows.values], len(kinds))
+    gramian = gradients.gramian([rows.values], len(kinds))
     assert gramian.dtype == tf.float64
     np.testing.assert_allclose(gramian, wanted @ wanted.T)
     factors = tf.range(1.0, len(kinds) + 1)
@@ -82,8 +82,8 @@ def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
 
 
 def test_rows_of_nothing():
-    assert _gradients.as_rows([None, None]) is None
-    np.testing.assert_array_equal(_gradients.gramian([], 2), np.zeros((2, 2)))
+    assert gradients.as_rows([None, None]) is None
+    np.testing.assert_array_equal(gradients.gramian([], 2), np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -91,7 +91,7 @@ def test_rows_of_nothing():
 def test_computed_if(holds, in_graph):
     def compute(condition):
         shapes = [tf.constant([4, 2]), None, tf.constant([4, 2])]
-        found = _gradients.computed_if(condition, lambda: [DENSE, None, SPARSE], shapes)
+        found = gradients.computed_if(condition, lambda: [DENSE, None, SPARSE], shapes)
         return [each for each in found if each is not None], found[1] is None
 
     (first, second), is_none = (tf.function(compute) if in_graph else compute)(tf.constant(holds))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
-from multihead._stopping import errors_in_words
+from multihead._ground.errors import errors_in_words
 from multihead.heads import Head
 from tests.helpers import labels as reference
 from tests.helpers.labels import gradients, trainer_of

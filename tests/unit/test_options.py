@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from multihead import balancing, clipping, schedules, weighting
-from multihead._options import CompileOptions, check_optimizer
+from multihead._trainer.options import CompileOptions, check_optimizer
 from multihead.balancing._every import Every
 
 PLAIN = {

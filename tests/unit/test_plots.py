@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from multihead import plots
-from multihead._drawing import spread
+from multihead._display.drawing import spread
 
 HEADS = ("price", "size", "kind")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from multihead import schedules
-from multihead._random import normal, uniform
+from multihead._ground.random import normal, uniform
 
 
 @pytest.mark.parametrize(("draw", "distribution"), [(uniform, "uniform"), (normal, "norm")])

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import pytest
 
-from multihead._reads import check_reads, decode_reads, encode_reads, select
+from multihead.heads._reads import check_reads, decode_reads, encode_reads, select
 
 State = namedtuple("State", ["hidden", "cell"])
 NEST = {"pooled": 1, "states": (2, {"last": 3}), "both": State(4, 5), 0: 6}

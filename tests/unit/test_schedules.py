@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
-from multihead._method import Observation
+from multihead._ground.method import Observation
 
 
 def drawn(schedule, count, names=("price", "reply")):

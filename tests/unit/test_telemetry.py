@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, _metrics, balancing, clipping, schedules, telemetry
+from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
+from multihead.heads import _metrics
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager_updates")

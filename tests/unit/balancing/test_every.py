@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, schedules
-from multihead._keras import add_state, tensor_variable
+from multihead._ground.keras import add_state, tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
 

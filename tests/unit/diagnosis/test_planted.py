@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing, weighting
-from multihead._tables import plain
+from multihead._display.tables import plain
 from tests.helpers import planted
 from tests.helpers.sources import ROOT
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._keras_optimizers import build_optimizer
+from multihead._ground.optimizers import build_optimizer
 from multihead._update.apply import apply_once, snapshot
 from multihead._update.network import Gradients, Network, Ownership
 from multihead._update.rates import stages_of

@@ -9,7 +9,7 @@ import tensorflow as tf
 from scipy import special
 
 from multihead import weighting
-from multihead._method import Observation
+from multihead._ground.method import Observation
 
 ALL = tf.constant([True, True, True])
 LOSSES = np.array([0.5, 2.0, 30.0])

@@ -1,0 +1,46 @@
+"""Tables for people: by rich, or in plain text where rich is not installed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from multihead._display.extras import optional
+
+
+def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
+    """A table as text without colours.
+
+    Args:
+        title: The title above it.
+        columns: The columns' names.
+        rows: One cell per column.
+        numbers: The columns that are aligned to the right; None: all but the first.
+    """
+    right = [column in numbers if numbers is not None else place > 0 for place, column in enumerate(columns)]
+    tables, consoles, texts = optional("rich.table"), optional("rich.console"), optional("rich.text")
+    if tables is None or consoles is None or texts is None:
+        return _plain(title, columns, rows, right)
+    table = tables.Table(title=texts.Text(title), title_justify="left")
+    for column, is_right in zip(columns, right):
+        table.add_column(texts.Text(column), justify="right" if is_right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(texts.Text, row))
+    file = io.StringIO()
+    consoles.Console(file=file, width=1000, color_system=None, force_terminal=False, legacy_windows=False).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _plain(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    lines = [
+        "  ".join(cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in zip(row, widths, right))
+        for row in (columns, *rows)
+    ]
+    return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def plain(number: float) -> str:
+    """A number with three digits, without an exponent if it is of ordinary size."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{rounded:.3g}"

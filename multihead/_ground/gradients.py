@@ -1,0 +1,180 @@
+"""Arithmetic on gradients (dense, sparse or None); the heads' gradients as rows, and their inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground.keras import Gradient
+
+
+def deduplicate(gradient: Gradient) -> Gradient:
+    """Sums the rows of an `IndexedSlices` with the same index; anything else is returned unchanged."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
+    """Applies a function to the values of a gradient; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    """A gradient times a scalar, in at least float32 precision; None stays None."""
+    return map_values(lambda values: _float32(values) * tf.cast(factor, _float32(values).dtype), gradient)
+
+
+def _float32(values: tf.Tensor) -> tf.Tensor:
+    return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
+
+
+def added(first: Gradient, second: Gradient) -> Gradient:
+    """The sum of two gradients, in the wider dtype; None counts as zero, and the sum of two sparse gradients is sparse."""
+    if first is None or second is None:
+        return second if first is None else first
+    dtype = max(first.dtype, second.dtype, key=lambda dtype: dtype.size)
+    first, second = (map_values(lambda values: tf.cast(values, dtype), each) for each in (first, second))
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        values = tf.concat([first.values, second.values], axis=0)
+        indices = tf.concat([first.indices, tf.cast(second.indices, first.indices.dtype)], axis=0)
+        return tf.IndexedSlices(values, indices, first.dense_shape)
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
+
+
+def is_finite(gradient: Gradient) -> tf.Tensor:
+    """Whether every element of a gradient (not None) is finite; a boolean scalar."""
+    return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
+
+
+def half_square(gradient: Any) -> tf.Tensor:
+    """Half of the squared Euclidean norm of a gradient without duplicate rows, float64, in which squares do not overflow."""
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.nn.l2_loss(tf.cast(values, tf.float64))
+
+
+def norm(gradient: Any) -> tf.Tensor:
+    """The Euclidean norm of a gradient without duplicate rows, float32."""
+    return tf.cast(tf.sqrt(2.0 * half_square(gradient)), tf.float32)
+
+
+def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """The Euclidean norm of all gradients together, without duplicate rows, float32."""
+    halves = [half_square(gradient) for gradient in gradients]
+    return tf.cast(tf.sqrt(2.0 * tf.add_n(halves)), tf.float32) if halves else tf.constant(0.0)
+
+
+def norm_of_present(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """`global_norm` of those that are not None, whose sparse ones may have duplicate rows."""
+    return global_norm([deduplicate(gradient) for gradient in gradients if gradient is not None])
+
+
+def size(gradient: Gradient) -> tf.Tensor:
+    """The number of elements of the variable that a gradient belongs to, float32."""
+    shape = gradient.dense_shape if isinstance(gradient, tf.IndexedSlices) else tf.shape(gradient)
+    return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
+
+
+def computed_if(
+    condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor | None]
+) -> list[Gradient]:
+    """`compute()` if the condition holds; otherwise nothing of it runs, and all results are zeros.
+
+    Args:
+        condition: A boolean scalar.
+        compute: Returns gradients and other tensors; which of them are None or sparse must be the same at every call.
+        shapes: The dense shape of each result; None for a result that is always None.
+    """
+    templates: list[Gradient] = []  # set while the first branch is traced, read by the second
+
+    def computed() -> list[Gradient]:
+        templates[:] = compute()
+        return [template for template in templates if template is not None]
+
+    def zeros() -> list[Gradient]:
+        if not templates:  # in eager mode, only this branch runs
+            templates[:] = [None if shape is None else tf.zeros(shape) for shape in shapes]
+        return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
+
+    present = iter(tf.cond(condition, computed, zeros))
+    return [None if template is None else next(present) for template in templates]
+
+
+def zeros_like(gradient: Gradient, shape: tf.Tensor | None) -> Gradient:
+    """Zeros of the type of a gradient, with no rows if it is sparse, and of a dense shape; None for None."""
+    return None if gradient is None else _zeros(gradient, shape)
+
+
+def _zeros(template: Gradient, shape: tf.Tensor) -> Gradient:
+    if isinstance(template, tf.IndexedSlices):
+        values = tf.zeros(tf.concat([[0], shape[1:]], axis=0), template.values.dtype)
+        dense_shape = tf.cast(shape, tf.int32 if template.dense_shape is None else template.dense_shape.dtype)
+        return tf.IndexedSlices(values, tf.zeros([0], template.indices.dtype), dense_shape)
+    return tf.zeros(shape, template.dtype)
+
+
+class Rows(NamedTuple):
+    """The heads' gradients of one tensor as the rows of a matrix.
+
+    Attributes:
+        values: `[num_heads, n]`, float32.
+        restore: Converts `[n]` values back to a gradient of the tensor.
+    """
+
+    values: tf.Tensor
+    restore: Callable[[tf.Tensor], Gradient]
+
+    def times(self, factors: tf.Tensor | None) -> Rows:
+        """Multiplies each row by its factor, `[num_heads]`; unchanged for None."""
+        return self if factors is None else self._replace(values=self.values * factors[:, tf.newaxis])
+
+
+def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
+    """Stacks the heads' gradients of one tensor; None if no head has one.
+
+    Sparse gradients become rows over the union of their indices, which have the same inner products as dense gradients.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        return None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
+        parts = iter(tf.split(positions, [tf.size(gradient.indices) for gradient in present], num=len(present)))
+        template = present[0]
+        shape = tf.concat([tf.shape(indices), tf.shape(template.values)[1:]], axis=0)
+        rows = [
+            tf.zeros([tf.reduce_prod(shape)], tf.float32)
+            if gradient is None
+            else tf.reshape(tf.math.unsorted_segment_sum(_float32(gradient.values), next(parts), tf.size(indices)), [-1])
+            for gradient in gradients
+        ]
+        return Rows(
+            tf.stack(rows),
+            lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, template.dense_shape),
+        )
+    dense = [None if gradient is None else _float32(tf.convert_to_tensor(gradient)) for gradient in gradients]
+    template = next(gradient for gradient in dense if gradient is not None)
+    zero = tf.zeros_like(template)
+    rows = [tf.reshape(zero if gradient is None else gradient, [-1]) for gradient in dense]
+    return Rows(tf.stack(rows), lambda values: tf.reshape(values, tf.shape(template)))
+
+
+def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
+    """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors `[num_heads, n]`.
+
+    Zeros if there is no tensor, that is, if no head has a gradient.
+
+    In float64, because a balancer's result for nearly parallel gradients is only as accurate as this matrix, and because
+    squares of float32 numbers can overflow or underflow in float32.
+    """
+    wide = [tf.cast(values, tf.float64) for values in rows]
+    products = [tf.matmul(values, values, transpose_b=True) for values in wide]
+    return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *products])

@@ -1,0 +1,207 @@
+"""The common base of balancers, weightings and schedules: head names, needs, state and copies; and their lookup by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground import earlier
+from multihead._ground.keras import Untracked, add_state, keras
+from multihead._ground.validation import quoted
+
+
+class Observation(NamedTuple):
+    """The results of an update that methods can observe, equal on all replicas.
+
+    Attributes:
+        step: The number of updates applied before this one, an int64 scalar.
+        active: `[num_heads]` booleans: which heads the update trains.
+        losses: `[num_heads]` mean losses over the labelled elements of the whole update, times the weights of the heads; 0
+            for idle heads. None without a weighting, unless a method uses `"losses"`.
+        norms: `[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None.
+        gramian: `[num_heads, num_heads]` inner products of the heads' weighted representation gradients. It may be only the
+            diagonal, or None, unless a method uses `"gramian"`.
+        losses_after: Like `losses`, on the same examples after the update; None unless a method uses `"losses_after"`.
+    """
+
+    step: tf.Tensor
+    active: tf.Tensor
+    losses: tf.Tensor | None = None
+    norms: tf.Tensor | None = None
+    gramian: tf.Tensor | None = None
+    losses_after: tf.Tensor | None = None
+
+
+class Method(keras.layers.Layer):
+    """A layer that the trainer binds to the heads' names and builds for the number of heads.
+
+    Attributes:
+        uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
+            `"losses"` and `"folds"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
+            `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
+        scale_invariant: Whether the direction of the encoder's update does not depend on the weights of the heads, because
+            the method makes up for the scale of each head's loss.
+        head_names: The heads' names after `bind` has been called, otherwise None.
+    """
+
+    uses: tuple[str, ...] = ()
+    scale_invariant: bool = False
+    _may_use: tuple[str, ...] = ()
+
+    def __init__(self, *, name: str | None, trainable: bool) -> None:
+        super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
+        self.head_names: tuple[str, ...] | None = None
+        self._built_for = Untracked(None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.uses = earlier.uses_of(cls)
+        hook = earlier.hook_of(cls)
+        if hook is not None:
+            cls.observe = hook  # type: ignore[method-assign]
+        creator = earlier.creator_of(cls)
+        if creator is not None:
+            cls.create_state = creator  # type: ignore[method-assign]
+        for flag, value in earlier.flags(cls.uses).items():
+            setattr(cls, flag, value)
+
+    def _declare(self, uses: Iterable[str]) -> None:
+        """Sets the needs of one instance."""
+        self.uses = tuple(uses)
+        for flag, value in earlier.flags(self.uses).items():
+            setattr(self, flag, value)
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        """Sets the heads' names, so that options can refer to heads by name.
+
+        Args:
+            head_names: One name per head, in order.
+
+        Raises:
+            ValueError: An option names an unknown head, or `uses` contains an unknown name.
+        """
+        unknown = {earlier.NAMES.get(name, name) for name in self.uses} - set(self._may_use)
+        if unknown:
+            raise ValueError(
+                f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
+                "Omit it."
+            )
+        self.head_names = tuple(head_names)
+
+    def create_state(self, num_heads: int) -> None:
+        """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
+
+        Args:
+            num_heads: How many heads there are; their names are in `head_names`.
+        """
+
+    def add_state(self, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32") -> Any:
+        """Creates a variable of the method; to be called in `create_state`.
+
+        It is saved with the trainer, equal on every replica, not trained, and set back where an update is skipped.
+        Read it with `tf.convert_to_tensor(variable)` and set it with `variable.assign(value)`, in `observe` or, for a
+        balancer, in `coefficients` or `combine`.
+
+        Args:
+            name: Name of the variable.
+            shape: Its full shape; `(num_heads,)` for one value per head, `()` for a scalar.
+            initializer: Anything that Keras accepts as an initializer.
+            dtype: Its dtype.
+
+        Returns:
+            A Keras variable.
+        """
+        return add_state(self, name, shape, initializer, dtype)
+
+    def used(self, **known: Any) -> dict[str, Any]:
+        """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
+        known = {earlier.NAMES.get(name, name): value for name, value in known.items()}
+        found = {name: known.get(earlier.NAMES.get(name, name)) for name in self.uses}
+        return {name: value() if callable(value) else value for name, value in found.items() if value is not None}
+
+    def observe(self, update: Observation, applied: tf.Tensor) -> None:
+        """Called once after each update, on every replica with the same arguments. By default it does nothing.
+
+        Assignments made here are not undone: the state must not change if `applied` is False.
+
+        Args:
+            update: The results of the update.
+            applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
+        """
+        return None  # AutoGraph cannot convert a function that is only a docstring
+
+    def copy(self) -> Any:
+        """An unbuilt copy with the same configuration and head names."""
+        fresh = type(self).from_config(self.get_config())
+        if self.head_names is not None:
+            fresh.bind(self.head_names)
+        return fresh
+
+    def reset(self) -> None:
+        """Resets the state to its initial values."""
+        if not self.built or not self.variables:
+            return
+        fresh = self.copy()
+        fresh.build(self._built_for.value)
+        for variable, first in zip(self.variables, fresh.variables):
+            variable.assign(tf.convert_to_tensor(first))
+
+    def _check_heads_of_state(self, argument: str, head_names: Sequence[str]) -> None:
+        if self.variables and self.head_names != tuple(head_names):
+            raise ValueError(
+                f"`{argument}` has state for the heads {quoted(self.head_names or ())}. Received: the heads "
+                f"{quoted(head_names)}. Create a new one."
+            )
+
+    def get_build_config(self) -> None:
+        """None, so that Keras does not treat a copy as built."""
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"name": self.name}
+
+
+def methods(base: type) -> dict[str, type]:
+    """The package's methods of one kind, by name, in alphabetical order."""
+    package = base.__module__.rpartition(".")[0] + "."
+    registered = [value for value in keras.saving.get_custom_objects().values() if isinstance(value, type)]
+    offered = [cls for cls in registered if issubclass(cls, base) and cls.__module__.startswith(package)]
+    return {cls.__name__: cls for cls in sorted(offered, key=lambda cls: cls.__name__.lower())}
+
+
+def find(argument: str, identifier: Any, base: type) -> Any:
+    """Looks up a method.
+
+    Args:
+        argument: The name of the user's argument, for error messages.
+        identifier: An instance of `base`, the name of one of the package's classes (ignoring case), or None.
+        base: The kind of method.
+
+    Raises:
+        ValueError: There is no method with that name.
+        TypeError: `identifier` is none of the three.
+    """
+    if identifier is None or isinstance(identifier, base):
+        return identifier
+    classes = methods(base)
+    if isinstance(identifier, str):
+        by_plain_name = {_plain(name): name for name in classes}
+        if _plain(identifier) in by_plain_name:
+            return classes[by_plain_name[_plain(identifier)]]()
+        near = difflib.get_close_matches(_plain(identifier), list(by_plain_name), n=1)
+        hint = f"Did you mean {by_plain_name[near[0]]!r}?" if near else "Pass one of these, or an instance."
+        raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
+    raise TypeError(
+        f"`{argument}` must be a {argument}, its name, or None. Received: {identifier!r} of type "
+        f"{type(identifier).__name__}. Pass, for example, {sorted(classes)[-1]!r}."
+    )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()

@@ -1,0 +1,235 @@
+"""The differences between the optimizers of Keras 2 and Keras 3."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.keras import KERAS_3, Gradient, tensor_variable
+
+_BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
+"""The variables, by identity, that an optimizer was built for."""
+
+
+def optimizer_core(optimizer: Any) -> Any:
+    """The optimizer itself, without a loss-scaling wrapper."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
+    """The options with which the optimizer itself would clip or accumulate, with their values; empty if there are none."""
+    core = optimizer_core(optimizer)
+    names = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+    return {name: getattr(core, name) for name in names if getattr(core, name, None)}
+
+
+def get_optimizer(optimizer: Any) -> Any:
+    """As `keras.optimizers.get`, which on Keras 2 does not know the names of all optimizers that Keras 2 has.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if isinstance(optimizer, str) and not KERAS_3:
+        named = {name.lower(): each for name, each in vars(keras.optimizers).items() if isinstance(each, type)}
+        if optimizer.lower() in named:
+            optimizer = named[optimizer.lower()]()
+    return keras.optimizers.get(optimizer)
+
+
+def is_legacy_optimizer(optimizer: Any) -> bool:
+    """Whether this is one of Keras 2's legacy optimizers, which store their slots differently."""
+    return not KERAS_3 and not isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
+    """Builds the optimizer on all variables and returns the slots that it creates for each of them.
+
+    Works for any optimizer, by recording which variable each slot is derived from.
+
+    Args:
+        optimizer: A Keras optimizer that is not built yet.
+        variables: Trainable variables, in the order in which they will be updated.
+
+    Returns:
+        One list of slot variables per variable.
+
+    Raises:
+        ValueError: The optimizer was built before, for other variables.
+    """
+    core = optimizer_core(optimizer)
+    ids = frozenset(id(tensor_variable(variable)) for variable in variables)
+    if len(core.variables) > 2 and not ids <= _BUILT_FOR.get(core, frozenset()):  # two: a counter and the learning rate
+        raise ValueError(
+            "`optimizer` must not be in use by another model, or for other variables, whose state it holds. "
+            f"Received: {type(core).__name__} with {len(core.variables)} variables. Pass a new optimizer to `compile`."
+        )
+    _BUILT_FOR.setdefault(core, ids)
+    slots: dict[int, list[Any]] = {id(tensor_variable(variable)): [] for variable in variables}
+    derive = core.add_variable_from_reference
+
+    def derive_and_remember(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        slot = derive(reference, *args, **kwargs)
+        slots[id(tensor_variable(reference))].append(slot)
+        return slot
+
+    # The first argument is `model_variable` in Keras 2 and `reference_variable` in Keras 3; optimizers pass it either way.
+    def intercept(*args: Any, **kwargs: Any) -> Any:
+        for keyword in ("model_variable", "reference_variable"):
+            if keyword in kwargs:
+                return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
+        return derive_and_remember(*args, **kwargs)
+
+    object.__setattr__(core, "add_variable_from_reference", intercept)
+    try:
+        optimizer.build(list(variables))
+    finally:
+        object.__delattr__(core, "add_variable_from_reference")
+    if KERAS_3 and core.use_ema:  # zeros otherwise, which a variable that is first trained later would be averaged with
+        for variable, average in zip(variables, core._model_variables_moving_average):
+            average.assign(variable)
+    return [slots[id(tensor_variable(variable))] for variable in variables]
+
+
+def loss_scale(optimizer: Any) -> tf.Tensor | None:
+    """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
+    if optimizer_core(optimizer) is optimizer:
+        return None
+    if KERAS_3:
+        return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
+    return tf.cast(optimizer.loss_scale, tf.float32)
+
+
+def optimizer_state(optimizer: Any) -> list[Any]:
+    """All variables of a built optimizer: slots, counters, the learning rate, and those of loss scaling."""
+    core = optimizer_core(optimizer)
+    found = [*core.variables]
+    if hasattr(core.learning_rate, "assign"):
+        found.append(core.learning_rate)
+    if core is not optimizer:
+        of_scale = vars(optimizer._loss_scale) if not KERAS_3 else {}
+        found += [value for _, value in sorted(of_scale.items()) if isinstance(value, tf.Variable)]
+        found += list(optimizer.variables)
+    return found
+
+
+def record_finite(optimizer: Any, finite: bool) -> None:
+    """Tells a loss-scaling optimizer whether the gradients of an update were finite, so that it adapts its scale.
+
+    Must run in a cross-replica context. Does nothing without loss scaling.
+    """
+    if optimizer_core(optimizer) is optimizer:
+        return
+    if not KERAS_3:
+        if hasattr(optimizer._loss_scale, "update"):
+            optimizer._loss_scale.update([tf.constant(0.0 if finite else float("nan"))])
+    elif finite:
+        optimizer._stateful_handle_finite_grads([], [])
+    else:
+        optimizer._stateful_handle_non_finite_grads()
+
+
+def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
+    """Applies gradients that are already reduced over replicas, once.
+
+    Must run in a replica context.
+
+    Args:
+        optimizer: The built optimizer; its loss scaling is not applied.
+        gradients: One gradient per variable, none of them None, without duplicate rows in sparse ones.
+        variables: The variables.
+    """
+    optimizer = optimizer_core(optimizer)
+    if not KERAS_3:
+        optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
+        return
+    # Keras 3 always sums over the replicas again.
+    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if num_replicas > 1:
+        gradients = [_summand(gradient, num_replicas) for gradient in gradients]
+    optimizer.apply(list(gradients), list(variables))
+
+
+def _summand(gradient: Gradient, num_replicas: int) -> Gradient:
+    """The term of each replica, so that the sum over replicas is the gradient that all of them have."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient / tf.cast(num_replicas, gradient.dtype)
+    # The sum of sparse gradients would repeat their rows, which Keras 3's optimizers cannot handle: only one replica adds.
+    is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+    num_rows = tf.where(is_first, tf.shape(gradient.indices)[0], 0)
+    return tf.IndexedSlices(gradient.values[:num_rows], gradient.indices[:num_rows], gradient.dense_shape)
+
+
+@contextmanager
+def weight_decay_times(optimizer: Any, variables: Sequence[Any], factors: Sequence[Any]) -> Iterator[None]:
+    """A context in which the optimizer decays each variable by its weight decay times a factor.
+
+    Must be entered in a cross-replica context, for all replicas at once.
+
+    Args:
+        optimizer: The built optimizer.
+        variables: The variables that it is going to update.
+        factors: One factor per variable, numbers or scalars.
+    """
+    optimizer = optimizer_core(optimizer)
+    rate = optimizer.weight_decay
+    if rate is None:
+        yield
+        return
+    decay = optimizer._apply_weight_decay
+
+    def decay_each(_: Any) -> None:
+        for variable, factor in zip(variables, factors):
+            if not isinstance(factor, float) or factor > 0:
+                object.__setattr__(optimizer, "weight_decay", rate * factor)
+                decay([variable])
+        object.__setattr__(optimizer, "weight_decay", rate)
+
+    object.__setattr__(optimizer, "_apply_weight_decay", decay_each)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "_apply_weight_decay")
+        object.__setattr__(optimizer, "weight_decay", rate)
+
+
+@contextmanager
+def without_averages(optimizer: Any) -> Iterator[bool]:
+    """A context in which the optimizer does not update its moving averages of variables; whether it has any."""
+    optimizer = optimizer_core(optimizer)
+    has_averages = bool(optimizer.use_ema)
+    object.__setattr__(optimizer, "use_ema", False)
+    try:
+        yield has_averages
+    finally:
+        object.__setattr__(optimizer, "use_ema", has_averages)
+
+
+def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
+    """Updates the optimizer's moving averages of some variables, as it does itself at the end of an update.
+
+    Must run in a cross-replica context, after the optimizer has counted the update.
+
+    Args:
+        strategy: The strategy.
+        optimizer: The built optimizer, with `use_ema`.
+        variables: The variables.
+    """
+    optimizer = optimizer_core(optimizer)
+    number = tf.identity(tensor_variable(optimizer.iterations).read_value())
+    # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.
+    momentum = tf.where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
+    frequency = optimizer.ema_overwrite_frequency
+    for variable in variables:
+        index = optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
+        average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
+        part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
+        update = part * tf.identity(average.read_value()) + (1 - part) * value
+        strategy.extended.update(average, lambda a, new: a.assign(new), args=(update,), group=False)
+        if frequency:
+            value = tf.where(number % frequency == 0, update, value)
+            strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)

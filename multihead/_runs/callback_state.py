@@ -1,0 +1,144 @@
+"""The state of callbacks and of Python's random numbers, as JSON with arrays: no code, and no pickle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from multihead._ground.files import replace_text
+
+_LEFT_OUT = {"model", "params", "validation_data"}
+
+
+class _NoData(Exception):
+    """A value that is neither numbers, words nor arrays."""
+
+
+def encode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """A value as JSON; arrays are added to `arrays`.
+
+    Raises:
+        _NoData: It is something else than numbers, words, arrays, and lists and dicts of these.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)) and type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        name = f"array/{len(arrays)}"
+        arrays[name] = np.asarray(value)
+        return {"kind": "scalar" if isinstance(value, np.generic) else "array", "name": name}
+    if isinstance(value, dict):
+        return {"kind": "dict", "items": [[encode(key, arrays), encode(each, arrays)] for key, each in value.items()]}
+    if type(value) in (list, tuple):
+        return {"kind": type(value).__name__, "items": [encode(each, arrays) for each in value]}
+    raise _NoData
+
+
+def decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The value that `encode` has written."""
+    if not isinstance(value, dict):
+        return value
+    if value["kind"] in ("array", "scalar"):
+        array = arrays[value["name"]]
+        return array[()] if value["kind"] == "scalar" else array.copy()
+    items = value["items"]
+    if value["kind"] == "dict":
+        return {decode(key, arrays): decode(each, arrays) for key, each in items}
+    return (list if value["kind"] == "list" else tuple)(decode(each, arrays) for each in items)
+
+
+def _encoded(callback: Any) -> dict[str, tuple[Any, dict[str, np.ndarray]]]:
+    """What of a callback's attributes is data, each with its own arrays."""
+    state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
+    found = {}
+    for name, value in state.items():
+        own: dict[str, np.ndarray] = {}
+        if name not in _LEFT_OUT:
+            try:
+                found[name] = (encode(value, own), own)
+            except _NoData:
+                continue
+    return found
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is None or other is None or repr(one[0]) != repr(other[0]):
+        return False
+    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one[1].values(), other[1].values()))
+
+
+class CallbackStates:
+    """The state of callbacks: the attributes that training changes. Options are not part of it.
+
+    Args:
+        callbacks: The callbacks, as training begins.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = [each for each in callbacks if not isinstance(each, keras.callbacks.ProgbarLogger)]
+        self._first = [_encoded(each) for each in self._callbacks]
+
+    def save(self, arrays: dict[str, np.ndarray]) -> list[Any]:
+        """What has changed, as JSON; arrays are added to `arrays`."""
+        return [
+            {
+                "class": type(callback).__name__,
+                "state": {
+                    name: encode(decode(*found), arrays)
+                    for name, found in _encoded(callback).items()
+                    if hasattr(callback, "get_run_state") or not _is_same(found, first.get(name))
+                },
+            }
+            for callback, first in zip(self._callbacks, self._first)
+        ]
+
+    def restore(self, saved: Sequence[Any], arrays: dict[str, np.ndarray]) -> None:
+        """Gives each callback the state of the saved one of the same class, in order."""
+        left = list(saved)
+        for callback in self._callbacks:
+            found = next((each for each in left if each["class"] == type(callback).__name__), None)
+            if found is None:
+                continue
+            left.remove(found)
+            state = {name: decode(value, arrays) for name, value in found["state"].items()}
+            if hasattr(callback, "set_run_state"):
+                callback.set_run_state(state)
+            else:
+                vars(callback).update(state)
+
+
+def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
+    """Makes the loggers of a run that goes on append to their files, from which the rows of later epochs are removed."""
+    for callback in callbacks:
+        path = Path(os.fspath(callback.filename)) if isinstance(callback, keras.callbacks.CSVLogger) else None
+        if path is None or not path.is_file():
+            continue
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file, delimiter=callback.sep))
+        kept = [row for place, row in enumerate(rows) if place == 0 or (row and row[0].isdigit() and int(row[0]) < epoch)]
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=callback.sep).writerows(kept)
+        replace_text(path, text.getvalue())
+        callback.append = True
+
+
+def random_numbers() -> Any:
+    """The state of Python's and NumPy's random numbers, as JSON."""
+    version, numbers, gauss = random.getstate()
+    name, key, *others = np.random.get_state(legacy=True)
+    return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
+
+
+def restore_random_numbers(saved: Any) -> None:
+    """Restores the state of Python's and NumPy's random numbers."""
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, key, *others = saved["numpy"]
+    np.random.set_state((name, np.array(key, np.uint32), *others))

@@ -1,0 +1,132 @@
+"""`Checkpoint`: where and when a run is saved, and loading what was saved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from multihead._ground.replicas import is_chief
+from multihead._ground.validation import check_positive_whole
+from multihead._runs.snapshot import Snapshot, read, side_by_side, write
+from multihead._runs.variables import assign, describe, values_of, variables_of
+
+_FILE = "run.checkpoint"
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Saves a run, so that the same program, started again, continues where it stopped and ends with the same result.
+
+    Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,
+    weighting and schedule, the seeds of layers, the metrics of the epoch so far, the state of the other callbacks, the logs,
+    the states of Python's and NumPy's random generators, and the place in the data, even within an epoch. `fit` finds the
+    checkpoint by itself; nothing else is needed to continue. The data must come in the same order in each process: arrays
+    do, and `tf.data` pipelines whose shuffles and other draws have a seed, such as those of `mix_datasets`. To find its
+    place, a resumed run reads the data before it again, without computing anything.
+
+    A checkpoint is one file, which replaces the previous one only when it is complete: a run can be killed at any moment. It
+    holds numbers and text, no code. With Ctrl-C, `fit` ends after the current step and saves the run. Keras's
+    `BackupAndRestore` among the callbacks of `fit` does the same, in its own folder.
+
+    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, or
+    lists and dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and
+    `set_run_state(state)` decides itself what is saved.
+
+    Args:
+        directory: A folder.
+        every: The number of steps after which the run is saved, or `"epoch"`; it is always saved at the end of an epoch.
+        strict: Whether to refuse a checkpoint that does not fit the trainer. False: loads what has the same name, shape and
+            dtype, and warns about the rest.
+        keep: Whether the checkpoint is kept at the end of training.
+
+    Raises:
+        ValueError: `every` is neither a whole number of at least 1 nor `"epoch"`.
+
+    Example:
+        >>> checkpoint = Checkpoint("runs/first", every=500)
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, every: int | str = "epoch", strict: bool = True, keep: bool = True
+    ) -> None:
+        super().__init__()
+        self.directory = Path(os.fspath(directory))
+        self.every = every if every == "epoch" else check_positive_whole("every", every)
+        self.strict = strict
+        self.keep = keep
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.directory / _FILE
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras, where `fit` is not the trainer's."""
+        raise ValueError(
+            "`Checkpoint` saves a `MultiHeadTrainer`. "
+            f"Received: a model of type {type(self.model).__name__}. Use `keras.callbacks.BackupAndRestore`."
+        )
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to save so many steps after the last time."""
+        return self.every != "epoch" and steps >= int(self.every)
+
+    def save(self, trainer: Any, description: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Saves a built trainer, with further descriptions and arrays."""
+        variables = variables_of(trainer)
+        values = values_of(variables)  # with several workers, all of them must read
+        if is_chief(trainer):
+            described = {**description, "parts": describe(trainer, variables)}
+            write(self.path, Snapshot(described, {**arrays, **values}))
+
+    def load(self, trainer: Any) -> Snapshot | None:
+        """Loads the variables of a built, compiled trainer from the checkpoint.
+
+        Args:
+            trainer: The trainer.
+
+        Returns:
+            What the checkpoint holds; its place, `description["place"]`, is an epoch and a number of batches. None if there
+            is no checkpoint.
+
+        Raises:
+            ValueError: The checkpoint is damaged, or does not fit the trainer, which stays as it was.
+        """
+        if not self.path.is_file():
+            return None
+        snapshot = read(self.path)
+        saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
+        if saved != present:
+            text = (
+                f"The checkpoint in {self.directory} does not fit the trainer. Received:\n{side_by_side(saved, present)}\n"
+            )
+            if self.strict:
+                raise ValueError(
+                    f"{text}Create the trainer as it was, choose another folder, or pass `strict=False` to load what fits."
+                )
+            warnings.warn(f"{text}These parts are not loaded.", RuntimeWarning, stacklevel=2)
+        self.assign(trainer, snapshot)
+        return snapshot
+
+    def assign(self, trainer: Any, snapshot: Snapshot) -> None:
+        """Gives the trainer's variables the values of a checkpoint, as far as they fit."""
+        variables = variables_of(trainer)
+        saved, present = snapshot.description["parts"], describe(trainer, variables)
+        # The state of methods is by position of the heads.
+        moved = ("weighting", "balancer", "schedule", "metrics", "trainer") if saved["heads"] != present["heads"] else ()
+        fitting = {
+            name: variable
+            for name, variable in variables.items()
+            if saved.get(name) == present[name] and name.partition("/")[0] not in moved
+        }
+        assign(fitting, snapshot.arrays)
+
+    def end(self, trainer: Any) -> None:
+        """At the end of training, deletes the checkpoint unless it is kept."""
+        if not self.keep and is_chief(trainer):
+            shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""The state of a run: every variable that training changes, by a name that does not depend on the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from multihead._ground.keras import STACK, all_layers, random_states, state_variables, tensor_variable
+from multihead._ground.optimizers import optimizer_core, optimizer_state
+
+_NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
+
+
+def variables_of(trainer: Any) -> dict[str, tf.Variable]:
+    """The variables of a built trainer that training changes, each once.
+
+    Their names are made of the part that they belong to and a number, because names of layers differ between two trainers
+    in one process.
+    """
+    parts: dict[str, Iterable[Any]] = {"encoder": _of_module(trainer.encoder)}
+    parts.update({f"head {name!r}": _of_module(head.module) for name, head in trainer.heads.items()})
+    parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
+    parts["head weights"] = trainer.head_weights.variables
+    parts["optimizer"] = optimizer_state(trainer.optimizer)
+    parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
+    parts["trainer"] = trainer.own_state
+    found: dict[str, tf.Variable] = {}
+    seen: set[int] = set()
+    for part, variables in parts.items():
+        for place, variable in enumerate(map(tensor_variable, variables)):
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                found[f"{part}/{place}"] = variable
+    return found
+
+
+_METHODS = ("weighting", "balancer", "schedule")
+
+
+def _of_module(module: Any) -> list[Any]:
+    return [*getattr(module, "variables", []), *state_variables(module), *random_states(module)]
+
+
+def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
+    """What a checkpoint must have in common with the trainer that it is loaded into, in words by name."""
+    options = trainer.compile_options
+    optimizer = type(optimizer_core(trainer.optimizer)).__name__
+    parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
+    for name in ("balance_at", "accumulate_steps"):
+        parts[name] = str(options[name])
+    for name in _METHODS:
+        parts[name] = "none" if getattr(trainer, name) is None else _in_words(getattr(trainer, name))
+    modules = {"encoder": trainer.encoder, **{f"head {name!r}": head.module for name, head in trainer.heads.items()}}
+    for name, module in modules.items():
+        layers = all_layers(module)
+        parts.update({f"{name}, layer {place}": _in_words(layer) for place, layer in enumerate(layers)})
+    for name, variable in variables.items():
+        # The optimizer names its variables after layers, whose names differ between two trainers in one process.
+        label = "" if name.startswith("optimizer/") else variable.name.rpartition("/")[2].removesuffix(":0") + " "
+        parts[name] = f"{label}{variable.dtype.name} {list(variable.shape)}"
+    return parts
+
+
+def _in_words(layer: Any) -> str:
+    """A layer's class and the options that are numbers or words."""
+    try:
+        config = layer.get_config()
+    except NotImplementedError:  # a class of the user's own
+        config = {}
+    options = [
+        f"{name}={value}"
+        for name, value in sorted(config.items())
+        if name not in _NOT_DESCRIBED and isinstance(value, (bool, int, float, str))
+    ]
+    return f"{type(layer).__name__}({', '.join(options)})"
+
+
+def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
+    """The values of variables, in dtypes that NumPy can write."""
+    found = {}
+    for name, variable in variables.items():
+        value = np.asarray(tf.convert_to_tensor(variable))
+        found[f"variable/{name}"] = value.view(np.uint16) if value.dtype.name == "bfloat16" else value
+    return found
+
+
+def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray]) -> None:
+    """Gives variables the values that `values_of` has written."""
+    for name, variable in variables.items():
+        value = arrays[f"variable/{name}"]
+        value = value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
+        if isinstance(variable, tf.distribute.DistributedValues):
+            # TensorFlow crashes if several workers reduce a variable whose memory is that of an array.
+            value = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(value))
+        variable.assign(value)
+
+
+def reset_metrics(trainer: keras.Model) -> None:
+    """Resets the metrics, as at the begin of an epoch."""
+    for metric in trainer.metrics:
+        metric.reset_state()

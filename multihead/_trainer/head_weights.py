@@ -1,0 +1,44 @@
+"""The weights of heads as saved variables, so that they can be set between updates without another trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.keras import add_state
+
+
+class HeadWeights(keras.layers.Layer):
+    """One variable per head, saved and loaded by the head's name.
+
+    Args:
+        values: The weights by head name.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(name="head_weights", dtype="float32", trainable=False)
+        initial = {name: keras.initializers.Constant(value) for name, value in values.items()}
+        self._by_name = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
+        self.built = True
+
+    def variable(self, name: str) -> Any:
+        """The variable of a head."""
+        return self._by_name[name]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Called by Keras to save the weights."""
+        for name, variable in self._by_name.items():
+            store[name] = tf.convert_to_tensor(variable).numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Called by Keras to load the weights of the heads that were saved."""
+        for name, variable in self._by_name.items():
+            if name in store:
+                variable.assign(store[name][()])
+
+    def get_config(self) -> dict[str, Any]:
+        """Not used: the trainer creates this layer from the heads."""
+        return {"values": {}}

@@ -1,0 +1,45 @@
+"""What Keras's progress line shows of the logs: each head's loss and first metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from multihead._ground.keras import ProgressLine
+from multihead.telemetry import LogMetrics
+
+
+def with_progress(arguments: dict[str, Any], metrics: Callable[[], LogMetrics | None]) -> dict[str, Any]:
+    """The arguments of `fit` or `evaluate` with a progress line that can be read.
+
+    Args:
+        arguments: The arguments. They stay as they are if nothing is printed, or if they have a progress line of their own.
+        metrics: Returns the trainer's metrics, or None before they exist.
+    """
+    callbacks = arguments.get("callbacks")
+    if arguments.get("verbose", "auto") == 0 or isinstance(callbacks, keras.callbacks.CallbackList):
+        return arguments
+    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    if any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
+        return arguments
+    return {**arguments, "callbacks": [*given, ProgressLine(lambda logs: shown(logs, metrics()))]}
+
+
+def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:
+    """The part of the logs that the progress line shows.
+
+    That is each head's loss and first metric, in training and in validation; `skipped_updates` if there are any; and
+    everything that callbacks have added to the logs.
+    """
+    if metrics is None:
+        return dict(logs)
+    first = metrics.main_names()
+    wanted = [*first, *(f"val_{name}" for name in first)]
+    hidden = set(metrics.names()) - set(first)
+    hidden |= {f"val_{name}" for name in hidden}
+    if "skipped_updates" in logs and float(logs["skipped_updates"]) > 0:
+        hidden.remove("skipped_updates")
+    names = [name for name in wanted if name in logs]
+    return {name: logs[name] for name in [*names, *(name for name in logs if name not in hidden and name not in names)]}

@@ -1,0 +1,255 @@
+"""What a forward pass shows of the encoder and the heads; it also creates their variables.
+
+Nothing is computed: the pass is a trace. Where Keras runs eagerly, a module's Python may depend on values, which a trace
+does not have; there the pass is a real one, on a sample of the data, and what it changes of the modules' state is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground.errors import in_short
+from multihead._ground.keras import (
+    AUTOGRAPH,
+    all_layers,
+    created_outside_of_graphs,
+    keras_mask,
+    recurrent_states,
+    state_variables,
+    tensor_variable,
+    variable_name,
+)
+from multihead._ground.validation import quoted
+from multihead._update.batch import Batch
+from multihead._update.encode import call_encoder
+from multihead._update.labels import Predictions
+from multihead._update.representation import DetachedRepresentation
+from multihead.heads import Head
+from multihead.heads._reads import described
+
+
+class Traced(NamedTuple):
+    """What a forward pass has shown.
+
+    Attributes:
+        predictions: By head name what an update must know of its predictions.
+        num_leaves: The number of floating leaves of the representation.
+    """
+
+    predictions: dict[str, Predictions]
+    num_leaves: int
+
+
+def trace_predictions(
+    encoder: Any, heads: Sequence[Head], specs: Batch, known: Mapping[str, Any], sample: Batch | None = None
+) -> Traced:
+    """Builds the encoder and the heads for a batch, and finds out what the heads predict.
+
+    Args:
+        encoder: The encoder.
+        heads: The heads. One that reads its targets and has none in the batch is left out if it is known already.
+        specs: The specs of a batch.
+        known: The heads that are built.
+        sample: Some examples that fit the specs, to run the modules on; None: nothing is computed.
+
+    Raises:
+        ValueError: A head's module cannot be built since the batch has no targets for it, cannot take what it reads or
+            returns no tensor; or the encoder or a module reads trainable variables that it does not contain.
+    """
+    reasons: list[ValueError] = []
+    found: dict[str, Predictions] = {}
+    num_leaves = 0
+    created: list[tf.Variable] = []
+    open_sizes = None if sample is None else _open_sizes(specs, sample)
+
+    def keep(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        """Keeps the variables of layers that live no longer than a call, so that they can be found."""
+        created.append(create(**options))
+        return created[-1]
+
+    def run(inputs: Any, targets: dict[str, Any]) -> None:
+        nonlocal num_leaves
+        with _Reading() as reading:
+            given = call_encoder(encoder, inputs, training=False)
+        _check_held("`encoder`", encoder, reading.variables())
+        representation = DetachedRepresentation(given)
+        num_leaves = len(representation.leaves)
+        for head in heads:
+            if head.teacher_forcing and head.name not in targets:
+                _check_known(head, known, targets)
+                continue
+            traced = _trace_head(head, representation, targets.get(head.name), find_leaves=len(heads) > 1)
+            found[head.name] = traced if open_sizes is None else _with_open_sizes(traced, open_sizes)
+
+    def forward(inputs: Any, targets: dict[str, Any]) -> None:
+        if found or reasons:
+            return  # TensorFlow traces a function that has created variables again
+        try:
+            with tf.variable_creator_scope(keep):
+                run(inputs, targets)
+        except ValueError as reason:
+            reasons.append(reason)  # raised once the trace is done: variables made in one that fails would have no value
+
+    if sample is not None:
+        with _state_kept([encoder, *(head.module for head in heads)]), tf.variable_creator_scope(keep):
+            run(sample.inputs, sample.targets)
+        return Traced(found, num_leaves)
+    traceable = tf.function(forward, autograph=AUTOGRAPH)
+    created_outside_of_graphs(lambda: traceable.get_concrete_function(specs.inputs, specs.targets))
+    found.clear()
+    reasons.clear()
+    tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
+    if reasons:
+        raise reasons[0] from reasons[0].__cause__
+    return Traced(found, num_leaves)
+
+
+@contextmanager
+def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
+    """A context after which the state of modules is what it was, or what it was created as."""
+    before: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def keep(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        variable = create(**options)
+        before.append((variable, tf.identity(variable)))
+        return variable
+
+    for module in modules:
+        for part in all_layers(module) or [module]:
+            with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
+                before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
+    with tf.variable_creator_scope(keep):
+        yield
+    for variable, value in before:
+        variable.assign(value)
+
+
+class _Reading:
+    """Finds the trainable variables that are read within this context.
+
+    In a graph it looks at the operations, since tapes are paused where variables are created (`tf.init_scope`).
+
+    Args:
+        watched: The tensors for which `depend` can be asked.
+    """
+
+    def __init__(self, watched: Sequence[tf.Tensor] = ()) -> None:
+        self._watched = list(watched)
+        self._tape: Any = tf.GradientTape(persistent=True) if tf.executing_eagerly() else None
+        self._graph: Any = tf.compat.v1.get_default_graph()
+        self._start = 0 if self._tape else len(self._graph.get_operations())
+
+    def __enter__(self) -> _Reading:
+        if self._tape:
+            self._tape.__enter__()
+            self._tape.watch(self._watched)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._tape:
+            self._tape.__exit__(*error)
+
+    def variables(self) -> list[tf.Variable]:
+        """The variables read so far."""
+        if self._tape:
+            return list(self._tape.watched_variables())
+        handles = {inside.name: outside for outside, inside in self._graph.captures}
+        operations = self._graph.get_operations()[self._start :]
+        names = {tensor.name for operation in operations for tensor in operation.inputs} & handles.keys()
+        read = {id(handles[name]) for name in names}
+        watched = self._graph._watched_variables  # `variables` is known only when the trace is done
+        return [variable for variable in watched if variable.trainable and id(variable.handle) in read]
+
+    def depend(self, result: tf.Tensor) -> list[bool]:
+        """For each watched tensor, whether a result depends on it."""
+        if not result.dtype.is_floating:
+            return [False] * len(self._watched)
+        gradient = self._tape.gradient if self._tape else tf.gradients
+        return [each is not None for each in gradient(result, self._watched)]
+
+
+def _open_sizes(specs: Batch, sample: Batch) -> set[int]:
+    """The sizes that a sample has along axes, except the first, which the specs leave open."""
+    found: set[int] = set()
+    for spec, value in zip(tf.nest.flatten(tuple(specs)), tf.nest.flatten(tuple(sample))):
+        if spec is not None and spec.shape.rank:
+            sizes = value.bounding_shape() if isinstance(value, tf.RaggedTensor) else tf.shape(value)
+            found |= {int(size) for size, given in zip(sizes[1:], spec.shape[1:]) if given is None}
+    return found
+
+
+def _with_open_sizes(predictions: Predictions, sizes: set[int]) -> Predictions:
+    """Predictions for a sample, as those for any batch: the sizes along the first axis, and these, are open."""
+    shape = [None if i == 0 or size in sizes else size for i, size in enumerate(predictions.spec.shape)]
+    return predictions._replace(spec=tf.TensorSpec(shape, predictions.spec.dtype))
+
+
+def _check_known(head: Head, known: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+    if head.name not in known:
+        raise ValueError(
+            f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
+            f"Received: targets for {quoted(targets)}. Show the trainer a batch with all heads first."
+        )
+
+
+def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any, *, find_leaves: bool) -> Predictions:
+    """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
+    leaves = representation.leaves
+    with _Reading(leaves) as reading:
+        predictions = _predictions(head, representation.nest, targets)
+    _check_held(f"The module of head {head.name!r}", head.module, reading.variables())
+    if not isinstance(predictions, tf.Tensor):
+        raise ValueError(
+            f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
+            f"Received: {described(predictions)}. Give one of them, or add one head for each."
+        )
+    depends = reading.depend(predictions) if find_leaves and len(leaves) > 1 else [True] * len(leaves)
+    spec = tf.TensorSpec(predictions.shape, predictions.dtype)
+    return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
+
+
+def _predictions(head: Head, representation: Any, targets: Any) -> Any:
+    head.read(representation)  # an unknown key is an error of its own
+    if head.reads is not None or tf.is_tensor(representation):
+        return head.predict(representation, targets, training=False)
+    try:
+        return head.predict(representation, targets, training=False)
+    except Exception as error:
+        raise ValueError(
+            f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
+            f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
+            f"Pass, say, `reads={_first_key(representation)!r}` to `add_head`. The module says: {in_short(error)}"
+        ) from error
+
+
+def _first_key(representation: Any) -> Any:
+    return next(iter(representation)) if isinstance(representation, Mapping) else 0
+
+
+def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
+    """Checks that all trainable variables which a call has read belong to the called module.
+
+    Raises:
+        ValueError: Some do not.
+    """
+    own = [*getattr(module, "variables", []), *recurrent_states(module)]
+    held = {key for variable in own for key in _handles(tensor_variable(variable))}
+    hidden = [variable for variable in read if not held.issuperset(_handles(variable))]
+    if hidden:
+        kind = getattr(module, "__name__", type(module).__name__)
+        names = sorted({variable_name(variable) for variable in hidden})
+        raise ValueError(
+            f"{whose} must hold the variables that it trains. Received: {kind}, which reads {quoted(names)} without "
+            "having them as variables of its own: its loss would not train them, and they would not be saved with it. "
+            "Pass the layer itself, or a `keras.Model` or a `keras.layers.Layer` that has all its layers as attributes."
+        )
+
+
+def _handles(variable: Any) -> set[int]:
+    """What identifies a variable, on each device that has a copy of it."""
+    copies = variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
+    return {id(copy.handle) for copy in copies if hasattr(copy, "handle")}

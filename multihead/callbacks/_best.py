@@ -1,0 +1,83 @@
+"""The best figure so far, and the weights that go with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._ground.keras import tensor_variable
+
+
+class Best:
+    """The best value so far, by the rules of Keras's `EarlyStopping`.
+
+    Args:
+        mode: `"min"` or `"max"`.
+        min_delta: The smallest change that is an improvement.
+
+    Attributes:
+        value: The best value, or None.
+        epoch: Its epoch, or None.
+        wait: The number of epochs since then.
+    """
+
+    def __init__(self, mode: str, min_delta: float) -> None:
+        self._is_max = mode == "max"
+        self._min_delta = abs(min_delta)
+        self.value: float | None = None
+        self.epoch: int | None = None
+        self.wait = 0
+
+    def add(self, epoch: int, value: float) -> bool:
+        """Adds an epoch's value; whether it is the best so far. NaN never is."""
+        self.wait += 1
+        if math.isnan(value) or not (self.value is None or self._improves(value, self.value)):
+            return False
+        self.value, self.epoch, self.wait = value, epoch, 0
+        return True
+
+    def _improves(self, value: float, best: float) -> bool:
+        return value - self._min_delta > best if self._is_max else value + self._min_delta < best
+
+
+class Weights:
+    """A copy of the values of variables.
+
+    Args:
+        variables: The variables, or their values.
+    """
+
+    def __init__(self, variables: Iterable[Any]) -> None:
+        self.values = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
+
+    def restore(self, variables: Iterable[tf.Variable]) -> None:
+        """Sets variables to the copied values."""
+        for variable, value in zip(variables, self.values, strict=True):
+            variable.assign(value)
+
+
+def weights_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+    """All variables of the encoder and of some heads, each once."""
+    modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
+    found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], rule: str, example: Any) -> Any:
+    """Returns an option that is one value, or a dict of values by head name.
+
+    Raises:
+        ValueError: A value breaks the rule.
+    """
+    by_head = dict(option) if isinstance(option, Mapping) else None
+    for value in [option] if by_head is None else by_head.values():
+        if not is_valid(value):
+            raise ValueError(
+                f"`{argument}` must be {rule}, or a dict of these by head name. Received: {argument}={option!r}. "
+                f"Pass, for example, {example!r}."
+            )
+    return option if by_head is None else by_head

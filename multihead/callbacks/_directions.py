@@ -1,0 +1,61 @@
+"""Whether a figure of the logs is better if it is lower or higher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from multihead._ground.keras import wrapped_function
+from multihead.heads import Head
+from multihead.heads._metrics import log_name
+from multihead.losses._known import is_keras
+
+_LOWER = (
+    "mae mse mape msle kld ce bce rmse MeanAbsoluteError MeanSquaredError RootMeanSquaredError MeanAbsolutePercentageError "
+    "MeanSquaredLogarithmicError LogCosh LogCoshError Huber Poisson Hinge SquaredHinge CategoricalHinge KLDivergence "
+    "KullbackLeiblerDivergence Crossentropy BinaryCrossentropy CategoricalCrossentropy SparseCategoricalCrossentropy "
+    "FalsePositives FalseNegatives"
+)
+_HIGHER = (
+    "acc Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy TopKCategoricalAccuracy "
+    "SparseTopKCategoricalAccuracy AUC Precision Recall F1Score FBetaScore R2Score IoU BinaryIoU MeanIoU OneHotIoU "
+    "OneHotMeanIoU TruePositives TrueNegatives PrecisionAtRecall RecallAtPrecision SensitivityAtSpecificity "
+    "SpecificityAtSensitivity PearsonCorrelation ConcordanceCorrelation"
+)
+_BY_NAME = {
+    **{name.lower(): "min" for name in _LOWER.split()},
+    **{name.lower(): "max" for name in _HIGHER.split()},
+}
+
+
+def direction(figure: str, head: Head) -> str | None:
+    """`"min"` or `"max"` for a figure of a head in the logs, such as `val_price_accuracy`; None if it is not known.
+
+    Args:
+        figure: The name of the figure.
+        head: The head.
+    """
+    name = figure.removeprefix("val_").removeprefix(f"{head.name}_")
+    if name == "loss":
+        return "min"
+    found = [spec for spec in head.metric_specs if log_name(spec) == name]
+    return _of_metric(found[0]) if found else None
+
+
+def _of_metric(spec: Any) -> str | None:
+    """The direction of a metric, or of what one is made of; only Keras's own are known."""
+    if isinstance(spec, str):
+        return _by_name(spec)
+    if type(spec) is keras.metrics.MeanMetricWrapper:
+        spec = wrapped_function(spec)
+    if isinstance(spec, keras.metrics.Metric):
+        spec = type(spec)
+    if isinstance(spec, type):
+        of_keras = [_by_name(kind.__name__) for kind in spec.__mro__ if is_keras(kind)]
+        return next((known for known in of_keras if known is not None), None)
+    return _by_name(getattr(spec, "__name__", "")) if is_keras(spec) else None
+
+
+def _by_name(name: str) -> str | None:
+    return _BY_NAME.get(name.replace("_", "").lower())

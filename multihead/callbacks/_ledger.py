@@ -1,0 +1,63 @@
+"""The file of a ledger: a line of JSON per update."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multihead._ground.files import replace_text
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a ledger. A last line that a crash has cut off is left out.
+
+    Raises:
+        ValueError: The file is no ledger.
+    """
+    with open(path, encoding="utf-8") as file:
+        return list(_parsed(file.read().split("\n"), path))
+
+
+def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(lines):
+        if not text:
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and "step" in line:
+            yield line
+        elif number + 1 < len(lines):  # what ends without a line break was cut off
+            raise ValueError(
+                "`path` must be the file of a ledger, with a JSON object per line. Received: "
+                f"{os.fspath(path)!r}, whose line {number + 1} is {text[:60]!r}. Pass the file of a `callbacks.Ledger`."
+            )
+
+
+def keep_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drops the lines of later updates from a file, if it exists, and returns those that stay."""
+    if not path.exists():
+        return []
+    lines = [line for line in read(path) if line["step"] <= step]
+    replace_text(path, "".join(as_text(line) for line in lines))
+    return lines
+
+
+def as_text(line: Mapping[str, Any]) -> str:
+    """A line as it stands in the file; what is not finite is null, and numbers have as many digits as float32 needs."""
+    return json.dumps(_plain(line), ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, float):
+        return float(str(np.float32(value))) if math.isfinite(value) else None
+    return value

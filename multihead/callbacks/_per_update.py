@@ -1,0 +1,101 @@
+"""What callbacks share that write the figures of single updates: which updates are new, and their steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from multihead._ground.validation import check_positive_whole
+
+
+class PerUpdate(keras.callbacks.Callback):
+    """Calls `begin`, `write` and `write_validation` with the figures of updates.
+
+    An update that was skipped has the step that it would have reached.
+
+    Args:
+        every: Only updates whose step is a multiple of this are written.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = check_positive_whole("every", every)
+        self._is_begun = False
+        self._epoch = 0
+        self._seen = 0  # updates, skipped ones included
+        self._step = 0
+        self._calls = 0  # of the step function since the figures were last read
+
+    def begin(self, figures: Any, step: int) -> None:
+        """Called before the first update of a `fit`.
+
+        Args:
+            figures: The trainer's `UpdateFigures`; None before the trainer is built.
+            step: The number of updates applied so far.
+        """
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Called for an update, with its `step`, `epoch` and figures."""
+        raise NotImplementedError
+
+    def write_validation(self, line: dict[str, Any]) -> None:
+        """Called at the end of an epoch with validation, with `step`, `epoch` and the figures of validation."""
+
+    def get_run_state(self) -> dict[str, Any]:
+        """Called by `Checkpoint`: nothing, since `begin` finds out where the run is."""
+        return {}
+
+    def set_run_state(self, state: dict[str, Any]) -> None:
+        """Called by `Checkpoint`: does nothing."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self.model._options.telemetry is None:
+            raise ValueError(
+                f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
+                "them to `compile`."
+            )
+        self._is_begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if not self._is_begun:  # now every other callback has restored what it restores
+            self._is_begun = True
+            figures = self._figures()
+            self._seen, self._step, self._calls = figures.num_recorded if figures else 0, self.model._num_updates(), 0
+            self.begin(figures, self._step)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._calls += 1
+        # Reading waits for the device, so it is done only after the step that may hold the next multiple.
+        if self._calls * self.model._steps_at_once >= self.every - self._step % self.every:
+            self._read()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if not self._is_begun:
+            return
+        self._read()
+        validation = {name: float(value) for name, value in (logs or {}).items() if name.startswith("val_")}
+        if validation:
+            self.write_validation({"step": self._step, "epoch": epoch, **validation})
+
+    def _figures(self) -> Any:
+        return None if self.model._logs is None else self.model._logs.figures
+
+    def _read(self) -> None:
+        figures, number = self._figures(), self.model._num_updates()
+        lines, new = figures.latest(), figures.num_recorded - self._seen
+        lines = lines[len(lines) - min(new, len(lines)) :]
+        step = number - sum(line["applied"] for line in lines)
+        for line in lines:
+            if (step + 1) % self.every == 0:
+                self.write({"step": step + 1, "epoch": self._epoch, **line})
+            step += line["applied"]
+        self._seen, self._step, self._calls = self._seen + new, number, 0

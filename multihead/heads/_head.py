@@ -1,0 +1,329 @@
+"""A head: a module on the representation, with its loss, labels, weight and metrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from multihead import losses
+from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
+from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead.heads._labels.checks import LabelSpec, check_specs
+from multihead.heads._labels.class_weights import ClassWeight
+from multihead.heads._labels.missing import mask_missing, with_same_sizes, without_class_weights
+from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
+from multihead.heads._reads import check_reads, encode_reads, select
+from multihead.losses._elements import aligned, with_columns
+from multihead.losses._known import CLASSES
+from multihead.rates import check_rate
+
+Weight = float | Callable[[tf.Tensor], Any]
+
+
+class Head:
+    """What the trainer knows about one head.
+
+    Args:
+        name: The key of the head's targets, sample weights and logs.
+        module: Called as `module(representation)`, or `module(representation, targets)` with `teacher_forcing`.
+        loss: Anything that `multihead.losses.get` accepts.
+        weight: A number of at least 0, or a function of the step that returns one.
+        metrics: Keras metrics or their names.
+        teacher_forcing: Whether the module reads its targets.
+        ignore_label: The label of elements whose label is missing; NaN always means missing.
+        class_weight: Weights by class number, or None.
+        reads: The part of the representation that the module receives; None for all of it.
+        learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
+        weight_decay: The factor of the optimizer's weight decay.
+
+    Raises:
+        ValueError: `name` is invalid, a weight is negative or not finite, or the loss or a metric is unknown.
+        TypeError: An argument has the wrong type.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Callable[..., Any],
+        loss: Any,
+        *,
+        weight: Weight = 1.0,
+        metrics: Sequence[Any] = (),
+        teacher_forcing: bool = False,
+        ignore_label: float | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        reads: Any = None,
+        learning_rate: Any = 1.0,
+        weight_decay: Any = 1.0,
+    ) -> None:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
+        if not callable(module):
+            raise TypeError(
+                f"`module` must be a Keras layer, a model or a function. Received: module={module!r}. "
+                "Pass what turns the representation into the head's predictions."
+            )
+        self.name = name
+        self.module = module
+        self.loss = losses.get(loss)
+        self._weight = check_weight(weight)
+        self._weight_variable: Any = None
+        self.metric_specs = check_metrics(metrics, name)
+        self.teacher_forcing = bool(teacher_forcing)
+        self.ignore_label = check_ignore_label(ignore_label)
+        self.class_weight = None if class_weight is None else ClassWeight(class_weight)
+        self.reads = check_reads(reads)
+        self.learning_rate = check_rate("learning_rate", learning_rate)
+        self.weight_decay = check_rate("weight_decay", weight_decay)
+        labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
+        ignore_labels = tuple(label for label in labels if label is not None)
+        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
+        self._metrics: list[HeadMetric] | None = None
+        self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
+
+    @property
+    def has_weight_function(self) -> bool:
+        """Whether the weight is a function of the step."""
+        return callable(self._weight)
+
+    @property
+    def weight(self) -> Weight:
+        """The weight: a function, or the current number."""
+        if self._weight_variable is None:
+            return self._weight
+        with tf.init_scope():
+            present = float(tf.convert_to_tensor(self._weight_variable))
+        return self._weight if np.float32(self._weight) == present else present
+
+    def keep_weight_in(self, variable: Any) -> None:
+        """Reads the weight from a variable from now on, unless it is a function."""
+        self._weight_variable = None if self.has_weight_function else variable
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the head has seen the specs of its targets."""
+        return self._metrics is not None
+
+    @property
+    def metrics(self) -> list[Any] | None:
+        """The Keras metrics, or None before `build`."""
+        return None if self._metrics is None else [each.metric for each in self._metrics]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, serialized.
+
+        Raises:
+            TypeError: The module, the loss, a metric or the weight is a function that Keras cannot name.
+        """
+        serialize = keras.saving.serialize_keras_object
+        return {
+            "name": self.name,
+            "module": serialize(self.module),
+            "loss": serialized(self.loss.original),
+            "weight": serialize(self.weight),
+            "metrics": [serialized(metric) for metric in self.metric_specs],
+            "teacher_forcing": self.teacher_forcing,
+            "ignore_label": self.ignore_label,
+            "class_weight": None if self.class_weight is None else dict(self.class_weight.weights),
+            "reads": encode_reads(self.reads),
+            "learning_rate": serialize(self.learning_rate),
+            "weight_decay": serialize(self.weight_decay),
+        }
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The module's trainable variables; none for a plain function."""
+        return list(getattr(self.module, "trainable_variables", []))
+
+    @property
+    def added_losses(self) -> list[tf.Tensor]:
+        """Regularization and `add_loss` losses of the module's last call."""
+        return list(getattr(self.module, "losses", []))
+
+    def weight_at(self, update: tf.Tensor) -> tf.Tensor:
+        """The head's weight at an update; a float32 scalar.
+
+        Raises:
+            ValueError: A function returns something other than one number.
+        """
+        if self._weight_variable is not None:
+            return tf.identity(tensor_variable(self._weight_variable).read_value())
+        weight = self._weight(update) if callable(self._weight) else self._weight
+        try:
+            result = tf.convert_to_tensor(weight)
+        except (ValueError, TypeError):
+            result = tf.constant("")
+        if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
+            return tf.cast(result, tf.float32)
+        raise ValueError(
+            f"`weight` of head {self.name!r} must give one number at each update. Received: {weight!r} from "
+            f"{self._weight!r}. Return a number or a scalar tensor."
+        )
+
+    def read(self, representation: Any) -> Any:
+        """The part of the representation that the module receives.
+
+        Without `reads`, a functional model receives the entries of a dict for which it has inputs.
+        """
+        if self.reads is None:
+            return entries_for(self.module, representation)
+        return select(representation, self.reads, self.name)
+
+    def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
+        """The module's predictions for the loss; with teacher forcing, the module also reads the targets."""
+        representation = self.read(representation)
+        arguments = (representation, targets) if self.teacher_forcing else (representation,)
+        return call_module(self.module, *arguments, training=training)
+
+    def generate(self, representation: Any) -> Any:
+        """The module's output without targets: `module.generate` with teacher forcing, otherwise a plain call.
+
+        Raises:
+            ValueError: The module reads its targets and has no `generate`.
+        """
+        representation = self.read(representation)
+        if not self.teacher_forcing:
+            return call_module(self.module, representation, training=False)
+        if not callable(getattr(self.module, "generate", None)):
+            raise ValueError(
+                f"The module of head {self.name!r} needs a method `generate(representation)` to predict, since it reads "
+                f"its targets in training (teacher_forcing=True). Received: {type(self.module).__name__} without one. "
+                "Add the method."
+            )
+        generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
+        return generate(representation)
+
+    def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
+        """Checks the specs of targets and predictions against the loss, and creates the metrics.
+
+        Names such as `"accuracy"` are resolved by the shapes, as in Keras.
+
+        Raises:
+            TypeError: The targets are not a dense tensor of numbers.
+            ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
+                `class_weight` does not fit them.
+        """
+        check_specs(self.label_spec, targets, predictions)
+        if self._metrics is not None:
+            return
+        metrics = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
+        for metric in metrics:
+            metric.check(self.name, targets, predictions)
+        self._metrics = metrics
+
+    def mask_missing(
+        self,
+        targets: tf.Tensor,
+        sample_weight: tf.Tensor | None,
+        predictions: tf.TensorSpec,
+        mask: tf.Tensor | None,
+        *,
+        check: bool = True,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
+
+        Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
+
+        Args:
+            targets: The head's targets, `[batch, ...]`.
+            sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
+            predictions: The spec of the head's predictions.
+            mask: The Keras mask of the predictions, or None.
+            check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error when
+                they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the update's
+                gradients are not finite and it is not applied.
+
+        Returns:
+            The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
+
+        Raises:
+            TypeError: Targets or weights are not dense tensors of numbers.
+            ValueError: Their shapes do not fit the predictions', or a label is invalid.
+        """
+        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
+
+    def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
+        shape, over = with_columns(predictions.shape), self.loss.over
+        num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
+        seen = aligned(targets, shape, over)
+        seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
+        # XLA leaves that check out: there a reshape of another number of values fails.
+        values = tf.reshape(self.loss.values(seen, predictions), tf.shape(weights))
+        return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
+
+    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+        """Adds the labelled elements to the metrics, without class weights."""
+        if self._metrics:
+            weights = without_class_weights(self.label_spec, targets, predictions, weights)
+        for metric in self._metrics or []:
+            metric.update(targets, predictions, weights)
+
+
+def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
+    """The same heads, with their modules and metrics, some of them with other class weights.
+
+    Args:
+        heads: Heads.
+        class_weight: Weights by class, by head name; for a single head, also the weights by class alone.
+
+    Raises:
+        ValueError: It names something that is not a head, or is not a dict of weights.
+    """
+    names = [head.name for head in heads]
+    is_by_head = isinstance(class_weight, Mapping) and (
+        all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
+    )
+    if not is_by_head and len(names) > 1:
+        raise ValueError(
+            "`class_weight` must be a dict by head name of weights by class if there are several heads. "
+            f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
+            f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
+        )
+    by_head = class_weight if is_by_head else {names[0]: class_weight}
+    check_head_names("class_weight", by_head, names)
+    weighed = []
+    for head in heads:
+        if head.name in by_head:
+            head = copy.copy(head)
+            head.class_weight = ClassWeight(by_head[head.name])
+            head.label_spec = head.label_spec._replace(class_weight=head.class_weight)
+        weighed.append(head)
+    return weighed
+
+
+def check_ignore_label(label: Any) -> float | None:
+    """Returns an `ignore_label` if it is None or a number.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    label = label.item() if hasattr(label, "item") and getattr(label, "shape", None) == () else label
+    if label is None or is_number(label):
+        return label
+    raise TypeError(
+        f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
+        "missing label."
+    )
+
+
+def check_weight(weight: Any) -> Weight:
+    """Returns a head's weight if it is a finite number of at least 0 or a function.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if callable(weight):
+        return weight
+    weight = weight.item() if hasattr(weight, "item") and getattr(weight, "shape", None) == () else weight
+    if not is_number(weight) or weight < 0:
+        raise ValueError(
+            "`weight` must be a finite number of at least 0, or a function of the step. "
+            f"Received: weight={weight!r}. To leave a head out, pass 0."
+        )
+    return float(weight)

@@ -1,0 +1,225 @@
+"""What a head's labels may be: checked by shapes and dtypes when a graph is built, by their values in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground.validation import check_dense
+from multihead.heads._labels.class_weights import ClassWeight
+from multihead.losses._elements import ElementLoss, aligned_shape, with_columns
+from multihead.losses._known import CLASSES, ROWS
+
+# How far beside their range soft labels may lie by the rounding of what computed them.
+_ROUNDING = 1e-3
+_MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
+
+
+class LabelSpec(NamedTuple):
+    """What is known of a head's labels before any are seen.
+
+    Attributes:
+        name: The head's name.
+        loss: Its loss.
+        ignore_labels: The labels that mark an element without a label.
+        class_weight: The weights of its classes, or None.
+    """
+
+    name: str
+    loss: ElementLoss
+    ignore_labels: tuple[float, ...]
+    class_weight: ClassWeight | None
+
+    @property
+    def targets(self) -> str:
+        """The name of the targets, for messages."""
+        return f"`targets[{self.name!r}]`"
+
+    @property
+    def weights(self) -> str:
+        """The name of the sample weights, for messages."""
+        return f"`sample_weights[{self.name!r}]`"
+
+
+class Problem(NamedTuple):
+    """A rule for the values of labels or weights, and where a batch breaks it.
+
+    Attributes:
+        broken: Booleans.
+        received: The values that the rule is about, of the same shape.
+        rule: The argument and the rule.
+        remedy: What to do.
+    """
+
+    broken: tf.Tensor
+    received: tf.Tensor
+    rule: str
+    remedy: str
+
+    def message(self) -> list[Any]:
+        """The parts of an error message, with the first value that breaks the rule."""
+        broken = tf.cast(tf.reshape(self.broken, [-1]), tf.int32)
+        received = tf.reshape(self.received, [-1])
+        # XLA compiles this for a batch without examples, too, where a largest entry does not exist.
+        place = tf.argmax(tf.concat([broken, [1]], axis=0))
+        first = tf.gather(tf.concat([received, tf.zeros([1], received.dtype)], axis=0), place)
+        first = tf.cast(first, tf.float32) if first.dtype.is_floating else first
+        parts = " (", tf.reduce_sum(broken), " of ", tf.size(broken), " values break this). "
+        return [f"{self.rule}. Received: ", first, *parts, self.remedy]
+
+
+def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
+    """Checks what can be known of targets without their values.
+
+    Args:
+        spec: What the head's labels may be.
+        targets: The targets, or their spec.
+        predictions: The spec of the predictions.
+
+    Returns:
+        How many axes tell the elements apart.
+
+    Raises:
+        TypeError: The targets are no dense tensor of numbers.
+        ValueError: Their shape does not fit the predictions', or the dtype cannot hold an `ignore_label`.
+    """
+    check_dense(spec.targets, targets)
+    if predictions.shape.rank is None:
+        raise ValueError(
+            f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
+            "until it runs. Let the module end in `tf.ensure_shape`."
+        )
+    for label in spec.ignore_labels:
+        _check_held(spec, label, targets.dtype)
+    shape = with_columns(predictions.shape)
+    seen = aligned_shape(targets.shape, shape, spec.loss.over)
+    _check_shapes(spec, seen, targets.shape, predictions.shape)
+    try:
+        rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
+    except ValueError as error:
+        raise ValueError(f"In head {spec.name!r}: {error}") from error
+    if seen.rank < rank or not seen[:rank].is_compatible_with(shape[:rank]):
+        raise ValueError(
+            f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
+            f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
+            "Let the loss give one value per label."
+        )
+    is_row = seen.rank > rank
+    number = shape[-1] if is_row or spec.loss.over == CLASSES else None
+    if spec.class_weight is not None and number is not None and spec.class_weight.largest >= number:
+        raise ValueError(
+            f"`class_weight` of head {spec.name!r} must name the classes 0 to {number - 1}. "
+            f"Received: a weight for class {spec.class_weight.largest}. Remove it, or correct the module's number of units."
+        )
+    known = spec.loss.known
+    if is_row and known is not None and known.low == 0 and any(label >= 0 for label in spec.ignore_labels):
+        raise ValueError(
+            f"`ignore_label` of head {spec.name!r} must be a number that no row of labels can contain, since the loss "
+            f"{spec.loss.name!r} reads whole rows. Received: ignore_label={max(spec.ignore_labels):g} for rows of shape "
+            f"{seen}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
+        )
+    return rank
+
+
+def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
+    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number stands for itself
+        held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+    else:
+        low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
+        held = label == int(label) and low <= label <= high
+    if not held:
+        raise ValueError(
+            f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
+            f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be missing. "
+            "Give the targets a dtype that can, or leave `ignore_label` out."
+        )
+
+
+def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
+    """Checks the shapes where it is known what the loss reads."""
+    over, columns = spec.loss.over, with_columns(predictions)
+    wanted = columns[:-1] if over == CLASSES else columns
+    if over is None or (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+        return
+    remedy = "Reshape the targets, or correct the module's number of units."
+    if over == CLASSES:
+        rule = f"one class number for each prediction, shape {wanted}"
+        if targets.is_compatible_with(predictions):
+            remedy = "For one value per class choose 'categorical_crossentropy'."
+    else:
+        rule = f"the shape of the predictions, {predictions}"
+        if over == ROWS and seen.rank == columns.rank - 1:
+            remedy = "For class numbers choose 'sparse_categorical_crossentropy'."
+    raise ValueError(
+        f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets} for "
+        f"predictions of shape {predictions}. {remedy}"
+    )
+
+
+def find_problems(
+    spec: LabelSpec,
+    targets: tf.Tensor,
+    lacking: tf.Tensor,
+    considered: tf.Tensor,
+    given: tf.Tensor | None,
+    predictions: tf.TensorSpec,
+) -> list[Problem]:
+    """The rules that the labels and weights of a batch could break.
+
+    Args:
+        spec: What the head's labels may be.
+        targets: The targets as the loss sees them.
+        lacking: Which of them mark a missing label.
+        considered: Which elements weights and masks do not leave out; has the first axes of `targets`.
+        given: The elements' sample weights, of the shape of `considered`, or None.
+        predictions: The spec of the predictions.
+    """
+    inner = list(range(considered.shape.rank, targets.shape.rank))
+    inside = tf.reshape(considered, tf.concat([tf.shape(considered), [1] * len(inner)], axis=0)) if inner else considered
+    numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
+    problems = [
+        Problem(broken & inside & ~lacking, numbers, f"{spec.targets} must be {rule}", _MARK)
+        for broken, rule in _broken_ranges(spec, numbers, predictions.shape[-1], bool(inner))
+    ]
+    if inner and (spec.ignore_labels or targets.dtype.is_floating):
+        some = tf.reduce_any(lacking, axis=inner, keepdims=True) & ~tf.reduce_all(lacking, axis=inner, keepdims=True)
+        rule = (
+            f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
+            "value for all of a row's labels"
+        )
+        remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
+        problems.append(Problem(some & inside & lacking, numbers, rule, remedy))
+    if given is not None:
+        broken = considered & ~tf.reduce_any(lacking, axis=inner) & ~((given >= 0) & (given < float("inf")))
+        remedy = "A weight of 0 leaves an element out."
+        problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
+    return problems
+
+
+def _broken_ranges(
+    spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
+) -> Iterator[tuple[tf.Tensor, str]]:
+    """Where labels are not what the loss takes, with what they must be."""
+    loss, is_floating = spec.loss, numbers.dtype.is_floating
+    low, high = (None, None) if loss.known is None else loss.known[1:]
+    if loss.over == CLASSES:
+        fits = numbers >= 0 if num_classes is None else (numbers >= 0) & (numbers < num_classes)
+        if is_floating:
+            fits &= numbers == tf.floor(numbers)
+        end = "of at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
+        yield ~fits, f"whole numbers {end} for the loss {loss.name!r}"
+    elif low is not None:
+        margin = _ROUNDING if is_floating else 0
+        fits = numbers >= low - margin
+        if high is not None:
+            fits &= numbers <= high + margin
+        elif is_floating:
+            fits &= numbers < float("inf")
+        yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
+    elif loss.known is not None and is_floating:
+        yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
+    if spec.class_weight is not None and not is_row and loss.over != CLASSES:
+        fits = (numbers >= 0) & (numbers == tf.floor(numbers)) if is_floating else numbers >= 0
+        yield ~fits, "whole numbers of at least 0, since the head has a `class_weight`"

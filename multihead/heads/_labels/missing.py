@@ -1,0 +1,131 @@
+"""Finding a head's labels: which elements have one, and how much each counts.
+
+An element (see `multihead.losses`) has no label where its target is NaN or the `ignore_label`, where the Keras mask of the
+predictions leaves it out, and where its weight is 0. Every other counts by its sample weight times its class's weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from multihead._ground.errors import stop_unless
+from multihead._ground.validation import check_dense
+from multihead.heads._labels.checks import LabelSpec, Problem, check_specs, find_problems
+from multihead.losses._elements import aligned, with_columns
+
+
+def mask_missing(
+    spec: LabelSpec,
+    targets: tf.Tensor,
+    sample_weight: tf.Tensor | None,
+    predictions: tf.TensorSpec,
+    mask: tf.Tensor | None,
+    *,
+    check: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds the labels of a batch; see `Head.mask_missing`."""
+    rank = check_specs(spec, targets, predictions)
+    seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
+    inner = list(range(rank, seen.shape.rank))
+    lacking = tf.math.is_nan(seen) if seen.dtype.is_floating else tf.zeros_like(seen, tf.bool)
+    for label in spec.ignore_labels:
+        lacking |= tf.equal(seen, tf.cast(label, seen.dtype))
+    labelled = ~tf.reduce_any(lacking, axis=inner)
+
+    considered = tf.ones_like(labelled)
+    if mask is not None:
+        mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
+        considered &= _spread(mask, labelled, f"The Keras mask of the predictions of head {spec.name!r}")
+    given = None
+    if sample_weight is not None:
+        check_dense(spec.weights, sample_weight)
+        given = tf.ones_like(labelled, tf.float32) * _spread(
+            tf.cast(_copy(sample_weight), tf.float32), labelled, spec.weights
+        )
+        considered &= given != 0  # NaN is not 0
+    counted = labelled & considered
+    weights = tf.cast(counted, tf.float32) if given is None else tf.where(counted & (given > 0), given, 0.0)
+    if spec.class_weight is not None:
+        clean = tf.where(lacking, tf.zeros_like(seen), seen)
+        weights *= spec.class_weight.of(tf.argmax(clean, axis=-1) if inner else clean)
+    if check:
+        weights = _checked(weights, find_problems(spec, seen, lacking, considered, given, predictions))
+    # Whatever stands where nothing counts, NaN included, is replaced before the loss is called.
+    used = tf.reshape((weights > 0) & (weights < float("inf")), tf.concat([tf.shape(weights), [1] * len(inner)], axis=0))
+    clean = tf.where(used, seen, tf.zeros_like(seen))
+    return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in memory of its own.
+
+    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into what it reads: the
+    generator's own labels would be replaced, and count in the next epoch.
+    """
+    return tf.gather(tensor, tf.range(tf.shape(tensor)[0])) if tensor.shape.rank else tensor
+
+
+def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """The weights that `mask_missing` gave, without the classes' part: for metrics, which count labels."""
+    if spec.class_weight is None:
+        return weights
+    seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
+    classes = tf.argmax(seen, axis=-1) if seen.shape.rank > weights.shape.rank else seen
+    return tf.math.divide_no_nan(weights, spec.class_weight.of(classes))
+
+
+def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
+    """Returns a tensor if it has the sizes of another along the first axes; checked in the run where they are not known.
+
+    Args:
+        first: Targets, weights or a mask; called `what` in messages.
+        second: What they belong to; called `of`.
+        num_axes: How many axes to compare.
+        what: See `first`.
+        of: See `second`.
+
+    Returns:
+        `first`.
+
+    Raises:
+        ValueError: They have not.
+    """
+    sizes = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
+    if None not in sizes[0] and sizes[0] == sizes[1]:
+        return first
+    one, other = tf.shape(first)[:num_axes], tf.shape(second)[:num_axes]
+    rule = f"{what} must have as many rows as {of}" if num_axes == 1 else f"{what} must have the sizes of {of}"
+    if None not in sizes[0] and None not in sizes[1]:
+        raise ValueError(f"{rule}. Received: {tuple(sizes[0])} for {tuple(sizes[1])}. Pass one value for each.")
+    parts = [f"{rule}. Received: (", one, ") for (", other, "). Pass one value for each."]
+    with tf.control_dependencies(stop_unless(tf.reduce_all(tf.equal(one, other)), lambda: parts)):
+        return tf.identity(first)
+
+
+def _spread(values: tf.Tensor, labelled: tf.Tensor, what: str) -> tf.Tensor:
+    """Weights or a mask with as many axes as `labelled`, whose first axes they have."""
+    rank, shape = labelled.shape.rank, values.shape
+    while values.shape.rank > rank and values.shape[-1] == 1:
+        values = tf.squeeze(values, axis=-1)
+    sizes = enumerate(zip(values.shape, labelled.shape))
+    fits = all(a is None or b is None or a == b or (a == 1 and i > 0) for i, (a, b) in sizes)
+    if not 1 <= values.shape.rank <= rank or not fits:
+        raise ValueError(
+            f"{what} must have the shape of the head's labels, {labelled.shape}, or of its first axes. "
+            f"Received: shape {shape}. Pass one weight per row, shape [batch]{', or one per label' if rank > 1 else ''}."
+        )
+    values = with_same_sizes(values, labelled, 1, what, "the targets")
+    # XLA leaves that check out: there a reshape to another number of rows fails.
+    ones = [1] * (rank - values.shape.rank)
+    return tf.reshape(values, tf.concat([tf.shape(labelled)[:1], tf.shape(values)[1:], ones], axis=0))
+
+
+def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
+    """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
+    for problem in problems:
+        wrong = tf.reduce_any(problem.broken, axis=list(range(weights.shape.rank, problem.broken.shape.rank)))
+        stop_unless(~tf.reduce_any(wrong), problem.message)
+        weights = tf.where(wrong, float("inf"), weights)
+    return weights

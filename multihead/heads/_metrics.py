@@ -1,0 +1,266 @@
+"""A head's metrics: made of what Keras takes, named apart in the logs, and fed with labelled elements only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.keras import options_of, snake_case, wrapped_function
+from multihead._ground.validation import quoted
+from multihead.losses._elements import aligned, aligned_shape, with_columns
+from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
+
+FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate", "updates")
+"""What the trainer itself may log of a head, as `{head}_{figure}`."""
+
+OF_PAIRS = ("cosine",)
+"""What it may log of a pair of heads, as `{head}_{other}_{figure}`."""
+
+TOTALS = (
+    "loss",
+    "regularizer",
+    "encoder_learning_rate",
+    "update_norm",
+    "update_norm_clipped",
+    "clipped_updates",
+    "skipped_updates",
+    "learning_rate",
+    "lr",
+)
+"""What it, or Keras, logs of no head."""
+
+_OVER_ELEMENTS = (
+    "Accuracy BinaryAccuracy BinaryCrossentropy Hinge SquaredHinge LogCoshError MeanAbsoluteError MeanSquaredError Poisson "
+    "MeanAbsolutePercentageError MeanSquaredLogarithmicError RootMeanSquaredError BinaryIoU AUC Precision Recall "
+    "TruePositives TrueNegatives FalsePositives FalseNegatives PrecisionAtRecall RecallAtPrecision "
+    "SensitivityAtSpecificity SpecificityAtSensitivity"
+)
+_OVER_ROWS = (
+    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy "
+    "PearsonCorrelation ConcordanceCorrelation F1Score FBetaScore R2Score"
+)
+_OVER_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
+_KERAS = {
+    **dict.fromkeys(_OVER_ELEMENTS.split(), ELEMENTS),
+    **dict.fromkeys(_OVER_ROWS.split(), ROWS),
+    **dict.fromkeys(_OVER_CLASSES.split(), CLASSES),
+}
+_BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
+
+
+class HeadMetric(NamedTuple):
+    """A metric with what it reads.
+
+    Attributes:
+        metric: The Keras metric.
+        over: `"elements"`, `"rows"` or `"classes"`; None if it is not known: then it gets targets and predictions as they
+            are, and one weight per row.
+        by_column: Whether it tells the columns apart although it counts elements.
+        column: The only column that it reads, or None.
+    """
+
+    metric: Any
+    over: str | None
+    by_column: bool = False
+    column: int | None = None
+
+    @classmethod
+    def of(cls, metric: Any) -> HeadMetric:
+        """Finds out what a Keras metric reads."""
+        options = options_of(metric)
+        if type(metric) is keras.metrics.MeanMetricWrapper:
+            what = known(wrapped_function(metric), options)
+            return cls(metric, None if what is None else what.over)
+        if not is_keras(type(metric)) or options.get("axis", -1) != -1:
+            return cls(metric, None)
+        if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
+            sides = (metric.sparse_y_true, metric.sparse_y_pred)
+            over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
+            return cls(metric, over if getattr(metric, "axis", -1) == -1 else None)
+        if getattr(metric, "top_k", None) is not None:
+            return cls(metric, ROWS)
+        column = getattr(metric, "class_id", None)
+        by_column = column is not None or bool(getattr(metric, "multi_label", False))
+        return cls(metric, _KERAS.get(type(metric).__name__), by_column, column)
+
+    def check(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
+        """Checks that targets have the shape that the metric needs for the predictions.
+
+        Raises:
+            ValueError: They have not.
+        """
+        if self.over is None:
+            return
+        shape = with_columns(predictions.shape)
+        wanted = shape[:-1] if self.over == CLASSES else shape
+        seen = aligned_shape(targets.shape, shape, self.over)
+        if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
+            raise ValueError(
+                f"`metrics` of head {head!r} must fit its targets, but {self.metric.name!r} needs targets of shape {wanted} "
+                f"for predictions of shape {predictions.shape}. Received: targets of shape {targets.shape}. Choose a metric "
+                "for such targets; those for class numbers are called sparse."
+            )
+        if self.over == CLASSES and shape[-1] == 1:
+            raise ValueError(
+                f"`metrics` of head {head!r} must fit its predictions, but {self.metric.name!r} needs one column for each "
+                f"class. Received: predictions of shape {predictions.shape}. Choose a binary metric, such as 'accuracy'."
+            )
+
+    def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+        """Adds the labelled elements of a batch.
+
+        Args:
+            targets: The head's targets.
+            predictions: Its predictions.
+            weights: The weights of the loss's elements. A metric that reads whole rows counts those in which every element
+                has a label, by their mean weight.
+        """
+        predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
+        targets, rank = aligned(targets, predictions.shape, self.over), predictions.shape.rank
+        if self.over != ELEMENTS and weights.shape.rank == rank:
+            is_whole = tf.reduce_all(weights > 0, axis=-1)
+            weights = tf.where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
+        if self.over is None:
+            self.metric.update_state(targets, predictions, sample_weight=weights)
+            return
+        shape = tf.shape(predictions) if self.over == ELEMENTS else tf.shape(predictions)[:-1]
+        num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
+        weights = _spread(weights, shape, rank if self.over == ELEMENTS else rank - 1)
+        if self.column is not None:
+            weights = weights[..., self.column]
+        if self.over == ROWS:  # some of Keras 2 take no other dtype
+            targets = tf.cast(targets, predictions.dtype)
+        flat = [-1, 1] if self.over == ELEMENTS and not self.by_column else [-1, num_columns]
+        self.metric.update_state(
+            tf.reshape(targets, [-1] if self.over == CLASSES else flat),
+            tf.reshape(predictions, flat),
+            sample_weight=tf.reshape(weights, flat if self.by_column and self.column is None else [-1]),
+        )
+
+
+def _spread(weights: tf.Tensor, shape: tf.Tensor, rank: int) -> tf.Tensor:
+    """Weights for all elements of a shape, from those for its first axes."""
+    ones = [1] * (rank - weights.shape.rank)
+    return tf.broadcast_to(tf.reshape(weights, tf.concat([tf.shape(weights), ones], axis=0)), shape)
+
+
+def check_metrics(metrics: Any, head: str) -> list[Any]:
+    """Returns what `add_head` was given as metrics, configurations as metrics.
+
+    Raises:
+        TypeError: It is no list.
+        ValueError: Keras does not know a metric, or two have one name in the logs.
+    """
+    if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
+        raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
+    specs = [_found(spec, head) if isinstance(spec, Mapping) else spec for spec in metrics]
+    for spec in specs:
+        if isinstance(spec, str) and spec not in _BY_SHAPE:
+            _found(spec, head)
+    names = [log_name(spec) for spec in specs]
+    taken = [name for i, name in enumerate(names) if name in FIGURES or name in names[:i]]
+    if taken:
+        raise ValueError(
+            f"`metrics` of head {head!r} must have names of their own, and none of {quoted(FIGURES)}. "
+            f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
+        )
+    return specs
+
+
+def _found(spec: Any, head: str) -> Any:
+    """What Keras finds for a name, a configuration, a class, a function or a metric."""
+    found, cause = None, None
+    try:
+        found = keras.metrics.get(spec)
+    except (ValueError, TypeError, KeyError) as error:
+        cause = error
+    if not callable(found):  # Keras 2 returns some names that it does not know
+        raise ValueError(
+            f"`metrics` of head {head!r} must be Keras metrics or their names. Received: {spec!r}, which Keras does not "
+            "know. Pass, say, 'accuracy' or a `keras.metrics.Metric`."
+        ) from cause
+    return found
+
+
+def log_name(spec: Any) -> str:
+    """The name of a metric, or of what one is made of, in the logs."""
+    if isinstance(spec, str):
+        return spec
+    if isinstance(spec, type):
+        return snake_case(spec.__name__)
+    return str(getattr(spec, "name", None) if isinstance(spec, keras.metrics.Metric) else getattr(spec, "__name__", spec))
+
+
+def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec, head: str) -> Any:
+    """Makes a `keras.metrics.Metric` of a metric, a class, a name or a function.
+
+    `"accuracy"` and `"crossentropy"` become the binary, categorical or sparse form by the shapes, as in Keras.
+
+    Raises:
+        ValueError: Keras does not know it.
+    """
+    if isinstance(spec, str) and spec in _BY_SHAPE:
+        if predictions.shape.rank == 1 or predictions.shape[-1] == 1:
+            form = "Binary"
+        elif targets.shape.rank < predictions.shape.rank or targets.shape[-1] == 1:
+            form = "SparseCategorical"
+        else:
+            form = "Categorical"
+        return getattr(keras.metrics, form + _BY_SHAPE[spec])(name=spec)
+    metric = _found(spec, head)
+    if isinstance(metric, type):
+        metric = metric()
+    if isinstance(metric, keras.metrics.Metric):
+        if isinstance(spec, str) or (isinstance(spec, type) and is_keras(spec)):
+            # Under the name that was given: Keras numbers those of classes by all metrics of the process.
+            return type(metric).from_config({**metric.get_config(), "name": log_name(spec)})
+        return metric
+    return keras.metrics.MeanMetricWrapper(metric, name=log_name(spec))
+
+
+def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
+    """Checks that no two figures of a trainer have one name in the logs, and no metric serves two heads.
+
+    Args:
+        heads: Pairs of a head's name and its metrics, or what they are made of.
+
+    Raises:
+        ValueError: Two figures would overwrite each other, or a metric object would mix two heads.
+    """
+    owners: dict[str, str] = {}
+    objects: dict[int, str] = {}
+    for name, owner in _log_names(heads):
+        for logged in (name, f"val_{name}"):
+            other = owners.setdefault(logged, owner)
+            if other != owner:
+                raise ValueError(
+                    f"`name` of heads and metrics must tell their figures apart in the logs. Received: {logged!r} would "
+                    f"stand for {other} and for {owner}. Rename one of them."
+                )
+    for head, metrics in heads:
+        for metric in metrics:
+            if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
+                raise ValueError(
+                    "`metrics` must hold a metric of its own for each head. Received: one object, "
+                    f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
+                )
+
+
+def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
+    """Names in the logs, with what they stand for."""
+    heads = list(heads)
+    yield from ((f"{name}{end}", "a figure of no head") for name in TOTALS for end in ("", "_average"))
+    for one, other in itertools.combinations([head for head, _ in heads], 2):
+        whose = f"of heads {one!r} and {other!r}"
+        yield from (
+            (f"{one}_{other}_{figure}{end}", f"the {figure} {whose}") for figure in OF_PAIRS for end in ("", "_average")
+        )
+    for head, metrics in heads:
+        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in FIGURES for end in ("", "_average"))
+        for metric in metrics:
+            name = log_name(metric)
+            yield f"{head}_{name}", f"the metric {name!r} of head {head!r}"

@@ -1,0 +1,116 @@
+"""`reads=` of `add_head`: which part of the representation a head reads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._ground.validation import quoted
+
+
+def check_reads(reads: Any) -> Any:
+    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of such.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    keys = reads if isinstance(reads, list) else [reads]
+    if reads is None or (keys and all(_is_path(key) for key in keys)):
+        return reads
+    raise TypeError(
+        "`reads` must be a key or an index of the representation, a tuple of them for a path into a nest, or a list for "
+        f"several parts. Received: reads={reads!r}. Pass, say, 'pooled_output', ('states', 0) or ['outputs', 'mask']."
+    )
+
+
+def _is_path(key: Any) -> bool:
+    return _is_key(key) or (isinstance(key, tuple) and bool(key) and all(_is_key(each) for each in key))
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, (str, int)) and not isinstance(key, bool)
+
+
+def select(representation: Any, reads: Any, head: str) -> Any:
+    """The part of a representation that a head reads.
+
+    Args:
+        representation: What the encoder returns.
+        reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest or, where it leads
+            nowhere, several entries; a list of these, which selects a list of their parts.
+        head: The head's name.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if reads is None:
+        return representation
+    if isinstance(reads, list):
+        return [select(representation, each, head) for each in reads]
+    path, part = reads if isinstance(reads, tuple) else (reads,), representation
+    for place, key in enumerate(path):
+        entries = _entries(part)
+        if key not in entries:
+            outermost = _entries(representation)
+            if place == 1 and all(each in outermost for each in path):
+                return tuple(outermost[each] for each in path)
+            raise ValueError(_unknown(key, reads, head, representation, part))
+        part = entries[key]
+    return part
+
+
+def _entries(part: Any) -> dict[Any, Any]:
+    """The entries of one level of a nest by all the keys that reach them."""
+    if isinstance(part, Mapping):
+        return dict(part)
+    if not isinstance(part, (tuple, list)):
+        return {}
+    by_place = dict(enumerate(part))
+    from_end = {place - len(part): value for place, value in enumerate(part)}
+    return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
+
+
+@tf.autograph.experimental.do_not_convert  # AutoGraph cannot read difflib
+def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) -> str:
+    entries = [entry for entry in _entries(part) if not isinstance(entry, int) or entry >= 0]
+    near = difflib.get_close_matches(str(key), [str(entry) for entry in entries], n=1)
+    if near:
+        hint = f"Did you mean {near[0]!r}?"
+    elif isinstance(reads, tuple) and not entries:
+        hint = "A tuple is a path into a nest; for several parts pass a list."
+    else:
+        hint = f"Pass one of {quoted(entries)}." if entries else "Leave `reads` out."
+    return (
+        f"`reads` of head {head!r} must name what the encoder gives. Received: reads={reads!r}, and the encoder gives "
+        f"{described(representation)}. {hint}"
+    )
+
+
+def described(representation: Any) -> str:
+    """A representation in words: its keys, and the shape of each tensor."""
+    if isinstance(representation, Mapping):
+        return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
+    if isinstance(representation, (tuple, list)):
+        names = getattr(representation, "_fields", range(len(representation)))
+        inner = ", ".join(f"{name}: {described(value)}" for name, value in zip(names, representation))
+        return f"a {'tuple' if isinstance(representation, tuple) else 'list'} ({inner})"
+    if tf.is_tensor(representation):
+        return f"a {representation.dtype.name} tensor of shape {representation.shape}"
+    return type(representation).__name__
+
+
+def encode_reads(reads: Any) -> Any:
+    """`reads` as what JSON can hold: it makes no difference between tuples and lists."""
+    if isinstance(reads, list):
+        return {"parts": [encode_reads(each) for each in reads]}
+    return {"path": list(reads)} if isinstance(reads, tuple) else reads
+
+
+def decode_reads(encoded: Any) -> Any:
+    """The inverse of `encode_reads`."""
+    if not isinstance(encoded, Mapping):
+        return encoded
+    return tuple(encoded["path"]) if "path" in encoded else [decode_reads(each) for each in encoded["parts"]]

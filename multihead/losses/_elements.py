@@ -1,0 +1,282 @@
+"""A loss of Keras as sums and counts of elements."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.errors import in_short
+from multihead._ground.keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
+from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class SequenceCrossentropy(keras.losses.Loss):
+    """Cross-entropy of each token of a sequence, from logits; padding does not count.
+
+    `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
+    `e`, `(1 - e) * one-hot + e / V` (Szegedy et al., "Rethinking the Inception Architecture", CVPR 2016).
+
+    Args:
+        padding_id: Targets of this id are padding, not tokens.
+        label_smoothing: `e`, at least 0 and below 1.
+        name: Name of the loss.
+
+    Targets are whole numbers of shape `[batch, time]`, predictions logits of shape `[batch, time, vocabulary]`; the
+    values have shape `[batch, time]`.
+
+    Raises:
+        ValueError: `label_smoothing` is not in `[0, 1)`.
+    """
+
+    def __init__(self, *, padding_id: int = 0, label_smoothing: float = 0.0, name: str = "sequence_crossentropy") -> None:
+        super().__init__(name=name)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(
+                "`label_smoothing` must be at least 0 and below 1. "
+                f"Received: label_smoothing={label_smoothing!r}. Pass 0 to leave it off."
+            )
+        self.padding_id = padding_id
+        self.label_smoothing = label_smoothing
+
+    @property
+    def ignore_label(self) -> int:
+        """The label that marks an element as unlabelled: the padding."""
+        return self.padding_id
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """Values of shape `[batch, time]`, including those of padding."""
+        y_true, y_pred = tf.cast(y_true, tf.int32), tf.convert_to_tensor(y_pred)
+        values = tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
+        if self.label_smoothing:
+            uniform = -tf.reduce_mean(tf.nn.log_softmax(y_pred), axis=-1)
+            values = (1 - self.label_smoothing) * values + self.label_smoothing * uniform
+        return values
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"padding_id": self.padding_id, "label_smoothing": self.label_smoothing, "name": self.name}
+
+
+class ElementLoss:
+    """What the trainer uses of a loss: its values, one per element, unreduced.
+
+    Args:
+        function: `function(y_true, y_pred)`.
+        name: Name for messages.
+        ignore_label: A label that marks an element without a label, or None.
+        original: What the user passed, for the configuration.
+        known: What is known of the function, or None for one that is not Keras's own. Its values then say what its
+            elements are: one value per prediction, or one per row, step or example (the first axes of the predictions).
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        name: str,
+        ignore_label: int | None,
+        original: Any,
+        known: Known | None = None,
+    ) -> None:
+        self._function = function
+        self.name = name
+        self.ignore_label = ignore_label
+        self.original = original
+        self.known = known
+        self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
+        self._ranks: dict[Any, int] = {}
+
+    @property
+    def over(self) -> str | None:
+        """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if it is not known."""
+        return None if self.known is None else self.known.over
+
+    def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+        """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
+
+        Raises:
+            ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values that do not
+                have the shape of elements.
+        """
+        shape = with_columns(predictions.shape)
+        if self.known is not None:
+            return shape.rank if self.over == ELEMENTS else shape.rank - 1
+        key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
+        if key not in self._ranks:
+            # Rows in a number of their own, so that they are not taken for columns, as in `[6] - [6, 6]`.
+            rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
+            specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
+            with tf.init_scope():
+                self._ranks[key] = self._found_rank(*specs)
+        return self._ranks[key]
+
+    def _found_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
+        failures: list[Exception] = []
+
+        def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+            try:
+                return self._computed(targets, predictions)
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        try:
+            if self.runs_eagerly:
+                return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
+            traced = tf.function(computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
+        except Exception as error:
+            first = failures[0] if failures else error
+            if isinstance(first, ReductionError):
+                raise ValueError(str(first)) from None
+            shapes = [tf.TensorShape([None, *spec.shape[1:]]) for spec in (targets, predictions)]
+            raise ValueError(
+                f"The loss {self.name!r} must take the head's targets and predictions. Received: targets of shape "
+                f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
+                f"targets, or the module's number of units. The loss says: {in_short(first)}"
+            ) from error
+        return traced.structured_outputs.shape.rank
+
+    def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
+
+        Raises:
+            ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
+        """
+        return tf.cast(self._computed(targets, predictions), tf.float32)
+
+    def _computed(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        predictions = tf.convert_to_tensor(predictions)
+        if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
+            predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
+        if predictions.shape.rank == 1:
+            predictions = with_logits(lambda tensor: tensor[:, tf.newaxis], predictions)
+        shape = predictions.shape
+        targets = aligned(targets, shape, self.over)
+        if self.known is None:
+            targets = targets_for_loss(targets, predictions)
+        elif self.over != CLASSES:
+            targets = tf.cast(targets, predictions.dtype)
+        if self.over == ELEMENTS:  # the mean over a last axis of one is the term itself
+            targets, predictions = targets[..., tf.newaxis], with_logits(lambda t: t[..., tf.newaxis], predictions)
+        values = tf.convert_to_tensor(self._called(targets, predictions))
+        rank = values.shape.rank
+        if not rank or not values.shape.is_compatible_with(shape[:rank]) or keras_mask(values) is not None:
+            with_mask = "" if keras_mask(values) is None else " and a mask of their own"
+            raise ReductionError(
+                f"The loss {self.name!r} must give one value per element, that is, values of the shape of the predictions, "
+                f"{shape}, or of its first axes, and leave missing labels to `ignore_label`. Received: values of shape "
+                f"{values.shape}{with_mask} for targets of shape {targets.shape}. Do not reduce over the batch in the loss: "
+                "the trainer sums, counts and divides."
+            )
+        return values
+
+    def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
+        try:
+            return self._function(targets, predictions)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+            if self.known is not None or targets.dtype.is_floating:
+                raise
+        # Keras 2 leaves integers as they are, and Keras 3 does not.
+        return self._function(tf.cast(targets, predictions.dtype), predictions)
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    """Zeros of a shape whose open sizes are larger than the number of rows, so that they are told apart."""
+    return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
+
+
+class ReductionError(ValueError):
+    """The values of a loss do not have the shape of elements."""
+
+
+def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of predictions as a loss sees them: `[batch]` is `[batch, 1]`."""
+    return shape.concatenate(1) if shape.rank == 1 else shape
+
+
+def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
+    """Targets with the axes that a loss, or a metric, expects for predictions of a shape.
+
+    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
+
+    Args:
+        targets: The targets.
+        shape: The predictions' shape, of rank 2 at least.
+        over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
+    """
+    change = _change_of_rank(targets.shape, shape, over)
+    return targets[..., tf.newaxis] if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
+
+
+def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
+    """The shape of `aligned` targets of a shape."""
+    change = _change_of_rank(targets, shape, over)
+    return targets.concatenate(1) if change > 0 else targets[:-1] if change < 0 else targets
+
+
+def _change_of_rank(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> int:
+    if over == CLASSES:
+        return -1 if targets.rank == shape.rank and targets[-1] in (1, None) else 0
+    is_one = shape[-1] == 1 or (shape[-1] is None and over is not None)
+    return 1 if targets.rank == shape.rank - 1 and is_one else 0
+
+
+def get(loss: Any) -> ElementLoss:
+    """Makes an `ElementLoss` from anything that Keras accepts as a loss.
+
+    Args:
+        loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
+            a function `loss(y_true, y_pred)` that returns one value per element.
+
+    Raises:
+        ValueError: The name is unknown, a `Loss` has a reduction other than the mean, or it compares the examples of a batch
+            with one another.
+        TypeError: `loss` is none of these.
+    """
+    original = loss
+    if isinstance(loss, (str, dict)):
+        try:
+            loss = keras.losses.get(loss)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know. Pass a name such "
+                "as 'sparse_categorical_crossentropy' or 'mse', a `keras.losses.Loss`, or a function."
+            ) from error
+    if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
+        loss = original = loss()
+    if isinstance(loss, keras.losses.Loss):
+        reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
+        if reduction in ("sum", "none"):
+            raise ValueError(
+                "`loss` must leave its reduction to the trainer, which divides each sum by its count once per update. "
+                f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out; to make a head count for "
+                "more, pass `weight=` to `add_head`."
+            )
+        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
+            return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
+        what = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
+        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, what)
+    if is_keras(loss):
+        return _of_keras(loss, loss.__name__, original, {})
+    if callable(loss):
+        return ElementLoss(loss, getattr(loss, "__name__", type(loss).__name__), None, original)
+    raise TypeError(
+        "`loss` must be a name, a `keras.losses.Loss` or a function of (y_true, y_pred). "
+        f"Received: loss={original!r}. Pass, say, loss='mse'."
+    )
+
+
+def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
+    """The loss of one of Keras's functions with keyword arguments; what it ignores is an `ignore_label`."""
+    if function.__name__ == "circle":
+        raise ValueError(
+            "`loss` must be a sum over examples, so that it does not depend on how a batch is split. Received: "
+            f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
+        )
+    what = known(function, options)
+    ignored = options.pop("ignore_class", None)
+    return ElementLoss(functools.partial(function, **options), name, ignored, original, what)

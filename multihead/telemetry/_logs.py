@@ -1,0 +1,333 @@
+"""The figures that are logged, and the metrics behind the logs."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.gradients import norm_of_present
+from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.validation import quoted
+from multihead._update.faults import Broken
+from multihead._update.network import Gradients
+from multihead._update.pipeline import Update
+from multihead._update.spec import UpdateSpec
+from multihead.heads import Head
+from multihead.telemetry._figures import Figure, UpdateFigures
+
+LEVELS = (None, "norms", "full")
+"""The values of `telemetry=`, from the fewest to the most figures."""
+
+
+class BrokenGradients(keras.metrics.Metric):
+    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch."""
+
+    def __init__(self, num_heads: int, num_variables: int) -> None:
+        super().__init__(name="broken_gradients", dtype="float32")
+        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
+        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
+        self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
+
+    def update_state(self, broken: Broken, num_replicas: int) -> None:
+        """Adds what of one update is not finite."""
+        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
+        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
+
+    def reset_state(self) -> None:
+        """Resets all counts to zero."""
+        for counts in (self.by_head, self.by_variable):
+            counts.assign(tf.zeros(counts.shape))
+        self.batches.value.assign(0)
+
+    def result(self) -> tf.Tensor:
+        """The number of non-finite gradients of variables."""
+        return tf.reduce_sum(tf.convert_to_tensor(self.by_variable))
+
+    def found(self) -> tuple[list[int], list[int]]:
+        """The positions of heads and of variables with non-finite gradients."""
+        by_head, by_variable = (tf.convert_to_tensor(v).numpy() for v in (self.by_head, self.by_variable))
+        return by_head.nonzero()[0].tolist(), by_variable.nonzero()[0].tolist()
+
+
+def _shares(update: Update) -> tf.Tensor | None:
+    norms = update.combined.norms
+    if norms is None:
+        return None
+    contributions = tf.abs(update.combined.coefficients) * norms
+    return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
+
+
+def _global_norm(gradients: Gradients | None) -> tf.Tensor:
+    return norm_of_present([] if gradients is None else gradients.of_losses)
+
+
+def _is_clipped(update: Update) -> tf.Tensor:
+    return tf.cast(_global_norm(update.clipped) < _global_norm(update.gradients), tf.float32)
+
+
+def _has_regularizer(spec: UpdateSpec, level: str | None) -> bool:
+    everyone = tf.ones([len(spec.network.heads)], tf.bool)
+    return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
+
+
+def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
+    return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
+
+
+def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
+    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+
+
+def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None
+
+
+def _shows_coefficients(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None and spec.balancer is not None
+
+
+def _shows_all(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full"
+
+
+def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full" and spec.clip is not None
+
+
+def _cosines(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, :-1]
+
+
+def _cosines_with_update(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, -1]
+
+
+# To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
+FIGURES = (
+    Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
+    Figure("encoder_learning_rate", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"),
+    Figure("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
+    Figure("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
+    Figure("clipped_updates", _is_clipped, _shows_clipping, "update"),
+    Figure("weight", lambda update: update.total.weights, _has_changing_weights),
+    Figure("norm", lambda update: update.combined.norms, _shows_norms, averaged=True),
+    Figure("share", _shares, _shows_norms, averaged=True),
+    Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
+    Figure("update_cosine", _cosines_with_update, _shows_all, averaged=True),
+    Figure("cosine", _cosines, _shows_all, "pair", averaged=True),
+    Figure("learning_rate", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
+    Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
+)
+"""The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
+
+
+class LogMetrics:
+    """The metrics behind the logs. They belong to the trainer, which resets them in every epoch.
+
+    Args:
+        spec: How updates are computed.
+        level: One of `LEVELS`.
+        latest: The number of latest updates whose figures are kept.
+    """
+
+    def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
+        self.heads = spec.network.heads
+        self.weighting = spec.weighting
+        self.faults = spec.faults
+        self.variables = spec.network.variables.all
+        self.total = keras.metrics.Mean(name="loss", dtype="float32")
+        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
+        self.figures = UpdateFigures(spec, level, FIGURES, latest)
+        self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
+        self.broken = BrokenGradients(len(self.heads), len(self.variables))
+        self._names_in_logs: list[str] | None = None
+        self._main_names: list[str] | None = None
+
+    @property
+    def all(self) -> list[Any]:
+        """All metrics, including those of the heads."""
+        own = [metric for head in self.heads for metric in head.metrics or []]
+        return [self.total, *self.losses, *self.figures.metrics, *own, self.skipped, self.broken]
+
+    def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
+        """Adds one update.
+
+        Args:
+            update: The update, with this replica's sums.
+            applied: Whether it was applied.
+            num_replicas: The number of replicas that add their updates.
+        """
+        is_counted = applied & tf.math.is_finite(update.loss_sums)
+        self.add_losses(tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0))
+        total = update.total.total + update.added_loss
+        is_usable = applied & tf.math.is_finite(total)
+        self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
+        self.figures.update(update, applied)
+        self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
+        self.broken.update_state(update.broken if update.dropped is None else update.broken | update.dropped, num_replicas)
+
+    def next_batch(self, number: int) -> tf.Tensor:
+        """The position in the epoch of the next batch, from 0, after which that many are counted."""
+        position = tf.identity(self.broken.batches.value.read_value())
+        with tf.control_dependencies([position]):
+            self.broken.batches.value.assign(position + number)
+        return position
+
+    def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
+        """Adds this replica's sums and counts, `[num_heads]` each."""
+        for k, metric in enumerate(self.losses):
+            metric.update_state(tf.math.divide_no_nan(loss_sums[k], counts[k]), counts[k])
+
+    def report(self) -> str | None:
+        """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
+        skipped = round(float(self.skipped.result()))
+        heads, variables = self.broken.found()
+        names = quoted(variable_name(self.variables[i]) for i in variables)
+        whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
+        remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
+        if skipped and not heads and not variables:
+            return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
+        if skipped:
+            where = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
+            reason = "because a loss or gradient was not finite"
+            return f"{skipped} of the epoch's updates were skipped {reason}: {where}. {remedy}"
+        if heads and self.faults.drops_heads:
+            where = f"the last time {self.faults.where()}"
+            return f"A head sat out updates because its loss or gradient was not finite: {where}. {remedy}"
+        return None
+
+    def names(self) -> list[str]:
+        """The names of all figures of an epoch."""
+        if self._names_in_logs is None:
+            self._names_in_logs = list(self.training_logs())
+        return self._names_in_logs
+
+    def main_names(self) -> list[str]:
+        """The names of each head's loss and first metric."""
+        if self._main_names is None:
+            self._main_names = [name for k, head in enumerate(self.heads) for name in list(self._head_logs(k, head))[:2]]
+        return self._main_names
+
+    def training_logs(self) -> dict[str, Any]:
+        """All figures of the epoch so far."""
+        logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
+        of_update, of_heads, of_pairs = self.figures.results()
+        logs.update(of_update)
+        for k, head in enumerate(self.heads):
+            logs.update(self._head_logs(k, head))
+            logs.update(of_heads[head.name])
+        logs.update(of_pairs)
+        logs["skipped_updates"] = self.skipped.result()
+        return logs
+
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
+        """The figures of an evaluation.
+
+        Args:
+            weights: `[num_heads]`: the heads' own weights.
+            present: The heads that have targets in the data.
+            step: The number of updates applied so far.
+        """
+        logs: dict[str, Any] = {}
+        for k, head in enumerate(self.heads):
+            logs.update(self._head_logs(k, head) if head.name in present else {})
+        active = tf.stack([_has_any(metric) for metric in self.losses]) & (weights > 0)
+        losses = weights * tf.stack([metric.result() for metric in self.losses])
+        losses = tf.where(active, losses, 0.0)
+        if self.weighting is None:
+            total = tf.reduce_sum(losses)
+        else:
+            total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
+        return {"loss": _or_nan(total, tf.reduce_any(active)), **logs}
+
+    def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
+        logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
+        for metric in head.metrics or []:
+            result = metric.result()
+            if isinstance(result, dict):
+                logs.update({f"{head.name}_{name}": value for name, value in result.items()})
+            else:
+                logs[f"{head.name}_{metric.name}"] = result
+        has_labels = _has_any(self.losses[k])
+        return {name: _or_nan(value, has_labels) for name, value in logs.items()}
+
+
+def _has_any(mean: Any) -> tf.Tensor:
+    """Whether a `keras.metrics.Mean` is of anything."""
+    return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
+
+
+def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
+    """A figure where the condition holds, else NaN; what is not floating is left as it is."""
+    figure = tf.convert_to_tensor(figure)
+    return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
+
+
+class _Report(keras.callbacks.Callback):
+    """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
+
+    def __init__(self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any]) -> None:
+        super().__init__()
+        self._metrics = metrics
+        self._others = others
+        self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        for callback in self._others:
+            if hasattr(callback, "check_others"):
+                callback.check_others(self._others)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._see()  # validation resets the metrics
+
+    def _see(self) -> None:
+        metrics = self._metrics()
+        if metrics is not None and self._seen is None:
+            self._seen = int(tf.convert_to_tensor(metrics.broken.batches.value)), metrics.report()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.
+        for callback in self._others:
+            best = getattr(callback, "best", None)
+            if isinstance(best, numbers.Real) and math.isnan(best):
+                callback.best = None
+        self._see()
+        metrics = self._metrics()
+        if metrics is None or self._seen is None:
+            return
+        number, text = self._seen
+        if not number:
+            raise ValueError(
+                f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
+                "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
+            )
+        if metrics.weighting is not None:
+            metrics.weighting.end_epoch()
+        if text is not None:
+            warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
+
+
+def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any:
+    """Adds the report on skipped updates to the callbacks of `fit`.
+
+    Args:
+        metrics: Returns the trainer's metrics, or None before they exist.
+        callbacks: The callbacks passed to `fit`.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.insert(0, _Report(metrics, list(callbacks.callbacks)))
+        return callbacks
+    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    # First, so that a checkpoint at the end of an epoch holds what that end changes.
+    return [_Report(metrics, given), *given]
