@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
 from multihead.heads import _metrics
+from multihead.telemetry import _logs
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -150,7 +151,7 @@ def test_one_entry_makes_a_further_figure(monkeypatch):
         "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update"
     )
     twice = telemetry.Figure("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
-    monkeypatch.setattr(telemetry, "FIGURES", (*telemetry.FIGURES, largest, twice))
+    monkeypatch.setattr(_logs, "FIGURES", (*telemetry.FIGURES, largest, twice))
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
     assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))
