@@ -13,7 +13,6 @@ from tests.helpers import tiny
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
-@pytest.mark.one_in(2)
 def test_callbacks_and_a_resumed_run(tmp_path):
     inputs, targets = tiny.data(12)
     data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)

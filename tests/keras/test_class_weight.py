@@ -62,7 +62,6 @@ def test_validation_is_not_weighted_and_the_weights_of_add_head_are_replaced():
     np.testing.assert_allclose(found.history["val_kind_loss"][0], loss, rtol=1e-5)
 
 
-@pytest.mark.one_in(2)
 def test_two_replicas(two_replicas):
     expected = fitted(make(2), class_weight={"kind": WEIGHTS})
     with two_replicas.scope():

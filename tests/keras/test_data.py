@@ -180,7 +180,6 @@ def test_epochs_of_a_py_dataset_and_of_an_endless_generator(trainers, expected):
     assert int(np.array(trainers[2].update_count)) == before + 6
 
 
-@pytest.mark.one_in(2)
 def test_evaluate_predict_and_diagnose_take_the_same(trainers):
     trainer = trainers[1]
     fitted(trainer, X, Y)

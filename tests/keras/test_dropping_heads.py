@@ -41,7 +41,6 @@ def test_without_a_dropped_head_updates_are_those_of_the_others():
         trainer.evaluate(*batch, verbose=0)
 
 
-@pytest.mark.one_in(2)
 def test_a_dropped_head_is_out_of_weights_and_files(tmp_path):
     batch = tiny.data(8)
     trainer = tiny.trainer("adam")

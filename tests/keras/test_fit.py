@@ -26,7 +26,6 @@ class Echo(keras.layers.Layer):
         return tf.argmax(self.dense(representation["outputs"]), axis=-1)
 
 
-@pytest.mark.one_in(2)
 def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     inputs, targets = tiny.data(8, missing=False)
     encoder, heads = tiny.modules()

@@ -52,7 +52,6 @@ class Crash(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.one_in(2)
 def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "runs" / "run.jsonl"
     fit(trainer(), Ledger(whole))
@@ -69,7 +68,6 @@ def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_p
     assert [line["step"] for line in lines_of(path)] == [1, 2, 3]
 
 
-@pytest.mark.one_in(2)
 def test_lines_tensorboard_and_logs_show_the_same_figures(tmp_path):
     path = tmp_path / "run.jsonl"
     made = trainer(layers_every=2)

@@ -110,7 +110,6 @@ def test_a_skipped_update_leaves_it_as_it_is():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
 def test_it_is_saved_and_resumed(tmp_path):
     whole, first = trainer(), trainer()
     whole.fit(batches(), epochs=2, verbose=0)
@@ -124,7 +123,6 @@ def test_it_is_saved_and_resumed(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-@pytest.mark.one_in(2)
 def test_it_is_equal_on_every_replica(two_replicas):
     alone = trainer()
     alone.fit(batches(), verbose=0)

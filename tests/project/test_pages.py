@@ -62,7 +62,6 @@ def test_code_of_a_page_runs(
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
 
-@pytest.mark.one_in(2)
 def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +96,6 @@ def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
 
 
-@pytest.mark.one_in(2)
 def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in one namespace, as a kernel runs them."""
     notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))

@@ -40,7 +40,6 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
     assert named == {each.__name__ for each in classes if isinstance(each, type) and each not in bases}
 
 
-@pytest.mark.one_in(2)
 def test_code_of_the_readme_is_that_of_the_benchmark_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """The figures of the diagnosis are those of one stack, so only its words are compared."""
     namespace: dict[str, Any] = {"__name__": "README"}
@@ -60,7 +59,6 @@ def words(text: str) -> list[str]:
     return re.findall(r"[A-Za-z]{2,}", text)
 
 
-@pytest.mark.one_in(2)
 def test_plain_sum_starves_the_head_that_the_readme_says() -> None:
     """The benchmark behind the README's table, with its first seed."""
     plain, balanced = (starved_head.measure(0, 12, ("topics", "hours"), how=how) for how in (None, "EqualNorms"))

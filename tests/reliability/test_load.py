@@ -52,7 +52,6 @@ def memory():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the memory from /proc")
 def test_many_updates_leave_the_memory_flat_and_trace_nothing_again():
     updates = 100_000 if FULL else 300
@@ -77,7 +76,6 @@ def traced(compute, *arguments):
     return trainer.encoder.calls - before, nodes
 
 
-@pytest.mark.one_in(2)
 def test_micro_batches_are_one_graph_whatever_their_number():
     """A loop in the graph, not as many calls: neither the Python of the encoder runs more often nor does the graph grow."""
 
@@ -90,7 +88,6 @@ def test_micro_batches_are_one_graph_whatever_their_number():
     assert of(64) == of(3)
 
 
-@pytest.mark.one_in(2)
 def test_accumulated_batches_are_one_graph_and_some_nodes_each():
     """What the graph has of each batch is where its tensors come from and go to."""
 
@@ -141,7 +138,6 @@ def test_a_representation_of_fifty_megabytes(options):
     np.testing.assert_allclose(gradient, sum(f * part for f, part in zip(factors, parts)), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.one_in(2)
 def test_sequences_from_one_token_to_two_thousand_in_batches_of_one():
     """One trace for all lengths, and the updates of a hand-written tape."""
     trainer = tiny.trainer(keras.optimizers.SGD(0.05))

@@ -64,7 +64,6 @@ def same(one, other):
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-@pytest.mark.one_in(2)
 def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
     class CtrlC(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -113,7 +112,6 @@ def test_dropout_and_sampling_of_the_reference_models(engine, tmp_path):
     assert same(whole, fit(made(), "cut"))
 
 
-@pytest.mark.one_in(2)
 def test_a_run_that_has_ended_is_not_run_again_and_can_be_made_longer(tmp_path):
     first, again, longer, whole = (made() for _ in range(4))
     history = fit(first, tmp_path / "run")
@@ -158,7 +156,6 @@ def loaded(trainer, folder, content=None, tmp_path=None, **options):
         raise
 
 
-@pytest.mark.one_in(2)
 def test_damaged_files_are_refused(saved, tmp_path):
     content = (saved / "run.checkpoint").read_bytes()
     trainer = made(balancer=balancing.GradVac())
