@@ -15,6 +15,8 @@ from examples.seq2seq_price.batches import (
     training_batches,
 )
 
+pytestmark = pytest.mark.programs
+
 GENERATOR = np.random.default_rng(0)
 LENGTHS = GENERATOR.integers(1, 30, 500)
 ROWS = Examples(

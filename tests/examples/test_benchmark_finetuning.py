@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks import finetuning
 
+pytestmark = pytest.mark.programs
+
 
 def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, without_graphs):
     sizes = ["--orders", "60", "--priced", "40", "--held-out", "20", "--units", "8", "--seeds", "1"]

@@ -17,6 +17,8 @@ from examples.seq2seq_price.metrics import number_figures
 from examples.seq2seq_price.tables import InputError
 from tests.helpers import alone
 
+pytestmark = pytest.mark.programs
+
 TEXTS = ["The Mill, isn't big!", "", "two  oak-chairs", "a\tdesk"]
 TAGS = ["O B O O", "", "N T", ""]
 

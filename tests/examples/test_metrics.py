@@ -9,6 +9,8 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from examples.seq2seq_price import metrics
 from examples.seq2seq_price.metrics import class_figures, confusion, overlap_figures, reply_figures, slots
 
+pytestmark = pytest.mark.programs
+
 
 def test_class_figures_are_scikit_learns():
     generator = np.random.default_rng(0)

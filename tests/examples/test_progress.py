@@ -8,6 +8,8 @@ import pytest
 
 from examples.seq2seq_price.progress import BestWeights
 
+pytestmark = pytest.mark.programs
+
 
 def train(losses, patience):
     """A model whose only weight is the epoch's number, as if it had reached these losses."""

@@ -10,6 +10,8 @@ import pytest
 from examples.seq2seq_price.ranges import PriceRanges
 from examples.seq2seq_price.tables import InputError
 
+pytestmark = pytest.mark.programs
+
 
 def fit(values, bands=None, missing_is_class=False):
     return PriceRanges.fit("price", values, bands=bands, missing_is_class=missing_is_class)

@@ -9,6 +9,8 @@ from examples.seq2seq_price import report
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.model import Answers, AttentionMap
 
+pytestmark = pytest.mark.programs
+
 NAMES = ("under $20", "$20 to $30", "(missing)")
 
 

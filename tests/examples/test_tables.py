@@ -8,6 +8,8 @@ import pytest
 
 from examples.seq2seq_price.tables import InputError, read_lines, read_table
 
+pytestmark = pytest.mark.programs
+
 
 def test_quotes_line_breaks_blanks_and_a_byte_order_mark(tmp_path):
     path = tmp_path / "rows.csv"

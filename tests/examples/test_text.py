@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from examples.seq2seq_price import text
 
+pytestmark = pytest.mark.programs
+
 TARGETS = [
     "name[The Eagle], eatType[coffee shop], near[Café Rouge]",
     "£20-25, isn't (x)!",

@@ -11,6 +11,8 @@ import pytest
 
 from examples.seq2seq_price import workshop
 
+pytestmark = pytest.mark.programs
+
 TRAIN = workshop.draw_rows(3000, held_out=False, seed=3)
 HELD_OUT = workshop.draw_rows(300, held_out=True, seed=3)
 

@@ -21,6 +21,8 @@ from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
+pytestmark = pytest.mark.programs
+
 PRINTED = {
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],

@@ -50,7 +50,9 @@ def selected(pytester: pytest.Pytester, folder: Path, *arguments: str) -> list[s
         patch.chdir(folder)
         result = pytester.inline_run(*arguments, "-p", "no:xdist", "-q")
     assert not result.getfailures() and result.ret == 0
-    return [report.nodeid.partition("::")[2] for report in result.getreports("pytest_runtest_logreport") if report.when == "call"]
+    return [
+        report.nodeid.partition("::")[2] for report in result.getreports("pytest_runtest_logreport") if report.when == "call"
+    ]
 
 
 def test_where_nothing_is_named_the_quick_tests_run(pytester: pytest.Pytester, clone: Path) -> None:
