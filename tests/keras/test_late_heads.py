@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("eager_updates")
 
 LATE = [
     {},
-    {"balancer": "UPGrad", "balance_at": "parameters"},
+    {"balancer": "UPGrad", "balance_at": "parameters", "run_eagerly": False},
     {"balancer": "UPGrad", "micro_batches": 2, "accumulate_steps": 2},
 ]
 

@@ -14,7 +14,6 @@ from multihead import MultiHeadTrainer, clipping
 from tests.helpers import tiny
 from tests.helpers.reference import Reference
 
-FULL = os.environ.get("MULTIHEAD_FULL") == "1"
 VOCABULARY, WIDTH = 200_000, 3
 
 
@@ -53,8 +52,8 @@ def memory():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the memory from /proc")
-def test_many_updates_leave_the_memory_flat_and_trace_nothing_again():
-    updates = 100_000 if FULL else 300
+@pytest.mark.parametrize("updates", [300, pytest.param(100_000, marks=pytest.mark.thorough)])
+def test_many_updates_leave_the_memory_flat_and_trace_nothing_again(updates):
     trainer = made(Counting(), "adam", balancer="UPGrad", clip=clipping.ByGlobalNorm(1.0))
     x, y = batch_for(trainer, np.random.default_rng(0).normal(size=(8, 3)).astype("float32"))
     data = tf.data.Dataset.from_tensors((x, y)).repeat()
