@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,13 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
         raise InputError(str(error)) from error
 
 
+def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
+    """Restores the weights of the epoch with the lowest validation loss, and stops `--patience` epochs after it."""
+    # The total loss, in which `--price-weight` counts, judges all heads at once.
+    total = dict.fromkeys(heads, "val_loss")
+    return callbacks.PerHead(total, patience=options.patience or options.epochs, idle=False)
+
+
 def train_model(
     options: Namespace, model: PriceModel, data: Data, console: Console
 ) -> tuple[dict[str, Any], dict[str, Any], tf.data.Dataset]:
@@ -193,10 +200,7 @@ def train_model(
     batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
     compile_trainer(options, model, steps)
     validation = _batches_for(model, dev, options.batch_size)
-    bar, history = ProgressBar(console, steps), keras.callbacks.History()
-    # The total loss, in which `--price-weight` counts, judges all heads at once.
-    total = dict.fromkeys(model.trainer.heads, "val_loss")
-    best = callbacks.PerHead(total, patience=options.patience or options.epochs, idle=False)
+    bar, history, best = ProgressBar(console, steps), keras.callbacks.History(), best_weights(options, model.trainer.heads)
     # Removed at the end of training; until then, the run can be interrupted and go on.
     saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
     if options.resume and not saver.path.is_file():
