@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from examples._command_line import InputError
 from examples.convergence_study import command, report, study, training
 from examples.convergence_study.arms import RATES, TUNED, ByPart, all_arms, references
 from examples.seq2seq_price.run import load_data
-from examples.seq2seq_price.tables import InputError
 from multihead import clipping
 
 ROOT = Path(__file__).resolve().parents[2]
