@@ -162,7 +162,7 @@ FILE_COLUMNS = ["--source", "sentence", "--target", "mr", "--label", "cost"]
 
 
 def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
-    train = write_meanings(tmp_path / "train.csv.gz", 40, ["5", "", "20", "9"])
+    train = write_meanings(tmp_path / "train.csv.gz", 20, ["5", "", "20", "9"])
     dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])
     options = [
         *SMALL, *FILE_COLUMNS, "--train", train, "--dev", dev, "--test", dev, "--bands", "3", "--missing", "class",

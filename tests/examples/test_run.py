@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from examples.seq2seq_price import command, run
+from examples.seq2seq_price.batches import Examples
+from examples.seq2seq_price.columns import LabelColumn
 from multihead import MultiHeadTrainer
 
 
@@ -75,9 +77,11 @@ def test_an_interrupted_run_keeps_its_best_epoch(tmp_path, monkeypatch, capsys, 
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "ProgressBar", Interrupting)
-    arguments = ["--epochs", "9", "--units", "4", "--embedding", "3", "--orders", "20", "--batch-size", "16"]
-    options = command.parse([*arguments, "--learning-rate", "0.1", "--output", str(tmp_path)])
-    data = run.load_data(options)
+    arguments = ["--epochs", "9", "--units", "4", "--embedding", "3", "--batch-size", "4", "--learning-rate", "0.1"]
+    options = command.parse([*arguments, "--output", str(tmp_path)])
+    rows = Examples(["a b", "b a"] * 4, ["x", "y"] * 4, np.array([0, 1] * 4, np.int32))
+    prices = LabelColumn("price", "cost", ("high", "low"))
+    data = run.Data({"source": "text", "target": "order", "label": "cost"}, prices, {"train": rows, "dev": rows}, [])
     model = run.build_model(options, data)
     figures, history, _ = run.train_model(options, model, data, Console())
     assert figures["epochs"] == 2 and figures["best_epoch"] == np.argmin(history["val_loss"]) + 1
