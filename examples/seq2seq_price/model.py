@@ -148,7 +148,7 @@ class PriceModel:
         """
         ids = self.vectorizers.source(list(texts))
         order = np.argsort(ids.row_lengths().numpy(), kind="stable")
-        found: dict[str, list[Any]] = {head: [None] * len(texts) for head in self.trainer.heads}
+        found: dict[str, list[Any]] = {}
         if beam_width not in self._compiled:
             self._compiled[beam_width] = tf.function(
                 lambda batch: self._heads(batch, beam_width), input_signature=[tf.TensorSpec([None, None], tf.int32)]
@@ -157,8 +157,9 @@ class PriceModel:
             rows = order[start : start + PREDICTION_ROWS]
             answered = self._compiled[beam_width](tf.cast(tf.gather(ids, rows).to_tensor(), tf.int32))
             for head, answers in answered.items():
+                of_texts = found.setdefault(head, [None] * len(texts))
                 for row, answer in zip(rows, self.read_target(answers) if head == "reply" else answers.numpy()):
-                    found[head][row] = answer
+                    of_texts[row] = answer
         return Answers(found.pop("reply", None), found)
 
     def attention_maps(self, texts: Sequence[str]) -> list[AttentionMap]:
