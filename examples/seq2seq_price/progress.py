@@ -43,7 +43,7 @@ class ProgressBar(keras.callbacks.Callback):
         return {}
 
     def set_run_state(self, state: dict[str, Any]) -> None:
-        """Nothing is restored in a run that goes on."""
+        """Nothing is restored in a resumed run."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._started = time.perf_counter()
