@@ -13,7 +13,7 @@ from ._pooled import AbstractPooledHead
 
 @keras.saving.register_keras_serializable(package="models")
 class PriceClassifier(AbstractPooledHead):
-    """A `Classifier` whose classes are price ranges, under the name and the weights' names of its saved models.
+    """A `Classifier` whose classes are price ranges, with the class name and weight names of earlier saved models.
 
     Args:
         num_ranges: Number of price ranges.

@@ -102,7 +102,8 @@ class ByAverageNorm(AbstractClipping):
     variable.
 
     Example:
-        >>> ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
+        >>> clipped = ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])
+        >>> clipped[0].numpy().round(6).tolist()
         [1.2000000476837158, 1.600000023841858]
     """
 
@@ -118,7 +119,8 @@ class ByGlobalNorm(AbstractClipping):
     networks", ICML 2013).
 
     Example:
-        >>> ByGlobalNorm(1.0)([tf.constant([3.0]), None, tf.constant([4.0])])[2].numpy().round(6).tolist()
+        >>> gradients = [tf.constant([3.0]), None, tf.constant([4.0])]
+        >>> ByGlobalNorm(1.0)(gradients)[2].numpy().round(6).tolist()
         [0.800000011920929]
     """
 

@@ -76,7 +76,8 @@ class LayerwiseDecay(AbstractRate):
         ValueError: An argument is out of range.
 
     Example:
-        >>> encoder = keras.Sequential([keras.layers.Dense(2), keras.layers.ReLU(), keras.layers.Dense(2)])
+        >>> layers = [keras.layers.Dense(2), keras.layers.Dense(2)]
+        >>> encoder = keras.Sequential(layers)
         >>> _ = encoder(tf.ones([1, 2]))
         >>> LayerwiseDecay(0.5).factors(encoder, encoder.trainable_variables)
         [0.5, 0.5, 1.0, 1.0]
@@ -117,7 +118,8 @@ class ByPath(AbstractRate):
     Example:
         >>> layer = keras.layers.Dense(2)
         >>> layer.build((None, 3))
-        >>> ByPath({"bias": 0, "kernel": 0.1}).factors(layer, layer.trainable_variables)
+        >>> rates = ByPath({"bias": 0, "kernel": 0.1})
+        >>> rates.factors(layer, layer.trainable_variables)
         [0.1, 0.0]
     """
 
@@ -166,7 +168,8 @@ class Stages:
         TypeError: `stages` is not a dict, or contains something else.
 
     Example:
-        >>> Stages({0: 0, 1000: LayerwiseDecay(0.9)}).at(999), Stages({0: 0, 1000: 0.1}).at(1000)
+        >>> stages = Stages({0: 0, 1000: 0.1})
+        >>> stages.at(999), stages.at(1000)
         (0.0, 0.1)
     """
 

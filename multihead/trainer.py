@@ -73,7 +73,8 @@ class MultiHeadTrainer(SavedByKeras):
 
     Example:
         >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"))
-        >>> trainer.add_head("price", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+        >>> price = keras.layers.Dense(3, activation="softmax")
+        >>> trainer.add_head("price", price, "sparse_categorical_crossentropy")
         >>> trainer.add_head("size", keras.layers.Dense(1), "mse", weight=0.5)
         >>> trainer.compile("adam")
     """

@@ -50,7 +50,8 @@ def balance(
     Example:
         >>> first = [tf.constant([-4.0, 1.0]), tf.constant([[1.0]])]
         >>> second = [tf.constant([6.0, 1.0]), tf.constant([[1.0]])]
-        >>> [gradient.numpy().tolist() for gradient in balance([first, second], "mgda")]
+        >>> balanced = balance([first, second], "mgda")
+        >>> [gradient.numpy().tolist() for gradient in balanced]
         [[0.0, 1.0], [[1.0]]]
     """
     chosen = get(balancer)

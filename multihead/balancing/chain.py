@@ -37,7 +37,8 @@ class Chain(Balancer):
             common.
 
     Example:
-        >>> Chain("EqualNorms", "UPGrad")([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        >>> chain = Chain("EqualNorms", "UPGrad")
+        >>> chain([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.2924, 3.8124, 3.8124]
     """
 

@@ -115,16 +115,19 @@ class Diagnosis:
         return "\n\n".join([*tables, "\n".join(f"- {finding}" for finding in self.findings)])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Title, columns and rows of the tables that `print` and rich show."""
-        columns = ["head", "loss", "constant", "progress", "weight", "labelled"]
-        columns += ["norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
-        rows = []
+        """Title, columns and rows of the tables that `print` and rich show; each fits a terminal of 80 columns."""
+        losses, gradients = [], []
         for k, head in enumerate(self.heads):
+            loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))
+            losses.append([head, loss, constant, self.progress[k], weight, f"{self.labelled[k]:.0%}"])
             figures = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
-            first = [f"{self.losses[k]:.4g}", f"{self.constant_losses[k]:.4g}", self.progress[k], f"{self.weights[k]:.4g}"]
-            last = [f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k])]
-            rows.append([head, *first, f"{self.labelled[k]:.0%}", *last])
-        found = [(f"Heads, over {self.batches} batches", columns, rows)]
+            gradients.append([head, *(f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k]))])
+        of_losses = ["head", "loss", "constant", "progress", "weight", "labelled"]
+        of_gradients = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
+        found = [
+            (f"Losses of the heads over {self.batches} batches", of_losses, losses),
+            ("Gradients of the heads", of_gradients, gradients),
+        ]
         pairs = list(itertools.combinations(range(len(self.heads)), 2))
         if pairs:
             rows = [

@@ -102,8 +102,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
+CUT = "[...document.querySelectorAll('pre > code')].filter(c => c.scrollWidth > c.clientWidth).map(c => c.innerText)"
+
+
 @needs_browser
-def test_every_page_loads_without_an_error_and_with_its_pictures(site: Path, address: str, browser: Browser) -> None:
+def test_every_page_loads_without_an_error_with_its_pictures_and_whole_lines_of_code(
+    site: Path, address: str, browser: Browser
+) -> None:
     for page in pages(site):
         if page == "404.html":
             continue
@@ -112,6 +117,7 @@ def test_every_page_loads_without_an_error_and_with_its_pictures(site: Path, add
         browser.run("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
         browser.wait_for("[...document.images].every(i => i.complete)")
         assert browser.run("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)") == [], page
+        assert browser.run(CUT) == [], page
 
 
 @needs_browser
