@@ -11,9 +11,9 @@ from tests.helpers.gathering import (
     assert_alike,
     batches_of_updates,
     expected,
-    pairwise,
     trained,
 )
+from tests.helpers.selection import pairwise
 
 
 @pytest.mark.usefixtures("optimized_graphs")

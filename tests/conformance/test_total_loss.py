@@ -48,7 +48,7 @@ def test_weights_may_be_functions_of_the_update_count():
 
 
 def test_heads_with_shared_variables_and_nested_representations():
-    """A decoder that reuses the encoder's embedding: the direct path and the path through the cut add up."""
+    """A decoder that reuses the encoder's embedding: the direct path and the path through the representation add up."""
     keras.utils.set_random_seed(0)
     embed = keras.layers.Embedding(7, 4)
 
