@@ -10,6 +10,8 @@ from scipy import stats
 from multihead import schedules
 from multihead._ground.random import normal, uniform
 
+pytestmark = pytest.mark.mathematics
+
 
 @pytest.mark.parametrize(("draw", "distribution"), [(uniform, "uniform"), (normal, "norm")])
 def test_distribution(draw, distribution):

@@ -11,6 +11,8 @@ from scipy import special
 from multihead import weighting
 from multihead._ground.method import Observation
 
+pytestmark = pytest.mark.mathematics
+
 ALL = tf.constant([True, True, True])
 LOSSES = np.array([0.5, 2.0, 30.0])
 
