@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
 from multihead._ground.method import Observation
+from tests.helpers.draws import at_steps
 
 
 def drawn(schedule, count, names=("price", "reply")):
     schedule.bind(list(names))
-    active = tf.function(schedule.active)
-    return np.array([active(step) for step in tf.range(count, dtype=tf.int64)])
+    return at_steps(schedule.active, count, tf.bool)
 
 
 @pytest.mark.mathematics

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from multihead import balancing
 from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
+from tests.helpers.draws import at_steps
 from tests.helpers.selection import quick
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")]
@@ -263,8 +264,7 @@ def test_gradvac_reaches_its_target_cosine_and_starts_as_pcgrad():
 def test_orders_are_permutations_of_the_others_repeat_and_vary():
     from multihead.balancing._random_order import other_heads_in_random_order
 
-    in_graph = tf.function(lambda step: other_heads_in_random_order(4, 0, step))
-    drawn = [in_graph(tf.constant(update)).numpy() for update in range(300)]
+    drawn = at_steps(lambda step: other_heads_in_random_order(4, 0, step), 300, tf.int32)
     seen = set()
     for update, orders in enumerate(drawn[:20]):
         assert all(sorted([head, *order]) == [0, 1, 2, 3] for head, order in enumerate(orders))
