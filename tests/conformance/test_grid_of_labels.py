@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from multihead.heads import Head
 from multihead.heads._metrics import HeadMetric, resolve_metric
+from tests.helpers.cases import quick
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
-from tests.helpers.selection import quick
 
 KERAS_3 = keras.__version__.startswith("3")
 ROWS, TIME, COLUMNS = 6, 4, 3

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import schedules
 from tests.helpers import tiny
-from tests.helpers.selection import quick
+from tests.helpers.cases import quick
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
 from tests.helpers import balancing_reference, tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import (
     BALANCINGS,
     GATHERINGS,
@@ -18,7 +19,6 @@ from tests.helpers.gathering import (
     padded,
 )
 from tests.helpers.scaled import DECAY, ScaledReference
-from tests.helpers.selection import quick
 
 # The optimizer of the trainer, the same without weight decay, and whether there is any.
 OPTIMIZERS = {

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from tests.helpers import balancing_reference, tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import BALANCINGS, GATHERINGS, assert_alike
-from tests.helpers.selection import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 

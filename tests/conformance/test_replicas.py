@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._ground import replicas
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import (
     BALANCINGS,
     OPTIMIZERS,
@@ -18,7 +19,6 @@ from tests.helpers.gathering import (
     expected,
     trained,
 )
-from tests.helpers.selection import quick
 
 
 @pytest.fixture

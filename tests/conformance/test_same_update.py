@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.cases import pairwise
 from tests.helpers.gathering import (
     BALANCINGS,
     GATHERINGS,
@@ -13,7 +14,6 @@ from tests.helpers.gathering import (
     expected,
     trained,
 )
-from tests.helpers.selection import pairwise
 
 
 @pytest.mark.usefixtures("optimized_graphs")

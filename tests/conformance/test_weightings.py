@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.helpers import balancing_reference, reference, tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import assert_alike, batches_of_updates, padded
-from tests.helpers.selection import quick
 from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
 
 pytestmark = pytest.mark.usefixtures("eager_updates")

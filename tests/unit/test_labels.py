@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
 from tests.helpers import labels as reference
+from tests.helpers.cases import quick
 from tests.helpers.labels import COLUMNS, ELEMENTS, ROWS, TIME, WHOLE_ROWS, assert_same, by_tape, gradients, trainer_of
-from tests.helpers.selection import quick
 
 KERAS_3 = keras.__version__.startswith("3")
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.helpers import zoo
 from tests.helpers.balancers import ALL, USUAL, make, traced, update_of, usual_update, xla_heads
-from tests.helpers.selection import quick
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.mathematics
 

@@ -11,7 +11,7 @@ from multihead import MultiHeadTrainer, balancing, schedules
 from multihead._ground.keras import add_state, tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
-from tests.helpers.selection import quick
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 

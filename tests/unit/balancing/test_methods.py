@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from multihead import balancing
 from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
+from tests.helpers.cases import quick
 from tests.helpers.draws import at_steps
-from tests.helpers.selection import quick
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")]
 

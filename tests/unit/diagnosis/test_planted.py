@@ -13,7 +13,7 @@ import tensorflow as tf
 from multihead import balancing, weighting
 from multihead._display.tables import plain
 from tests.helpers import planted
-from tests.helpers.selection import quick
+from tests.helpers.cases import quick
 from tests.helpers.sources import ROOT
 
 SEEDS = pytest.mark.parametrize("seed", quick(1, [0, 1, 2]))

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping, schedules, weighting
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import assert_alike, dataset
-from tests.helpers.selection import quick
 from tests.helpers.weighted import HEADS, adam
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
