@@ -40,7 +40,7 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
 def test_norm_budget_holds_in_the_logs():
     batch = tiny.data(16)
     trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
-    free = tiny.trainer("adam")
+    free = tiny.shared("adam")
     assert tiny.fit_once(free, *batch).history["size_share"][0] > 0.3
     history = tiny.fit_once(trainer, *batch, epochs=3).history
     assert max(history["size_share"]) <= 0.2 + 1e-5

@@ -70,7 +70,7 @@ def test_an_idle_head_gives_the_encoder_nothing():
     alone = tiny.trainer("sgd", heads=("tag",))
     alone.fit(inputs, {"tag": targets["tag"]}, batch_size=8, shuffle=False, verbose=0)
     unlabelled = {**targets, "price": np.full(8, -1), "size": np.full(8, np.nan, "float32")}
-    together = tiny.trainer("sgd")
+    together = tiny.shared("sgd")
     together.fit(inputs, unlabelled, batch_size=8, shuffle=False, verbose=0)
     for a, b in zip(alone.encoder.trainable_variables, together.encoder.trainable_variables, strict=True):
         np.testing.assert_array_equal(*tiny.values([a, b]))
@@ -79,7 +79,7 @@ def test_an_idle_head_gives_the_encoder_nothing():
 def test_without_any_label_an_update_is_skipped_and_counted():
     inputs, targets = tiny.data(4)
     nothing = {"tag": np.zeros((4, 6), "int64"), "price": np.full(4, -1), "size": np.full(4, np.nan, "float32")}
-    trainer = tiny.trainer("adam")
+    trainer = tiny.shared("adam")
     trainer.fit(inputs, targets, verbose=0)
     before = tiny.weights_of(trainer)
     with pytest.warns(RuntimeWarning, match="none of the scheduled heads had labels"):
@@ -165,7 +165,7 @@ def test_in_a_custom_loop_an_idle_head_stays_bit_for_bit(change, in_graph, reaso
 
 def test_gradients_of_the_encoder_alone_are_applied():
     inputs, targets = tiny.data(4)
-    trainer = tiny.trainer("adam")
+    trainer = tiny.shared("adam")
     pairs = trainer.compute_gradients((inputs, targets))
     own = {id(variable) for head in trainer.heads.values() for variable in head.module.trainable_variables}
     before, encoder = {head: state_of(trainer, head) for head in trainer.heads}, tiny.values(trainer.encoder.variables)

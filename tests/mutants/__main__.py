@@ -7,9 +7,9 @@ import collections
 import dataclasses
 import json
 import subprocess
-import sys
 import tempfile
 from collections import deque
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.mutants.operators import Mutant, choose
@@ -59,7 +59,7 @@ def main() -> None:
 
 def run_stage(suite: str, mutants: list[Mutant], options: argparse.Namespace) -> None:
     """Runs the tests of a suite on the mutants that no earlier one has caught."""
-    name = f"{suite} on Python {sys.version_info.major}.{sys.version_info.minor}"
+    name = f"{suite} with Keras {version('keras')}"
     lines = lines_of(options.output)
     done = {line["mutant"] for line in lines if line["caught"] or line["suite"] == name}
     left = [number for number in range(len(mutants)) if number not in done]
@@ -105,7 +105,7 @@ def run_of(mutant: Mutant, files: list[str], tests: set[str], suite: str, reach:
         (copy / mutant.path).write_bytes((ROOT / mutant.path).read_bytes())
 
     arguments = [*files, "-x", "-m", SELECTED[suite]]
-    return Run(arguments, tests, reach.seconds, {"MULTIHEAD_FULL": "1"}, prepare=change, finish=put_back)
+    return Run(arguments, tests, reach.seconds, prepare=change, finish=put_back)
 
 
 def lines_of(output: Path) -> list[dict]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import sys
 import tempfile
 from collections import deque
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.mutants.operators import Mutant, sources, statements
@@ -69,7 +69,7 @@ class Reach:
             (cache_folder() / "numbers.json").write_text(json.dumps(numbers))
             runs = deque()
             for i, file in enumerate(missing):
-                environment = {"MUTANTS_REACHED": str(Path(folder, f"reached-{i}")), "MULTIHEAD_FULL": "1"}
+                environment = {"MUTANTS_REACHED": str(Path(folder, f"reached-{i}"))}
                 runs.append(((i, file), Run([file, "-m", SELECTED[suite]], environment=environment)))
             for (i, file), result in run_all(runs, copies):
                 reached = _parse(Path(folder, f"reached-{i}"))
@@ -110,8 +110,8 @@ def _distance(path: str, file: str) -> int:
 
 
 def cache_folder() -> Path:
-    """Where the maps of this state of the checkout are, for this interpreter."""
-    digest = hashlib.sha256(sys.version.encode())
+    """Where the maps of this state of the checkout are, for this stack."""
+    digest = hashlib.sha256(version("keras").encode())
     for file in sorted([*ROOT.glob("multihead/**/*.py"), *ROOT.glob("tests/**/*.py")]):
         if "mutants" not in file.parts:
             digest.update(file.read_bytes())
