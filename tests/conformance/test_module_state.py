@@ -141,7 +141,6 @@ def test_a_skipped_update_leaves_every_variable(kind, options):
     assert np.isfinite(trainer.predict(X, verbose=0)["a"]).all()
 
 
-@pytest.mark.one_in(2)
 def test_a_skipped_update_leaves_every_variable_on_two_replicas(two_replicas):
     with two_replicas.scope():
         trainer = normalized()

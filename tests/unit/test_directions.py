@@ -8,6 +8,8 @@ import pytest
 from multihead.callbacks._directions import direction
 from multihead.heads import Head
 
+pytestmark = pytest.mark.mathematics
+
 
 class Mine(keras.metrics.MeanAbsoluteError):
     """A metric of one's own, of a known kind."""

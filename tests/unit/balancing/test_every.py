@@ -11,6 +11,7 @@ from multihead import MultiHeadTrainer, balancing, schedules
 from multihead._ground.keras import add_state, tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -89,7 +90,7 @@ def test_between_solves_the_update_has_the_last_coefficients():
 
 
 @pytest.mark.parametrize(
-    "options", [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}]
+    "options", quick(3, [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}])
 )
 def test_the_trainer_solves_at_every_third_update(options):
     inputs, targets = tiny.data(8, missing=False)

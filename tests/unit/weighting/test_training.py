@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping, schedules, weighting
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import assert_alike, dataset
 from tests.helpers.weighted import HEADS, adam
 
@@ -134,7 +135,7 @@ def test_famo_leaves_the_modules_state():
         assert np.any(plain != 0)
 
 
-@pytest.mark.parametrize("name", ["Uncertainty", "FAMO", "GradNorm", "DWA"])
+@pytest.mark.parametrize("name", quick(2, ["Uncertainty", "FAMO", "GradNorm", "DWA"]))
 def test_a_run_that_was_saved_goes_on(name, tmp_path):
     data = dataset([tiny.data(12, seed=seed) for seed in range(2)])
     whole = tiny.trainer(adam(), weighting=name)
