@@ -206,7 +206,7 @@ class MultiHeadTrainer(SavedByKeras):
         """One update, from one batch or from a window of batches; called by Keras."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
         spec, logs = self._built()
-        spec = (self._fit_spec or spec).in_stage(self._stage)
+        spec = (self._fit_spec or spec).in_period(self._stage)
         saved = snapshot(spec.state)
         update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
         clipped = clip(spec, update.gradients)
