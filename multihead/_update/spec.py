@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._update.combine import Combiner, HeadsAtStep
+from multihead._ground.method import Method
+from multihead._update.combine import Combiner
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
+from multihead.balancing import Balancer
+from multihead.clipping import AbstractClipping
+from multihead.schedules import AbstractSchedule
+from multihead.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class UpdateSpec:
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         schedule: The schedule, which decides which heads train at a step.
-        combiner: Creates the combiner of one update, for the network.
+        combiner: Combines the heads.
         num_micro_batches: Micro-batches per batch.
         clip: Limits the gradients, or None.
         ownership: The variables that must not change while their heads are idle.
@@ -44,12 +48,12 @@ class UpdateSpec:
 
     network: Network
     predictions: Sequence[Predictions]
-    weighting: Any
-    balancer: Any
-    schedule: Any
-    combiner: Callable[[Network, HeadsAtStep], Combiner]
+    weighting: Weighting | None
+    balancer: Balancer | None
+    schedule: AbstractSchedule
+    combiner: Combiner
     num_micro_batches: int
-    clip: Any
+    clip: AbstractClipping | None
     ownership: Ownership
     awake: tf.Variable
     may_be_idle: bool
@@ -81,7 +85,7 @@ class UpdateSpec:
         return replace(self, period=period, network=replace(self.network, frozen=self.periods[period].frozen))
 
     @property
-    def methods(self) -> list[Any]:
+    def methods(self) -> list[Method]:
         """The weighting, the balancer and the schedule, without None."""
         return [each for each in (self.weighting, self.balancer, self.schedule) if each is not None]
 
