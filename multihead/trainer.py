@@ -31,15 +31,16 @@ from multihead._ground.keras import (
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_positive_whole
 from multihead._runs.resuming import as_seeded_dataset, begin, checkpoint_of, interruptible
-from multihead._trainer.custom_loop import ComputedGradients, to_apply
+from multihead._trainer.custom_loop import pairs_of, to_apply
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.progress import with_progress
 from multihead._trainer.saving import SavedByKeras
-from multihead._update.apply import snapshot
+from multihead._update.apply import apply_update, clip
 from multihead._update.drop import compute_or_drop
 from multihead._update.encode import call_encoder
 from multihead._update.labels import count_labels, read_labels
-from multihead._update.pipeline import apply_update, clip, observe
+from multihead._update.observe import observe
+from multihead._update.roll_back import RollBack
 from multihead._update.weights import head_weights_at
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.telemetry import with_report
@@ -207,23 +208,11 @@ class MultiHeadTrainer(SavedByKeras):
         """One update, from one batch or from a window of batches; called by Keras."""
         batches = [self._unpack(batch) for batch in batches_of(data)]
         spec, logs = self._built()
-        spec = (self._fit_spec or spec).in_stage(self._stage)
-        saved = snapshot(spec.state)
-        update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
-        clipped = clip(spec, update.gradients)
-        applied = apply_update(
-            spec,
-            self.optimizer,
-            clipped,
-            update.active,
-            update.step,
-            saved,
-            broken=update.broken,
-            dropped=update.dropped,
-            batch=logs.next_batch(len(batches)),
-        )
+        spec = (self._fit_spec or spec).in_period(self._stage)
+        update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
+        applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
         observe(spec, update, applied)
-        logs.update(update._replace(clipped=clipped), applied, self.distribute_strategy.num_replicas_in_sync)
+        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -257,8 +246,9 @@ class MultiHeadTrainer(SavedByKeras):
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
-            in a graph, where it is not known yet which heads are idle). The list itself records which heads are active and
-            what `apply_gradients` restores if it skips the update; a new list of its pairs does not.
+            in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
+            `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs.
 
         Raises:
             ValueError: The batch has targets for an unknown head.
@@ -267,9 +257,8 @@ class MultiHeadTrainer(SavedByKeras):
         prepared = self._prepared(batch)
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            saved = snapshot(spec.state)
-            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer), saved)
-        return ComputedGradients.of(spec.network, update, saved)
+            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+        return pairs_of(spec.network, update)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
@@ -293,9 +282,8 @@ class MultiHeadTrainer(SavedByKeras):
             )
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            update = to_apply(spec.network, grads_and_vars)
-            given = (clip(spec, update.gradients), update.active, self.update_count, update.saved)
-            return apply_update(spec, self.optimizer, *given, broken=update.broken, dropped=update.dropped)
+            update = to_apply(spec.network, grads_and_vars, self.update_count)
+            return apply_update(spec, self.optimizer, clip(spec, update))
 
     @errors_in_words()
     def diagnose(
@@ -329,13 +317,12 @@ class MultiHeadTrainer(SavedByKeras):
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec, _ = self._built()
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        before = snapshot([*spec.network.state, *of_metrics])
+        before = RollBack([*spec.network.state, *of_metrics])
         try:
             with functions_run_eagerly(self._runs_eagerly):
                 return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
-            for variable, value in before:
-                variable.assign(value)
+            before.restore()
 
     # ------------------------------------------------------------------------------------------- saving
 

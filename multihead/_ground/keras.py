@@ -276,6 +276,16 @@ def recurrent_states(module: Any) -> list[tf.Variable]:
     return [tensor_variable(state) for state in states]
 
 
+@contextmanager
+def recurrent_states_kept(modules: Sequence[Any]) -> Iterator[None]:
+    """A context after which the recurrent states of modules are what they were before."""
+    states = [state for module in modules for state in recurrent_states(module)]
+    before = [tf.identity(state.read_value()) for state in states]
+    yield
+    for state, value in zip(states, before):
+        state.assign(value)
+
+
 def state_variables(module: Any) -> list[tf.Variable]:
     """The variables that running a module in training mode may change, each once.
 

@@ -33,6 +33,16 @@ def all_reduce_sum(value: Any) -> Any:
     return [None if gradient is None else next(reduced) for gradient in value]
 
 
+def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """The first replica's value, in the cross-replica context."""
+    return strategy.experimental_local_results(value)[0]
+
+
+def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+    """Assigns a value to a variable on all replicas, in the cross-replica context."""
+    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+
+
 def is_chief(model: Any) -> bool:
     """Whether this worker writes the files that all workers share."""
     return bool(model.distribute_strategy.extended.should_checkpoint)

@@ -129,26 +129,26 @@ class BuiltFromData(KerasHooks, keras.Model):
 
     @property
     def stage(self) -> int:
-        """The position of the present stage, from 0, if learning rates have `Stages`; otherwise 0.
+        """The number of the present period of training, from 0, if learning rates have `Stages`; otherwise 0.
 
-        A `tf.function` of a custom training loop is traced for one stage. Pass this number to it as a Python argument, so
+        A `tf.function` of a custom training loop is traced for one period. Pass this number to it as a Python argument, so
         that it is traced again for the next.
         """
-        return 0 if self._spec is None else self._spec.stage_at(self._num_updates())
+        return 0 if self._spec is None else self._spec.period_at(self._num_updates())
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """The specification of the next update in a custom training loop, and what must hold before it in a graph."""
         spec, stage = replace(self._built()[0], layers_every=0), self.stage
-        following = spec.stages[stage + 1 :]
+        following = spec.periods[stage + 1 :]
         if not following or tf.executing_eagerly():
-            return spec.in_stage(stage), []
-        start, end = spec.stages[stage].start, following[0].start
+            return spec.in_period(stage), []
+        start, end = spec.periods[stage].start, following[0].start
         message = (
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
             "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
         )
         check = tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)
-        return spec.in_stage(stage), [check]
+        return spec.in_period(stage), [check]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that Keras calls for each step; if there are several stages, one for each."""
@@ -204,7 +204,7 @@ class BuiltFromData(KerasHooks, keras.Model):
         """The number of updates before the next stage begins; None if no stage follows."""
         if self._spec is None:
             return 1  # the first call builds
-        following = self._spec.stages[self._stage + 1 :]
+        following = self._spec.periods[self._stage + 1 :]
         return following[0].start - self._num_updates() if following else None
 
     @contextmanager
@@ -346,7 +346,7 @@ class BuiltFromData(KerasHooks, keras.Model):
                 if self._logs is None:
                     self._awake.value = first_replica_variable(tf.constant(self._awake_heads()))
                 self._spec = self._spec_of(heads, self._options)
-                self._stage = self._spec.stage_at(self._num_updates())
+                self._stage = self._spec.period_at(self._num_updates())
                 if self._logs is None:
                     self._logs = LogMetrics(self._spec, self._options.telemetry, self._steps_at_once)
         self.built = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,14 +12,15 @@ import tensorflow as tf
 from multihead._ground.optimizers import build_optimizer
 from multihead._trainer.options import CompileOptions
 from multihead._update.backward import Measure
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
-from multihead._update.rates import stages_of
+from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
+from multihead.balancing import Balancer
 from multihead.heads import Head
 
 
@@ -80,7 +81,7 @@ def build_spec(
         may_be_idle=may_be_idle,
         faults=faults,
         check_labels=options.check_labels,
-        stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
+        periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
@@ -101,17 +102,16 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
         )
 
 
-def _combiner(balancer: Any, options: CompileOptions) -> Callable[[Network, HeadsAtStep], Combiner]:
-    """A function that creates the combiner of one update."""
+def _combiner(balancer: Balancer | None, options: CompileOptions) -> Combiner:
+    """How the heads are combined, and what is measured at the representation."""
     gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
         measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
-        measure = measure or (RepresentationGradients.squared_norms if needs_norms else None)
-        return lambda network, heads: SumHeads(network, measure, heads)
+        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
     if options.balance_at == "representation":
-        return lambda network, heads: BalanceAtRepresentation(network, balancer, heads)
-    return lambda network, heads: BalanceAtParameters(network, balancer, gramian, heads)
+        return BalanceAtRepresentation(balancer)
+    return BalanceAtParameters(balancer, gramian)
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

@@ -48,7 +48,7 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
         for name, value in values.items():
             if tf.is_tensor(value) or isinstance(value, tf.TypeSpec):
                 check_dense(f"`{argument}[{name!r}]`", value)
-    return Batch(inputs, named_targets, named_weights)
+    return Batch(inputs=inputs, targets=named_targets, sample_weights=named_weights)
 
 
 def by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
@@ -172,8 +172,11 @@ def widened(specs: Batch, others: Batch) -> Batch:
     def by_head(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: _widened(spec, other[name]) if name in other else spec for name, spec in own.items()}
 
-    inputs = _widened(specs.inputs, others.inputs)
-    return Batch(inputs, by_head(specs.targets, others.targets), by_head(specs.sample_weights, others.sample_weights))
+    return Batch(
+        inputs=_widened(specs.inputs, others.inputs),
+        targets=by_head(specs.targets, others.targets),
+        sample_weights=by_head(specs.sample_weights, others.sample_weights),
+    )
 
 
 def _widened(specs: Any, others: Any) -> Any:

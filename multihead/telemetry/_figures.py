@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._update.combine import cosines_of
-from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
+from multihead._update.update import Update
 from multihead.telemetry._recorded import Recorded
 
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable, variable_name
 from multihead._ground.validation import quoted
-from multihead._update.faults import Broken
+from multihead._update.broken import Broken
 from multihead._update.network import Gradients
-from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
+from multihead._update.update import Update
 from multihead.heads import Head
 from multihead.telemetry._figures import Figure, UpdateFigures
 
@@ -63,8 +63,8 @@ def _shares(update: Update) -> tf.Tensor | None:
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 
-def _global_norm(gradients: Gradients | None) -> tf.Tensor:
-    return norm_of_present([] if gradients is None else gradients.of_losses)
+def _global_norm(gradients: Gradients) -> tf.Tensor:
+    return norm_of_present(gradients.of_losses)
 
 
 def _is_clipped(update: Update) -> tf.Tensor:
@@ -81,7 +81,7 @@ def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
 
 
 def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
-    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
 
 
 def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
@@ -172,7 +172,7 @@ class LogMetrics:
         self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
         self.figures.update(update, applied)
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
-        self.broken.update_state(update.broken if update.dropped is None else update.broken | update.dropped, num_replicas)
+        self.broken.update_state(update.reported, num_replicas)
 
     def next_batch(self, number: int) -> tf.Tensor:
         """The position in the epoch of the next batch, from 0, after which that many are counted."""

@@ -26,10 +26,10 @@ FLOORS = [
 ]
 # The stages of one update: each imports from those before it only.
 STAGES = [
-    {"__init__", "batch", "encode"},
+    {"__init__", "batch", "encode", "roll_back"},
     {"loops"},
     {"network"},
-    {"faults"},
+    {"broken"},
     {"rates"},
     {"representation"},
     {"labels"},
@@ -40,11 +40,14 @@ STAGES = [
     {"backward"},
     {"combine"},
     {"layers"},
+    {"update"},
+    {"faults"},
     {"spec"},
     {"scale"},
-    {"apply"},
     {"pipeline"},
     {"drop"},
+    {"apply"},
+    {"observe"},
 ]
 
 

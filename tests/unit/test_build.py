@@ -81,7 +81,7 @@ def test_a_head_that_reads_its_targets_needs_them_once():
 def test_the_options_choose_the_combiner_and_what_is_measured(options, kind, measure):
     trainer = tiny.trainer("sgd", heads=("price", "size"), **options)
     trainer.compute_gradients(tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2))))
-    combiner = trainer._spec.combiner(trainer._spec.network, None)
+    combiner = trainer._spec.combiner
     assert type(combiner) is kind and combiner.measure is measure
 
 
