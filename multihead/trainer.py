@@ -33,7 +33,7 @@ from multihead._ground.keras import (
 )
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
-from multihead._runs.resuming import Replay, begin, checkpoint_of, interruptible, make_run
+from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.built import Built
 from multihead._trainer.custom_loop import ComputedGradients, to_apply
@@ -456,10 +456,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
         self._idle.set([], list(self.heads))
-        run = None
-        if checkpoint is not None and start is not None:
-            run = make_run(self, checkpoint, start, call.data.x, call.others)
-            call = call.with_others(callbacks=run, **start.arguments_of_fit(call.others.get("epochs", 1)))
+        run, call = (None, call) if start is None else make_run(self, start, call)
         session = FitSession(run=run, spec=self._spec_with(class_weight))
         with self._in_session(session), interruptible(run):
             self.make_train_function().trace_for(call.data.specs)
@@ -469,14 +466,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
-        if self._is_replaying:
+        session = self._session
+        if session is not None and session.replay is not None:
             return {}  # the validation of an epoch before the place of the checkpoint
         given = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
         call = read_evaluate(given, list(self.heads))
         self._build_for(call.data)
         self.make_test_function().trace_for(call.data.specs)
         call = self._with_progress(call._replace(data=self._with_checked_labels(call.data)))
-        session = self._session
         with self._in_session(None if session is None else replace(session, is_evaluating=True)):
             return super().evaluate(**call.for_keras())
 
@@ -517,8 +514,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""
-        batches = [self._unpack(batch, every_head=self._requires_every_head) for batch in batches_of(data)]
-        spec, logs = self._spec_of_session().in_stage(self.stage), self._require_built().logs
+        session = self._session
+        every_head = session is not None and session.requires_every_head
+        batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
+        built = self._require_built()
+        spec = built.spec if session is None or session.spec is None else session.spec
+        spec, logs = spec.in_stage(self.stage), built.logs
         saved = snapshot(spec.state)
         update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
         clipped = clip(spec, update.gradients)
@@ -567,7 +568,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 num_updates=self._num_updates,
                 at_once=options.steps_per_execution,
                 asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
-                pass_over=self._pass_over,
+                replay=lambda: None if self._session is None else self._session.replay,
             )
         return self.train_function
 
@@ -794,7 +795,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self.compile(**decode_options(config))
         self._build_again()
 
-    # ------------------------------------------------------------------------------------------- heads and their state
+    # ------------------------------------------------------------------------------------------- what changes, and when
 
     def _change_heads(self, heads: tuple[Head, ...]) -> None:
         """Replaces the heads, keeps their weights in saved variables, and drops what depends on the heads."""
@@ -918,7 +919,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _prepared(self, batch: Any) -> Batch:
         """A batch of a custom training loop, as tensors."""
-        return self._unpack(as_tensors(unpack(as_arrays("batch", tuple(batch)), list(self.heads))))
+        return self._unpack(as_arrays("batch", tuple(batch)))
 
     # ------------------------------------------------------------------------------------------- a call of `fit`
 
@@ -943,21 +944,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._require_built()
         with self.distribute_strategy.scope():
             return self._spec_of(weigh_classes(self._setup.heads, class_weight), self._assert_ready("fit"))
-
-    def _spec_of_session(self) -> UpdateSpec:
-        """How training steps compute updates."""
-        spec = self._require_built().spec
-        return spec if self._session is None or self._session.spec is None else self._session.spec
-
-    @property
-    def _requires_every_head(self) -> bool:
-        return self._session is not None and self._session.requires_every_head
-
-    @property
-    def _is_replaying(self) -> bool:
-        """Whether a resumed run has not reached the place of its checkpoint."""
-        run = None if self._session is None else self._session.run
-        return run is not None and run.is_replaying
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""
@@ -1004,11 +990,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         made = getattr(self, name)
         setattr(self, name, before)
         return made
-
-    def _pass_over(self, iterator: Any, number: int) -> Any:
-        """Draws the batches of a step before the place of the checkpoint; None in a step that is to be made."""
-        run = None if self._session is None else self._session.run
-        return run.pass_over(iterator, number) if isinstance(run, Replay) and run.is_replaying else None
 
     def _latest_logs(self, logs: Any) -> Any:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from multihead._data.arguments import Call
 from multihead._data.data import Data
 from multihead._ground.keras import callbacks_of
 from multihead._runs.callback_state import CallbackStates, continue_files, random_numbers, restore_random_numbers
@@ -55,10 +56,12 @@ class Start(NamedTuple):
     """Where a run starts.
 
     Attributes:
+        checkpoint: Where and when the run is saved.
         whole: What holds of the whole run: the seed of its shuffles, and the random numbers when it began.
         snapshot: The checkpoint to continue from, whose variables are already loaded; None in a new run.
     """
 
+    checkpoint: Checkpoint
     whole: Mapping[str, Any]
     snapshot: Snapshot | None = None
 
@@ -66,10 +69,6 @@ class Start(NamedTuple):
     def seed(self) -> int:
         """The seed of the shuffles."""
         return int(self.whole["seed"])
-
-    def arguments_of_fit(self, epochs: int) -> dict[str, Any]:
-        """The arguments of a `fit` of so many epochs that go with it: one that is over has none left."""
-        return {"initial_epoch": epochs} if self.is_over(epochs) else {}
 
     def is_over(self, epochs: int) -> bool:
         """Whether a run of so many epochs has ended with the checkpoint."""
@@ -163,20 +162,19 @@ class Replay(Saving):
     """The callbacks of a resumed run: until the place of its checkpoint, nothing is computed and no callback is called.
 
     Args:
-        trainer: The trainer.
-        checkpoint: Where and when to save.
-        start: Where the run starts: at a snapshot.
-        callbacks: The other callbacks.
+        *args: The arguments of `Saving`.
+        snapshot: The checkpoint, whose variables are already loaded.
+        is_over: Whether the run has ended with it.
         **params: The parameters of callbacks, as Keras sets them.
     """
 
-    def __init__(self, trainer: Any, checkpoint: Checkpoint, start: Start, callbacks: Sequence[Any], **params: Any) -> None:
-        self._snapshot: Any = start.snapshot
-        self._place = tuple(self._snapshot.description["place"])
-        self._is_over = start.is_over(params["epochs"])
+    def __init__(self, *args: Any, snapshot: Snapshot, is_over: bool, **params: Any) -> None:
+        super().__init__(*args, **params)
+        self._snapshot = snapshot
+        self._place = tuple(snapshot.description["place"])
+        self._is_over = is_over
         self._is_reached = False
-        self._names = dict.fromkeys(names_of_logs(trainer), 0.0)
-        super().__init__(trainer, checkpoint, start.whole, callbacks, **params)
+        self._names = dict.fromkeys(names_of_logs(self._trainer), 0.0)
 
     @property
     def is_replaying(self) -> bool:
@@ -248,34 +246,31 @@ def begin(trainer: Any, checkpoint: Checkpoint, data: Data) -> Start:
     snapshot = checkpoint.load(trainer)
     if snapshot is None:
         # The seed is taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
-        return Start({"seed": zlib.crc32(repr(random.getstate()).encode()), "random": random_numbers()})
-    start = Start(snapshot.description["start"], snapshot)
+        whole = {"seed": zlib.crc32(repr(random.getstate()).encode()), "random": random_numbers()}
+        return Start(checkpoint, whole)
+    start = Start(checkpoint, snapshot.description["start"], snapshot)
     restore_random_numbers(start.whole["random"])
     return start
 
 
-def make_run(trainer: Any, checkpoint: Checkpoint, start: Start, x: Any, others: Mapping[str, Any]) -> Saving:
-    """The callbacks of a `fit` that is saved.
-
-    Args:
-        trainer: The trainer.
-        checkpoint: Where and when to save.
-        start: Where the run starts.
-        x: The data of the `fit`.
-        others: The other arguments of the `fit` by name, with the other callbacks.
-    """
-    steps = others.get("steps_per_epoch")
-    if steps is None and isinstance(x, tf.data.Dataset):
-        steps = int(x.cardinality())
+def make_run(trainer: Any, start: Start, call: Call) -> tuple[Saving, Call]:
+    """The callbacks of a `fit` that is saved, and the call with them."""
+    others, steps, epochs = call.others, call.others.get("steps_per_epoch"), call.others.get("epochs", 1)
+    if steps is None and isinstance(call.data.x, tf.data.Dataset):
+        steps = int(call.data.x.cardinality())
     verbose = others.get("verbose", "auto")
     params = {
         "verbose": 1 if verbose == "auto" else verbose,
-        "epochs": others.get("epochs", 1),
+        "epochs": epochs,
         "steps": steps if steps is None or steps >= 0 else None,
     }
+    args = (trainer, start.checkpoint, start.whole, others["callbacks"])
     if start.snapshot is None:
-        return Saving(trainer, checkpoint, start.whole, others["callbacks"], **params)
-    return Replay(trainer, checkpoint, start, others["callbacks"], **params)
+        run = Saving(*args, **params)
+        return run, call.with_others(callbacks=run)
+    is_over = start.is_over(epochs)
+    run = Replay(*args, snapshot=start.snapshot, is_over=is_over, **params)
+    return run, call.with_others(callbacks=run, **({"initial_epoch": epochs} if is_over else {}))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multihead._runs.resuming import Saving
+from multihead._runs.resuming import Replay, Saving
 from multihead._update.spec import UpdateSpec
 
 
@@ -23,3 +23,8 @@ class FitSession:
     spec: UpdateSpec | None = None
     run: Saving | None = None
     is_evaluating: bool = False
+
+    @property
+    def replay(self) -> Replay | None:
+        """The run, as long as it has not reached the place of the checkpoint that it was resumed from."""
+        return self.run if isinstance(self.run, Replay) and self.run.is_replaying else None

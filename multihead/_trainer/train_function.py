@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._runs.resuming import Replay
 from multihead._update.spec import UpdateSpec
 
 
@@ -51,8 +52,7 @@ class TrainFunction(StepFunction):
         num_updates: Returns the number of updates so far, which waits for the device.
         at_once: How many updates one call makes at most.
         asks_for_faults: Returns whether to look for errors after each call, as XLA needs, which raises none.
-        pass_over: Draws the batches of a step that was made before the checkpoint, given the iterator and their number,
-            and returns its logs; None in a step that is to be made.
+        replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class TrainFunction(StepFunction):
         num_updates: Callable[[], int],
         at_once: int,
         asks_for_faults: Callable[[], bool],
-        pass_over: Callable[[Any, int], Any],
+        replay: Callable[[], Replay | None],
     ) -> None:
         super().__init__(make)
         self._spec = spec
         self._num_updates = num_updates
         self._at_once = at_once
         self._asks_for_faults = asks_for_faults
-        self._pass_over = pass_over
+        self._replay = replay
         self._traced_at: int | None = None  # the number of updates when the present function was first called
         self._calls_left: int | None = 0  # before the number of updates must be read again; None: never
 
     def __call__(self, iterator: Any) -> Any:
-        passed = self._pass_over(iterator, self._at_once)
-        if passed is not None:
-            return passed
+        run = self._replay()
+        if run is not None:
+            return run.pass_over(iterator, self._at_once)
         self._enter_period()
         logs, failure = None, None
         try:
