@@ -157,14 +157,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     @property
     def stage(self) -> int:
-        """The position of the present stage, from 0, if learning rates have `Stages`; otherwise 0.
+        """The number of the present period of training, from 0, if learning rates have `Stages`; otherwise 0.
 
-        A `tf.function` of a custom training loop is traced for one stage. Pass this number to it as a Python argument, so
+        A `tf.function` of a custom training loop is traced for one period. Pass this number to it as a Python argument, so
         that it is traced again for the next.
         """
-        if self._built is None or len(self._built.spec.stages) == 1:
+        if self._built is None or len(self._built.spec.periods) == 1:
             return 0
-        return self._built.spec.stage_at(self._num_updates())
+        return self._built.spec.period_at(self._num_updates())
 
     @property
     def metrics(self) -> list[Any]:
@@ -519,7 +519,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
         built = self._require_built()
         spec = built.spec if session is None or session.spec is None else session.spec
-        spec, logs = spec.in_stage(self.stage), built.logs
+        spec, logs = spec.in_period(self.stage), built.logs
         saved = snapshot(spec.state)
         update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
         clipped = clip(spec, update.gradients)

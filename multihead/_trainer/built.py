@@ -28,24 +28,24 @@ class Built:
         """The same for updates in which heads may become idle."""
         return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))
 
-    def in_custom_loop(self, stage: int, step: tf.Tensor) -> tuple[UpdateSpec, list[Any]]:
+    def in_custom_loop(self, period: int, step: tf.Tensor) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph.
 
         Args:
-            stage: The present stage.
+            period: The number of the present period.
             step: The number of updates applied so far.
         """
         spec = replace(self.spec, layers_every=0)
-        following = spec.stages[stage + 1 :]
+        following = spec.periods[period + 1 :]
         if not following or tf.executing_eagerly():
-            return spec.in_stage(stage), []
-        start, end = spec.stages[stage].start, following[0].start
+            return spec.in_period(period), []
+        start, end = spec.periods[period].start, following[0].start
         message = (
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
             "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
         )
         check = tf.debugging.assert_less(step, tf.constant(end, tf.int64), message=message)
-        return spec.in_stage(stage), [check]
+        return spec.in_period(period), [check]
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with figures that are read again; figures of others stay as they are."""

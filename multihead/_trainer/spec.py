@@ -18,7 +18,7 @@ from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
-from multihead._update.rates import stages_of
+from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead.heads import Head
@@ -80,7 +80,7 @@ def build_spec(
         may_be_idle=may_be_idle,
         faults=faults,
         check_labels=options.check_labels,
-        stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
+        periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,

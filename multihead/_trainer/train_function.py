@@ -97,7 +97,7 @@ class TrainFunction(StepFunction):
             self._calls_left = None if self._calls_left is None else self._calls_left - 1
             return
         spec = self._spec()
-        if spec is not None and len(spec.stages) == 1:
+        if spec is not None and len(spec.periods) == 1:
             self._calls_left = None
             return
         step = self._num_updates()
@@ -105,8 +105,8 @@ class TrainFunction(StepFunction):
             self._traced_at = step
         if spec is None:
             return  # this call builds; the next one looks again
-        period = spec.stage_at(step)
-        if period != spec.stage_at(self._traced_at):
+        period = spec.period_at(step)
+        if period != spec.period_at(self._traced_at):
             self._function, self._traced_at = self._make(), step
-        following = spec.stages[period + 1 :]
+        following = spec.periods[period + 1 :]
         self._calls_left = -(-(following[0].start - step) // self._at_once) - 1 if following else None

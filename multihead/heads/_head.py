@@ -145,15 +145,15 @@ class Head:
         """Regularization and `add_loss` losses of the module's last call."""
         return list(getattr(self.module, "losses", []))
 
-    def weight_at(self, update: tf.Tensor) -> tf.Tensor:
-        """The head's weight at an update; a float32 scalar.
+    def weight_at(self, step: tf.Tensor) -> tf.Tensor:
+        """The head's weight at a step, the number of updates applied so far; a float32 scalar.
 
         Raises:
             ValueError: A function returns something other than one number.
         """
         if self._weight_variable is not None:
             return tf.identity(tensor_variable(self._weight_variable).read_value())
-        weight = self._weight(update) if callable(self._weight) else self._weight
+        weight = self._weight(step) if callable(self._weight) else self._weight
         try:
             result = tf.convert_to_tensor(weight)
         except (ValueError, TypeError):

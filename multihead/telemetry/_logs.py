@@ -81,7 +81,7 @@ def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
 
 
 def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
-    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
 
 
 def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
