@@ -35,33 +35,15 @@ from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
 from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables
+from multihead._trainer import saving
 from multihead._trainer.built import Built
 from multihead._trainer.custom_loop import ComputedGradients, to_apply
 from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
-from multihead._trainer.options import (
-    CompileOptions,
-    Setup,
-    check_optimizer,
-    check_weight_decay,
-    refuse_options_of_heads,
-    warn_of_idle_weights,
-)
+from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_options_of_heads
 from multihead._trainer.progress import with_progress
-from multihead._trainer.saving import (
-    check_path,
-    decode_options,
-    decode_shapes,
-    decode_trainer,
-    encode_options,
-    encode_shapes,
-    encode_trainer,
-    load_variables,
-    modules_of,
-    save_variables,
-)
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
@@ -374,11 +356,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         self._refuse_in_fit("compile")
         refuse_options_of_heads(others, options_of_heads)
-        heads = self._setup.heads
-        if not heads:
-            raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
-        optimizer = check_optimizer(optimizer)
-        checked = CompileOptions(
+        options = CompileOptions(
             weighting=weighting,
             balancer=balancer,
             balance_at=balance_at,
@@ -397,15 +375,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
-        ).checked(list(self.heads))
-        warn_of_idle_weights(checked, heads)
-        check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
+        )
+        optimizer, checked = check_compile(optimizer, options, self._setup.heads)
         unlock(self)
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
         replace_layers(self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule)
-        self._setup = Setup(heads, checked)
+        self._setup = Setup(self._setup.heads, checked)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
@@ -452,7 +429,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed)
-        call = self._with_progress(call.with_others(callbacks=with_report(self._log_metrics, callbacks)))
+        callbacks = with_report(self._log_metrics, callbacks)
+        call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
         self._idle.set([], list(self.heads))
@@ -473,7 +451,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         call = read_evaluate(given, list(self.heads))
         self._build_for(call.data)
         self.make_test_function().trace_for(call.data.specs)
-        call = self._with_progress(call._replace(data=self._with_checked_labels(call.data)))
+        call = with_progress(call._replace(data=self._with_checked_labels(call.data)), self._log_metrics)
         with self._in_session(None if session is None else replace(session, is_evaluating=True)):
             return super().evaluate(**call.for_keras())
 
@@ -687,7 +665,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: `filepath` does not end in `.keras`.
         """
-        check_path(filepath, kwargs)
+        saving.check_path(filepath, kwargs)
         super().save(filepath, *args, **kwargs)
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -753,46 +731,46 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
-        return encode_trainer(self.name, self.encoder, self.heads)
+        return saving.encode_trainer(self.name, self.encoder, self.heads)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Creates a trainer with its heads from the result of `get_config`."""
-        return decode_trainer(cls, config, custom_objects)
+        return saving.decode_trainer(cls, config, custom_objects)
 
     def save_own_variables(self, store: Any) -> None:
         """Saves the trainer's own state, and what of its modules Keras would not save."""
         super().save_own_variables(store)
         if self._session is None:
             draw_from_variables(self)
-        save_variables(modules_of(self), store)
+        saving.save_variables(self.encoder, self.heads, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` saved."""
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
             draw_from_variables(self)
-        load_variables(modules_of(self), store)
+        saving.load_variables(self.encoder, self.heads, store)
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
         self._build_again()
-        return encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
+        return saving.encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Creates all variables, from the result of `get_build_config`."""
-        found = decode_shapes(config)
+        found = saving.decode_shapes(config)
         if found is not None:
             specs, self.run_eagerly = found
             self._build(specs)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """The arguments of `compile`; None if the trainer is not compiled."""
-        return None if self._setup.options is None else encode_options(self.optimizer, self._setup.options)
+        return None if self._setup.options is None else saving.encode_options(self.optimizer, self._setup.options)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
-        self.compile(**decode_options(config))
+        self.compile(**saving.decode_options(config))
         self._build_again()
 
     # ------------------------------------------------------------------------------------------- what changes, and when
@@ -897,19 +875,19 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
         def sample() -> Batch | None:
             found = data.sample() if self._runs_eagerly else None
-            return None if found is None else Batch(*as_tensors(tuple(unpack(found, names))))
+            return None if found is None else as_tensors(unpack(found, names))
 
-        self._build_unless_built(Batch(*open_batch_size(tuple(batch))), sample)
+        self._build_unless_built(open_batch_size(batch), sample)
 
     def _unpack(self, data: Any, *, every_head: bool = False) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
         names = list(self.heads)
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
-        batch = Batch(*as_tensors(tuple(unpack(data, names))))
+        batch: Batch = as_tensors(unpack(data, names))
         if every_head:
             check_every_head(batch.targets, names)
         check_rows(batch)
-        specs = Batch(*open_batch_size(tuple(batch)))
+        specs = open_batch_size(batch)
         if self._runs_eagerly and tf.executing_eagerly():
             self._build_unless_built(specs, lambda: batch)
         else:
@@ -971,12 +949,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             self._build_for(data)
             return self._with_checked_labels(data)
         return data
-
-    def _with_progress(self, call: Call) -> Call:
-        """The call with a progress line that can be read."""
-        others = call.others
-        callbacks = with_progress(others.get("callbacks"), others.get("verbose", "auto"), self._log_metrics)
-        return call.with_others(callbacks=callbacks)
 
     def _log_metrics(self) -> LogMetrics | None:
         return None if self._built is None else self._built.logs

@@ -86,7 +86,7 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
+def _warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
     """Warns of weights of heads that do not change the encoder's update.
 
     Args:
@@ -101,11 +101,11 @@ def warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None
             f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(head.name for head in weighted)}. Omit "
             "them, or choose a method that depends on them, such as UPGrad.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
-def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
+def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
 
     Args:
@@ -247,3 +247,19 @@ class Setup:
 
     heads: tuple[Head, ...] = ()
     options: CompileOptions | None = None
+
+
+def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]) -> tuple[Any, CompileOptions]:
+    """The optimizer and the options of `compile`, checked together with the heads.
+
+    Raises:
+        ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
+        TypeError: An option has the wrong type.
+    """
+    if not heads:
+        raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
+    optimizer = check_optimizer(optimizer)
+    checked = options.checked([head.name for head in heads])
+    _warn_of_idle_weights(checked, heads)
+    _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
+    return optimizer, checked

@@ -7,23 +7,24 @@ from typing import Any
 
 import keras
 
+from multihead._data.arguments import Call
 from multihead._ground.keras import ProgressLine, callbacks_of
 from multihead.telemetry import LogMetrics
 
 
-def with_progress(callbacks: Any, verbose: Any, metrics: Callable[[], LogMetrics | None]) -> Any:
-    """The callbacks of `fit` or `evaluate` with a progress line that can be read.
+def with_progress(call: Call, metrics: Callable[[], LogMetrics | None]) -> Call:
+    """The call with a progress line that can be read.
 
     Args:
-        callbacks: The callbacks. They stay as they are if they are a `CallbackList` or have a progress line of their own.
-        verbose: The argument of this name; with 0 nothing is printed.
+        call: The call. It stays as it is if nothing is printed, or if it has a progress line or a `CallbackList` of its own.
         metrics: Returns the trainer's metrics, or None before they exist.
     """
-    given = callbacks_of(callbacks)
+    callbacks = call.others.get("callbacks")
+    given, is_silent = callbacks_of(callbacks), call.others.get("verbose", "auto") == 0
     has_own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
-    if verbose == 0 or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return [*given, ProgressLine(lambda logs: shown(logs, metrics()))]
+    if is_silent or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
+        return call
+    return call.with_others(callbacks=[*given, ProgressLine(lambda logs: shown(logs, metrics()))])
 
 
 def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:

@@ -78,35 +78,34 @@ def decode_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
 
 
-def _of_tf_modules(modules: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
+def save_variables(encoder: Any, heads: Mapping[str, Head], store: Any) -> None:
+    """Saves what Keras would not save of the encoder and the heads' modules."""
+    for name, variable in (*_of_tf_modules(encoder, heads), *_seeds(encoder, heads)):
+        store[name] = tf.convert_to_tensor(variable).numpy()
+
+
+def load_variables(encoder: Any, heads: Mapping[str, Head], store: Any) -> None:
+    """Loads what `save_variables` saved."""
+    saved = set(store.keys())
+    for name, variable in _of_tf_modules(encoder, heads):
+        variable.assign(store[name])
+    for name, variable in _seeds(encoder, heads):
+        if name in saved:
+            variable.assign(store[name])
+
+
+def _of_tf_modules(encoder: Any, heads: Mapping[str, Head]) -> Iterator[tuple[str, tf.Variable]]:
     """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
-    for name, module in modules.items():
+    for name, module in _modules(encoder, heads):
         if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
             yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
 
 
-def _seeds(modules: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
+def _seeds(encoder: Any, heads: Mapping[str, Head]) -> Iterator[tuple[str, tf.Variable]]:
     """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
-    for name, module in modules.items():
+    for name, module in _modules(encoder, heads):
         yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
 
 
-def modules_of(trainer: Any) -> dict[str, Any]:
-    """The encoder and the heads' modules by name."""
-    return {"encoder": trainer.encoder, **{f"head_{name}": head.module for name, head in trainer.heads.items()}}
-
-
-def save_variables(modules: Mapping[str, Any], store: Any) -> None:
-    """Saves what Keras would not save of modules."""
-    for name, variable in (*_of_tf_modules(modules), *_seeds(modules)):
-        store[name] = tf.convert_to_tensor(variable).numpy()
-
-
-def load_variables(modules: Mapping[str, Any], store: Any) -> None:
-    """Loads what `save_variables` saved."""
-    saved = set(store.keys())
-    for name, variable in _of_tf_modules(modules):
-        variable.assign(store[name])
-    for name, variable in _seeds(modules):
-        if name in saved:
-            variable.assign(store[name])
+def _modules(encoder: Any, heads: Mapping[str, Head]) -> list[tuple[str, Any]]:
+    return [("encoder", encoder), *((f"head_{name}", head.module) for name, head in heads.items())]
