@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import AUTOGRAPH, in_xla
-from multihead._update.batch import open_batch_size
+from multihead._update.batch import merged_spec, open_batch_size
 
 
 def can_loop() -> bool:
@@ -24,8 +24,7 @@ def by_spec(nests: Sequence[Any]) -> list[list[Any]]:
 
 def common_spec(nests: Sequence[Any]) -> Any:
     """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
-    first, *others = [tf.nest.map_structure(_spec, nest) for nest in nests]
-    return first if all(other == first for other in others) else open_batch_size(nests[0])
+    return tf.nest.map_structure(lambda *tensors: merged_spec(*map(_spec, tensors)), *nests)
 
 
 def _spec(tensor: Any) -> Any:

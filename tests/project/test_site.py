@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from multihead import balancing, weighting
+from multihead import MultiHeadTrainer, balancing, weighting
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.sources import ROOT
 
@@ -73,6 +73,16 @@ def test_reference_has_public_names_only(site: Path) -> None:
             ids = re.findall(r'id="?(multihead[\w.]*)', (site / page).read_text(encoding="utf-8"))
             private = [name for name in ids if re.search(r"\._[a-z]\w*$|\.get_config$|\.train_step$", name)]
             assert private == [], page
+
+
+def test_reference_of_the_trainer_shows_what_users_call(site: Path) -> None:
+    text = (site / "reference" / "multihead" / "index.html").read_text(encoding="utf-8")
+    shown = set(re.findall(r'id="?(?:multihead\.MultiHeadTrainer\.)?(\w+)', text))
+    assert {"fit", "save", "save_weights", "load_weights", "load_model", "compute_gradients"} <= shown
+    of_keras = {
+        name for name in vars(MultiHeadTrainer) if name.endswith(("_step", "_function", "_config", "_own_variables"))
+    }
+    assert len(of_keras) > 10 and not shown & of_keras
 
 
 def test_version_and_repository_are_shown(site: Path) -> None:
