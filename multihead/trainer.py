@@ -355,8 +355,7 @@ class MultiHeadTrainer(SavedByKeras):
         variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
-            path: A folder; an existing export in it is replaced. (The earlier order, `export(head, path)`, works for one
-                release.)
+            path: A folder; an existing export in it is replaced.
             head: The head's name, or a list of names; None: all heads.
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
@@ -375,7 +374,7 @@ class MultiHeadTrainer(SavedByKeras):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        path, names = heads_to_export(path, head, list(self.heads), self._predictions.value)
+        names = heads_to_export(head, list(self.heads), self._predictions.value)
         export_heads(
             path,
             self.encoder,

@@ -92,7 +92,7 @@ def test_sdmgrad_takes_the_slices_for_halves(slices):
     whole, one, other = rows(np.arange(12)), rows(np.flatnonzero(~odd)), rows(np.flatnonzero(odd))
     between = one @ other.T
     by_hand = balancing.SDMGrad()
-    expected = by_hand(whole.astype("float64"), halves=(between + between.T) / 2)
+    expected = by_hand(whole.astype("float64"), folds=(between + between.T) / 2)
     pairs = trainer.compute_gradients((inputs, targets))
     count = len(trainer.encoder.trainable_variables)
     actual = np.concatenate([np.ravel(tf.convert_to_tensor(gradient)) for gradient, _ in pairs[:count]])

@@ -50,7 +50,7 @@ def test_in_a_custom_loop_with_state_and_a_count():
             outputs = inputs @ weights
             losses = [tf.reduce_sum(outputs**2), 1e3 * tf.reduce_sum(outputs)]
         gradients = [tape.gradient(loss, [weights]) for loss in losses]
-        (combined,) = balance(gradients, balancer, update=update, losses=losses)
+        (combined,) = balance(gradients, balancer, step=update, losses=losses)
         update.assign_add(1)
         return combined, gradients
 
@@ -64,7 +64,7 @@ def test_every_method_runs_in_a_custom_loop():
     rows = zoo.matrix("conflicting", 3)
     for name in balancing.__all__:
         if name not in ("Balancer", "balance", "get"):
-            results = balance(pieces(rows), name, update=3, losses=[1.0, 2.0, 3.0], halves=rows @ rows.T)
+            results = balance(pieces(rows), name, step=3, losses=[1.0, 2.0, 3.0], folds=rows @ rows.T)
             assert all(np.isfinite(each).all() for each in results), name
 
 

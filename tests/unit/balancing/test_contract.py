@@ -263,7 +263,7 @@ def test_a_non_finite_gradient_is_reported_with_its_head(name):
 def test_reset_undoes_every_update(method):
     balancer = getattr(balancing, method)()
     rows = zoo.matrix("random", 3)
-    first = balancer(rows, update=0, losses=[1.0, 2.0, 3.0]).numpy()
-    balancer(3 * rows[::-1].copy(), update=0, losses=[3.0, 1.0, 2.0])
+    first = balancer(rows, step=0, losses=[1.0, 2.0, 3.0]).numpy()
+    balancer(3 * rows[::-1].copy(), step=0, losses=[3.0, 1.0, 2.0])
     balancer.reset()
-    np.testing.assert_array_equal(balancer(rows, update=0, losses=[1.0, 2.0, 3.0]), first)
+    np.testing.assert_array_equal(balancer(rows, step=0, losses=[1.0, 2.0, 3.0]), first)

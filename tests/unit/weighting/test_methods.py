@@ -129,9 +129,9 @@ def test_random_weights():
     draws = np.array([draw(step) for step in tf.range(2000, dtype=tf.int64)])
     np.testing.assert_allclose(draws.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(draws.mean(axis=0), 1 / 3, atol=0.02)
-    again = np.array([weighting.RandomLossWeighting(seed=3)(LOSSES, update=u) for u in range(5)])
+    again = np.array([weighting.RandomLossWeighting(seed=3)(LOSSES, step=u) for u in range(5)])
     np.testing.assert_allclose(again, draws[:5], rtol=1e-6)
-    assert not np.allclose(weighting.RandomLossWeighting(seed=4)(LOSSES, update=0), draws[0])
+    assert not np.allclose(weighting.RandomLossWeighting(seed=4)(LOSSES, step=0), draws[0])
     logits = np.log(draws) - np.log(draws).mean(axis=1, keepdims=True)  # centred normal draws
     np.testing.assert_allclose(logits.std(), np.sqrt(2 / 3), atol=0.03)
 
