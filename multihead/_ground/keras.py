@@ -171,6 +171,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     },
     3: {
         **_OF_BOTH,
+        "Metric": ("_fn", "_fn_kwargs", "_direction"),
         "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
         "Layer": (
             "_clear_losses",
@@ -325,6 +326,11 @@ def seed_variables(module: Any) -> list[tf.Variable]:
 def wrapped_function(metric: Any) -> Any:
     """The function of a `MeanMetricWrapper`."""
     return metric._fn
+
+
+def metric_direction(metric: Any) -> str | None:
+    """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
+    return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
 
 
 def options_of(loss_or_metric: Any) -> dict[str, Any]:

@@ -79,4 +79,4 @@ def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], r
                 f"`{argument}` must be {rule}, or a dict of these by head name. Received: {argument}={option!r}. "
                 f"Pass, for example, {example!r}."
             )
-    return option
+    return dict(option) if isinstance(option, Mapping) else option

@@ -199,7 +199,7 @@ class PerHead(keras.callbacks.Callback):
             self.model.set_idle([])
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
-        if None in self._weights:
+        if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             restore(self.model, list(self.model.heads), self._weights[None])
 
