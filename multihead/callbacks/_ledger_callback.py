@@ -55,10 +55,11 @@ class Ledger(PerUpdate):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [line for line in keep_until(self.path, step) if "applied" in line]
         self.path.touch()
-        if figures is not None and figures.averaged and not figures.has_averages and lines:
+        averaged = () if figures is None else figures.layout.averaged
+        if averaged and lines and not figures.has_averages:
             last: dict[str, Any] = next((line for line in reversed(lines) if line["applied"]), {})
-            values = {name: last.get(f"{name}_average") for name in figures.averaged}
-            counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in figures.averaged}
+            values = {name: last.get(f"{name}_average") for name in averaged}
+            counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in averaged}
             figures.restore_averages(values, counts)
 
     def write(self, line: dict[str, Any]) -> None:

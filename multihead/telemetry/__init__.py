@@ -36,7 +36,7 @@ with that head's metrics. 0 would be the best value that a callback can see (`Ea
 finite shows as such.
 """
 
-from multihead.telemetry._figures import Figure
+from multihead.telemetry._layout import Figure
 from multihead.telemetry._logs import FIGURES, LEVELS, LogMetrics, with_report
 
 __all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]

@@ -19,7 +19,8 @@ from multihead._update.network import Gradients
 from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
 from multihead.heads import Head
-from multihead.telemetry._figures import Figure, UpdateFigures
+from multihead.telemetry._figures import UpdateFigures
+from multihead.telemetry._layout import Figure
 
 LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
@@ -110,6 +111,14 @@ def _cosines_with_update(update: Update) -> tf.Tensor | None:
     return None if found is None else found[:-1, -1]
 
 
+LOSSES = (
+    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, True),
+    Figure(
+        "loss", lambda update: tf.math.divide_no_nan(update.loss_sums, update.total_counts), _shows_norms, "head", None, True
+    ),
+)
+"""The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
+
 # To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
@@ -145,7 +154,7 @@ class LogMetrics:
         self.variables = spec.network.variables.all
         self.total = keras.metrics.Mean(name="loss", dtype="float32")
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
-        self.figures = UpdateFigures(spec, level, FIGURES, latest)
+        self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
@@ -219,12 +228,12 @@ class LogMetrics:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
-        of_update, of_heads, of_pairs = self.figures.results()
-        logs.update(of_update)
+        found, layout = self.figures.by_name(), self.figures.layout
+        logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
-            logs.update(of_heads[head.name])
-        logs.update(of_pairs)
+            logs.update({name: found[name] for name in layout.logged("head", k)})
+        logs.update({name: found[name] for name in layout.logged("pair")})
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
