@@ -29,7 +29,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
-from multihead._ground.validation import check_between, is_number
+from multihead._ground.validation import as_python, check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -224,8 +224,7 @@ def check_factor(argument: str, factor: Any) -> Factor:
     """
     if callable(factor) and not isinstance(factor, type):
         return factor
-    if hasattr(factor, "item") and getattr(factor, "shape", None) == ():
-        factor = factor.item()
+    factor = as_python(factor)
     if is_number(factor) and factor >= 0:
         return float(factor)
     error = ValueError if isinstance(factor, (int, float)) and not isinstance(factor, bool) else TypeError

@@ -33,6 +33,11 @@ def all_reduce_sum(value: Any) -> Any:
     return [None if gradient is None else next(reduced) for gradient in value]
 
 
+def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+    """Sets a variable on all replicas, in the cross-replica context."""
+    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+
+
 def is_chief(model: Any) -> bool:
     """Whether this worker writes the files that all workers share."""
     return bool(model.distribute_strategy.extended.should_checkpoint)

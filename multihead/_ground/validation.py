@@ -46,6 +46,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
 
 
+def as_python(value: Any) -> Any:
+    """A scalar of NumPy as a Python number; other values are returned unchanged."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
 def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
     """Returns `value` if it is one of `choices`; otherwise raises a `ValueError` that lists them."""
     if value not in choices:

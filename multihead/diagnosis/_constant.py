@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads import Head
-from multihead.losses._elements import aligned, with_columns
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS
+from multihead.losses._shapes import Elements, aligned, with_columns
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_MANY = 64  # more elements than these are enough to see whether a loss depends on the size of the batch
 
 
 class Targets(NamedTuple):
@@ -81,8 +80,7 @@ def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> 
     rows = []
     for each in labels:
         targets = aligned(each.targets, shape, head.loss.over)
-        weights = each.weights
-        weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (targets.shape.rank - weights.shape.rank)], 0))
+        weights = Elements(targets, each.weights.shape.rank).with_inner(each.weights)
         wide = tf.cast(targets, tf.float64).numpy()
         rows.append(np.where(np.broadcast_to(weights.numpy() > 0, wide.shape), wide, np.nan).reshape(-1, wide.shape[-1]))
     return np.concatenate(rows)

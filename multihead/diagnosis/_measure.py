@@ -20,7 +20,7 @@ from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead.losses._elements import with_columns
+from multihead.losses._shapes import with_columns
 
 
 class Measured(NamedTuple):

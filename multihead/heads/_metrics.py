@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from multihead._ground.keras import options_of, snake_case, wrapped_function
 from multihead._ground.validation import quoted
-from multihead.losses._elements import aligned, aligned_shape, with_columns
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
+from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
 FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate", "updates")
 """What the trainer itself may log of a head, as `{head}_{figure}`."""
@@ -127,9 +127,8 @@ class HeadMetric(NamedTuple):
         if self.over is None:
             self.metric.update_state(targets, predictions, sample_weight=weights)
             return
-        shape = tf.shape(predictions) if self.over == ELEMENTS else tf.shape(predictions)[:-1]
         num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
-        weights = _spread(weights, shape, rank if self.over == ELEMENTS else rank - 1)
+        weights = Elements(targets, rank if self.over == ELEMENTS else rank - 1).spread(weights)
         if self.column is not None:
             weights = weights[..., self.column]
         if self.over == ROWS:  # some of Keras 2 take no other dtype
@@ -140,12 +139,6 @@ class HeadMetric(NamedTuple):
             tf.reshape(predictions, flat),
             sample_weight=tf.reshape(weights, flat if self.by_column and self.column is None else [-1]),
         )
-
-
-def _spread(weights: tf.Tensor, shape: tf.Tensor, rank: int) -> tf.Tensor:
-    """Weights for all elements of a shape, from those for its first axes."""
-    ones = [1] * (rank - weights.shape.rank)
-    return tf.broadcast_to(tf.reshape(weights, tf.concat([tf.shape(weights), ones], axis=0)), shape)
 
 
 def check_metrics(metrics: Any, head: str) -> list[Any]:

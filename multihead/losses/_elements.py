@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead._ground.errors import in_short
 from multihead._ground.keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
+from multihead.losses._shapes import aligned, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -191,38 +192,6 @@ def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
-
-
-def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
-    """The shape of predictions as a loss sees them: `[batch]` is `[batch, 1]`."""
-    return shape.concatenate(1) if shape.rank == 1 else shape
-
-
-def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
-    """Targets with the axes that a loss, or a metric, expects for predictions of a shape.
-
-    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
-
-    Args:
-        targets: The targets.
-        shape: The predictions' shape, of rank 2 at least.
-        over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
-    """
-    change = _change_of_rank(targets.shape, shape, over)
-    return targets[..., tf.newaxis] if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
-
-
-def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
-    """The shape of `aligned` targets of a shape."""
-    change = _change_of_rank(targets, shape, over)
-    return targets.concatenate(1) if change > 0 else targets[:-1] if change < 0 else targets
-
-
-def _change_of_rank(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> int:
-    if over == CLASSES:
-        return -1 if targets.rank == shape.rank and targets[-1] in (1, None) else 0
-    is_one = shape[-1] == 1 or (shape[-1] is None and over is not None)
-    return 1 if targets.rank == shape.rank - 1 and is_one else 0
 
 
 def get(loss: Any) -> ElementLoss:

@@ -111,11 +111,13 @@ def _cosines_with_update(update: Update) -> tf.Tensor | None:
     return None if found is None else found[:-1, -1]
 
 
+def _losses(update: Update) -> tf.Tensor:
+    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
+
+
 LOSSES = (
-    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, True),
-    Figure(
-        "loss", lambda update: tf.math.divide_no_nan(update.loss_sums, update.total_counts), _shows_norms, "head", None, True
-    ),
+    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, averaged=True),
+    Figure("loss", _losses, _shows_norms, metric=None, averaged=True),
 )
 """The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
 

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from multihead._ground.validation import check_dense
 from multihead.heads._labels.class_weights import ClassWeight
-from multihead.losses._elements import ElementLoss, aligned_shape, with_columns
+from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS
+from multihead.losses._shapes import Elements, aligned_shape, with_columns
 
 # How far beside their range soft labels may lie by the rounding of what computed them.
 _ROUNDING = 1e-3
@@ -160,7 +161,7 @@ def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape
 
 def find_problems(
     spec: LabelSpec,
-    targets: tf.Tensor,
+    elements: Elements,
     lacking: tf.Tensor,
     considered: tf.Tensor,
     given: tf.Tensor | None,
@@ -170,14 +171,13 @@ def find_problems(
 
     Args:
         spec: What the head's labels may be.
-        targets: The targets as the loss sees them.
-        lacking: Which of them mark a missing label.
-        considered: Which elements weights and masks do not leave out; has the first axes of `targets`.
-        given: The elements' sample weights, of the shape of `considered`, or None.
+        elements: The elements.
+        lacking: Which targets mark a missing label.
+        considered: Which elements are not left out by weights and masks.
+        given: The elements' sample weights, or None.
         predictions: The spec of the predictions.
     """
-    inner = list(range(considered.shape.rank, targets.shape.rank))
-    inside = tf.reshape(considered, tf.concat([tf.shape(considered), [1] * len(inner)], axis=0)) if inner else considered
+    targets, inner, inside = elements.targets, elements.inner, elements.with_inner(considered)
     numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
         Problem(broken & inside & ~lacking, numbers, f"{spec.targets} must be {rule}", _MARK)
