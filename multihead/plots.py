@@ -265,7 +265,7 @@ def layers(run: Run | str | os.PathLike[str]) -> Any:
 
 
 def model(trainer: Any) -> Any:
-    """Draws a trainer: the encoder, what it returns, the heads with their losses, and where gradients are combined.
+    """Draws a trainer: the encoder, its outputs, the heads with their losses, and where gradients are combined.
 
     Args:
         trainer: A `MultiHeadTrainer`; built, so that sizes are known.

@@ -10,8 +10,8 @@ is
 - `LayerwiseDecay` or `ByPath`, if it differs by variable;
 - `Stages`, if it changes at some steps, for example from frozen to trained.
 
-What is frozen by a number 0 is not computed at all: there is no backward pass for it, its optimizer slots do not change, and
-batch normalization of which everything is frozen runs in inference mode, as with Keras's `trainable = False`. Where a
+Variables frozen by the number 0 cost nothing: there is no backward pass for them, their optimizer slots do not change, and
+batch normalization whose variables are all frozen runs in inference mode, as with Keras's `trainable = False`. Where a
 function returns 0, the variables and slots do not change either, but their gradients are computed.
 
 Factors of weight decay (`encoder_weight_decay=`, `weight_decay=`) have the same forms; they multiply the `weight_decay` of
@@ -152,8 +152,8 @@ class ByPath(AbstractRate):
 class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
-    What is frozen is known when a step is traced, and costs no backward pass; each stage is traced once. Optimizer slots,
-    logs and the step go on. With `steps_per_execution` above 1, a stage begins with the first execution at or after its
+    Frozen variables are known when a step is traced, and cost no backward pass; each stage is traced once. Optimizer slots,
+    logs and the step continue. With `steps_per_execution` above 1, a stage begins with the first execution at or after its
     step. Steps are counted over the life of a trainer: after training of 3000 updates and another `compile`, the next update
     is step 3000, `int(trainer.update_count)`.
 

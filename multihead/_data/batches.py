@@ -165,7 +165,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
     def again(shuffle: Any = False) -> Iterator[Any]:
         return (complete(batch) for batch in x)
 
-    # Keras takes what can be iterated again as a dataset only.
+    # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
     return Data(dataset, specs=complete.specs, batches=again)
 

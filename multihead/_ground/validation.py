@@ -1,4 +1,4 @@
-"""Argument checks. All error messages have the same form: argument, rule, what was received, what to do."""
+"""Argument checks. All error messages have the same form: argument, rule, received value, remedy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def check_dense(argument: str, value: Any) -> None:
     """
     if not isinstance(value, (tf.Tensor, tf.TensorSpec, tf.Variable)):
         kind = type(value).__name__.removesuffix("Spec")
-        remedy = "Fill it up, say with `.to_tensor(-1)`, and mark what is filled up by `ignore_label=-1`."
+        remedy = "Pad it, say with `.to_tensor(-1)`, and pass `ignore_label=-1`."
         if "Sparse" in kind:
             remedy = "Pass `tf.sparse.to_dense(...)` of it."
         raise TypeError(f"{argument} must be a dense tensor. Received: a {kind}. {remedy}")

@@ -1,6 +1,6 @@
-"""Runs that go on where they were stopped, within an epoch too: what `callbacks.Checkpoint` asks of `fit`.
+"""Runs that are resumed where they were stopped, within an epoch too, for `callbacks.Checkpoint`.
 
-A run that goes on calls Keras's loop from the beginning, so that the data pass through the same pipeline and shuffle as
+A resumed run calls Keras's loop from the beginning, so that the data pass through the same pipeline and shuffle as
 before, but until the place of the checkpoint nothing is computed and no callback is called.
 """
 
@@ -55,7 +55,7 @@ def checkpoint_of(callbacks: Any) -> tuple[Checkpoint | None, list[Any]]:
 
 
 class Run(keras.callbacks.CallbackList):
-    """The callbacks of a run that is saved and that goes on.
+    """The callbacks of a run that is saved or resumed.
 
     Args:
         trainer: The trainer.
@@ -116,7 +116,7 @@ class Run(keras.callbacks.CallbackList):
                 super().on_epoch_begin(epoch, logs)
 
     def _reach(self) -> None:
-        """Restores everything: from here on, the run goes on."""
+        """Restores everything: from here on, the run continues."""
         snapshot: Any = self._snapshot
         self._checkpoint.assign(self._trainer, snapshot)
         self._states.restore(snapshot.description["callbacks"], snapshot.arrays)
@@ -180,7 +180,7 @@ class Run(keras.callbacks.CallbackList):
         if self.was_interrupted:
             place = f"epoch {self._epoch + 1}, batch {self._batch}"
             raise KeyboardInterrupt(
-                f"Interrupted after {place}. What was trained is in {self._checkpoint.directory}: "
+                f"Interrupted after {place}. The run is saved in {self._checkpoint.directory}: "
                 "run the same program again to continue."
             )
 

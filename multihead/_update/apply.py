@@ -10,7 +10,6 @@ import tensorflow as tf
 from multihead._ground.gradients import deduplicate, is_finite, map_values
 from multihead._ground.keras import in_xla
 from multihead._ground.optimizers import apply_reduced_gradients, record_finite
-from multihead._ground.replicas import assign
 from multihead._update.network import Gradients, Ownership
 from multihead._update.scale import Scaling, apply_scaled
 from multihead._update.spec import UpdateSpec
@@ -149,7 +148,7 @@ class _Once:
             for owners, group in groups:
                 is_trained = tf.reduce_any(tf.gather(of_heads, owners))
                 for variable in group:
-                    assign(strategy, variable, tf.where(is_trained, variable.read_value(), next(old_values)))
+                    _assign(strategy, variable, tf.where(is_trained, variable.read_value(), next(old_values)))
 
         tf.cond(everyone, lambda: True, lambda: _done(restore))
 
@@ -168,11 +167,15 @@ def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> li
 def put_back(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable], values: Any) -> None:
     """Gives variables earlier values, in the cross-replica context."""
     for variable, value in zip(variables, values):
-        assign(strategy, variable, value)
+        _assign(strategy, variable, value)
 
 
 def _local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     return strategy.experimental_local_results(value)[0]
+
+
+def _assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
 
 
 def _done(action: Callable[[], None]) -> tf.Tensor:

@@ -23,7 +23,7 @@ class Balancer(Method):
     implement `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method needs the gradients themselves,
     name `"gradients"` in `uses` and implement `combine`.
 
-    A row of zeros is an idle head: it must not change what the other heads get.
+    A row of zeros is an idle head: it must not change the coefficients of the other heads.
 
     Attributes:
         uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products) and, passed as

@@ -1,4 +1,4 @@
-"""What each head would lose with a constant prediction: the measure of whether it has learned anything from its inputs."""
+"""Each head's loss with a constant prediction, which shows whether the head has learned anything from its inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Targets(NamedTuple):
-    """What is known of a head's labels.
+    """Statistics of a head's labels.
 
     Attributes:
         constant_loss: The mean loss of the best constant prediction that was found; NaN if none gives a finite loss.
@@ -59,7 +59,7 @@ def targets_of(head: Head, predictions: tf.TensorSpec, labels: Sequence[Labels |
 
 
 def _kind(head: Head, shape: tf.TensorShape, targets: tf.Tensor) -> str:
-    """What the labels are: class numbers, rows such as distributions, or numbers."""
+    """The kind of the labels: class numbers, rows such as distributions, or numbers."""
     if head.loss.over is not None:
         return head.loss.over
     is_classes = targets.dtype.is_integer and shape[-1] > 1 and targets.shape.rank in (shape.rank - 1, shape.rank)

@@ -26,7 +26,7 @@ Weight = float | Callable[[tf.Tensor], Any]
 
 
 class Head:
-    """What the trainer knows about one head.
+    """One head: its module, loss, labels and metrics.
 
     Args:
         name: The key of the head's targets, sample weights and logs.
@@ -146,7 +146,7 @@ class Head:
         return list(getattr(self.module, "losses", []))
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
-        """The head's weight at a step; a float32 scalar.
+        """The head's weight at a step, the number of updates applied so far; a float32 scalar.
 
         Raises:
             ValueError: A function returns something other than one number.

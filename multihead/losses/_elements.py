@@ -64,15 +64,15 @@ class SequenceCrossentropy(keras.losses.Loss):
 
 
 class ElementLoss:
-    """What the trainer uses of a loss: its values, one per element, unreduced.
+    """A loss as the trainer uses it: unreduced, with one value per element.
 
     Args:
         function: `function(y_true, y_pred)`.
         name: Name for messages.
         ignore_label: A label that marks an element without a label, or None.
-        original: What the user passed, for the configuration.
-        known: What is known of the function, or None for one that is not Keras's own. Its values then say what its
-            elements are: one value per prediction, or one per row, step or example (the first axes of the predictions).
+        original: The loss as passed by the user, for the configuration.
+        known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
+            values: one per prediction, or one per row, step or example (the first axes of the predictions).
     """
 
     def __init__(
@@ -227,8 +227,8 @@ def get(loss: Any) -> ElementLoss:
             )
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
             return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
-        what = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
-        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, what)
+        properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
+        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, properties)
     if is_keras(loss):
         return _of_keras(loss, loss.__name__, original, {})
     if callable(loss):
@@ -240,12 +240,12 @@ def get(loss: Any) -> ElementLoss:
 
 
 def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
-    """The loss of one of Keras's functions with keyword arguments; what it ignores is an `ignore_label`."""
+    """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
     if function.__name__ == "circle":
         raise ValueError(
             "`loss` must be a sum over examples, so that it does not depend on how a batch is split. Received: "
             f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
         )
-    what = known(function, options)
+    properties = known(function, options)
     ignored = options.pop("ignore_class", None)
-    return ElementLoss(functools.partial(function, **options), name, ignored, original, what)
+    return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)

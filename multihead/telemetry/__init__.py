@@ -1,4 +1,4 @@
-"""The figures of updates: what Keras's logs, the ledger and TensorBoard show of each head.
+"""The figures of updates: the statistics of each head in Keras's logs, the ledger and TensorBoard.
 
 `FIGURES` lists them, and docs/watching.md explains each. For head `k`, with `g_k` the gradient of its weighted loss at the
 level where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a

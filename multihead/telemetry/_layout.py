@@ -1,4 +1,4 @@
-"""What a figure is, and where each figure of an update lies in the vector that holds all of them."""
+"""Figures of updates, and the position of each in the vector that holds all of them."""
 
 from __future__ import annotations
 

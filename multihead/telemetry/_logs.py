@@ -36,7 +36,7 @@ class BrokenGradients(keras.metrics.Metric):
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
     def update_state(self, broken: Broken, num_replicas: int) -> None:
-        """Adds what of one update is not finite."""
+        """Adds the non-finite gradients of one update."""
         self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
         self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
 
@@ -272,12 +272,12 @@ class LogMetrics:
 
 
 def _has_any(mean: Any) -> tf.Tensor:
-    """Whether a `keras.metrics.Mean` is of anything."""
+    """Whether a `keras.metrics.Mean` has counted anything."""
     return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
 
 
 def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
-    """A figure where the condition holds, else NaN; what is not floating is left as it is."""
+    """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
     figure = tf.convert_to_tensor(figure)
     return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
 
@@ -321,7 +321,7 @@ class _Report(keras.callbacks.Callback):
         if not number:
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
-                "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
+                "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
             )
         if metrics.weighting is not None:
             metrics.weighting.end_epoch()

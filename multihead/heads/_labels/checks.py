@@ -1,4 +1,4 @@
-"""What a head's labels may be: checked by shapes and dtypes when a graph is built, by their values in every batch."""
+"""The rules for a head's labels: shapes and dtypes are checked when a graph is built, values in every batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a 
 
 
 class LabelSpec(NamedTuple):
-    """What is known of a head's labels before any are seen.
+    """The properties of a head's labels that are known before the first batch.
 
     Attributes:
         name: The head's name.
@@ -72,10 +72,10 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
-    """Checks what can be known of targets without their values.
+    """Checks the shapes and dtypes of targets.
 
     Args:
-        spec: What the head's labels may be.
+        spec: The rules for the head's labels.
         targets: The targets, or their spec.
         predictions: The spec of the predictions.
 
@@ -125,7 +125,7 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
 
 
 def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
-    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number stands for itself
+    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
         held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
     else:
         low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
@@ -139,7 +139,7 @@ def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
 
 
 def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
-    """Checks the shapes where it is known what the loss reads."""
+    """Checks the shapes for losses whose elements are known."""
     over, columns = spec.loss.over, with_columns(predictions)
     wanted = columns[:-1] if over == CLASSES else columns
     if over is None or (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
@@ -170,7 +170,7 @@ def find_problems(
     """The rules that the labels and weights of a batch could break.
 
     Args:
-        spec: What the head's labels may be.
+        spec: The rules for the head's labels.
         elements: The elements.
         lacking: Which targets mark a missing label.
         considered: Which elements are not left out by weights and masks.
@@ -201,7 +201,7 @@ def find_problems(
 def _broken_ranges(
     spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
-    """Where labels are not what the loss takes, with what they must be."""
+    """Where the loss cannot take a label, with the rule that is broken."""
     loss, is_floating = spec.loss, numbers.dtype.is_floating
     low, high = (None, None) if loss.known is None else loss.known[1:]
     if loss.over == CLASSES:

@@ -50,7 +50,7 @@ def mask_missing(
         weights *= spec.class_weight.of(elements.classes(clean))
     if check:
         weights = _checked(weights, find_problems(spec, elements, lacking, considered, given, predictions))
-    # Whatever stands where nothing counts, NaN included, is replaced before the loss is called.
+    # Values that do not count, NaN included, are replaced before the loss is called.
     used = elements.with_inner((weights > 0) & (weights < float("inf")))
     clean = tf.where(used, seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
@@ -59,7 +59,7 @@ def mask_missing(
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor in memory of its own.
 
-    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into what it reads: the
+    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into its input: the
     generator's own labels would be replaced, and count in the next epoch.
     """
     return tf.gather(tensor, tf.range(tf.shape(tensor)[0])) if tensor.shape.rank else tensor
@@ -79,7 +79,7 @@ def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: st
 
     Args:
         first: Targets, weights or a mask; called `what` in messages.
-        second: What they belong to; called `of`.
+        second: The tensor to which they belong; called `of`.
         num_axes: How many axes to compare.
         what: See `first`.
         of: See `second`.
