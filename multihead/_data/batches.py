@@ -148,7 +148,7 @@ def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
 
 
 def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
-    """A generator, which gives its batches once, or something that can be iterated again and again."""
+    """A generator, which yields its batches once, or an iterable for several passes."""
     source = type(x).__name__
     batches = iter(x)
     first = _looked_at(batches, head_names)

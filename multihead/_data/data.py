@@ -52,7 +52,7 @@ class Data(NamedTuple):
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: Any) -> tuple[Data, Data]:
-        """The first examples and the last, of which there is that fraction.
+        """The first examples, and the given fraction of all examples at the end.
 
         Raises:
             ValueError: These are no arrays, or one of the parts would be empty.

@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """The size as it stands in a sentence."""
+        """The size, in words."""
         return self.size if self.parameters is None else f"{self.size} parameters"
 
 

@@ -298,7 +298,7 @@ NOTES: tuple[Rule, ...] = (_conflicts.cannot_tell, different_tensors, configured
 
 
 def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
-    """All findings about a diagnosis; one says so if nothing stands out."""
+    """All findings about a diagnosis; a finding of its own if there are no others."""
     findings = [finding for rule in RULES for finding in rule(found, spec)]
     if not findings:
         findings.append(_nothing(found))

@@ -59,7 +59,7 @@ class HeadMetric(NamedTuple):
         metric: The Keras metric.
         over: `"elements"`, `"rows"` or `"classes"`; None if it is not known: then it gets targets and predictions as they
             are, and one weight per row.
-        by_column: Whether it tells the columns apart although it counts elements.
+        by_column: Whether it distinguishes columns although it counts elements.
         column: The only column that it reads, or None.
     """
 

@@ -12,7 +12,7 @@ from multihead._ground.validation import quoted
 
 
 def check_reads(reads: Any) -> Any:
-    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of such.
+    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these.
 
     Raises:
         TypeError: It is something else.

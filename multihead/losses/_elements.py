@@ -39,7 +39,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         if not 0 <= label_smoothing < 1:
             raise ValueError(
                 "`label_smoothing` must be at least 0 and below 1. "
-                f"Received: label_smoothing={label_smoothing!r}. Pass 0 to leave it off."
+                f"Received: label_smoothing={label_smoothing!r}. Pass 0 to disable it."
             )
         self.padding_id = padding_id
         self.label_smoothing = label_smoothing
@@ -186,7 +186,7 @@ class ElementLoss:
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    """Zeros of a shape whose open sizes are larger than the number of rows, so that they are told apart."""
+    """Zeros of a shape whose open sizes are larger than the number of rows, to distinguish them."""
     return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
 
 
