@@ -10,8 +10,8 @@ is
 - `LayerwiseDecay` or `ByPath`, if it differs by variable;
 - `Stages`, if it changes at some steps, for example from frozen to trained.
 
-What is frozen by a number 0 is not computed at all: there is no backward pass for it, its optimizer slots do not change, and
-batch normalization of which everything is frozen runs in inference mode, as with Keras's `trainable = False`. Where a
+Variables frozen by the number 0 cost nothing: there is no backward pass for them, their optimizer slots do not change, and
+batch normalization whose variables are all frozen runs in inference mode, as with Keras's `trainable = False`. Where a
 function returns 0, the variables and slots do not change either, but their gradients are computed.
 
 Factors of weight decay (`encoder_weight_decay=`, `weight_decay=`) have the same forms; they multiply the `weight_decay` of
@@ -29,7 +29,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
-from multihead._ground.validation import check_between, is_number
+from multihead._ground.validation import as_python, check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -154,10 +154,10 @@ class ByPath(AbstractRate):
 class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
-    The updates between two of these steps are a period. What is frozen is known when a step is traced, and costs no backward
-    pass; each period is traced once. Optimizer slots, logs and the step go on. With `steps_per_execution` above 1, a period
-    begins with the first execution at or after its step. Steps are counted over the life of a trainer: after training of
-    3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
+    The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
+    backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
+    1, a period begins with the first execution at or after its step. Steps are counted over the life of a trainer: after
+    training of 3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
 
     Args:
         stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
@@ -227,8 +227,7 @@ def check_factor(argument: str, factor: Any) -> Factor:
     """
     if callable(factor) and not isinstance(factor, type):
         return factor
-    if hasattr(factor, "item") and getattr(factor, "shape", None) == ():
-        factor = factor.item()
+    factor = as_python(factor)
     if is_number(factor) and factor >= 0:
         return float(factor)
     error = ValueError if isinstance(factor, (int, float)) and not isinstance(factor, bool) else TypeError

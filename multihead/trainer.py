@@ -683,8 +683,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
-            path: A folder; an existing export in it is replaced. (The earlier order, `export(head, path)`, works for one
-                release.)
+            path: A folder; an existing export in it is replaced.
             head: The head's name, or a list of names; None: all heads.
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
@@ -703,7 +702,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        path, names = heads_to_export(path, head, list(self.heads), self._shapes.predictions)
+        names = heads_to_export(head, list(self.heads), self._shapes.predictions)
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
             path,

@@ -145,7 +145,7 @@ def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
 
 
 def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
-    """A generator, which gives its batches once, or something that can be iterated again and again."""
+    """A generator, which yields its batches once, or an iterable for several passes."""
     source = type(x).__name__
     batches = iter(x)
     first = _looked_at(batches, head_names)
@@ -162,7 +162,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
     def again(shuffle: Any = False) -> Iterator[Any]:
         return (complete(batch) for batch in x)
 
-    # Keras takes what can be iterated again as a dataset only.
+    # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
     return Data(dataset, specs=complete.specs, batches=again)
 

@@ -1,4 +1,4 @@
-"""What a trainer is made of and what was configured, as tables."""
+"""The parts of a trainer and its options, as tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """The size as it stands in a sentence."""
+        """The size, in words."""
         return self.size if self.parameters is None else f"{self.size} parameters"
 
 
@@ -89,7 +89,7 @@ def factor_of(rate: Any) -> str:
 
 
 def update_of(trainer: Any) -> list[tuple[str, str]]:
-    """What an update is made of: pairs of a stage and what happens in it; empty for a trainer that is not compiled."""
+    """The stages of an update, as pairs of a name and a description; empty for a trainer that is not compiled."""
     options = trainer._setup.options
     if options is None:
         return []

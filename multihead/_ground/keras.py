@@ -108,7 +108,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
     def _select(self, logs: Any) -> dict[str, Any]:
         selected = self._shown(logs or {})
-        if not KERAS_3:  # Keras 2 would average over the steps what is an average of the steps already
+        if not KERAS_3:  # Keras 2 would average values that are averages over the steps already
             self._are_means.update(selected)
             self.stateful_metrics = self._are_means
         return selected
@@ -178,6 +178,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     },
     3: {
         **_OF_BOTH,
+        "Metric": ("_fn", "_fn_kwargs", "_direction"),
         "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
         "Layer": (
             "_clear_losses",
@@ -344,13 +345,18 @@ def wrapped_function(metric: Any) -> Any:
     return metric._fn
 
 
+def metric_direction(metric: Any) -> str | None:
+    """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
+    return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
+
+
 def options_of(loss_or_metric: Any) -> dict[str, Any]:
     """The options that a loss or metric passes to the function that it wraps; none if it wraps no function."""
     return dict(getattr(loss_or_metric, "_fn_kwargs", {}))
 
 
 def serialized(loss_or_metric: Any) -> Any:
-    """What Keras saves of a loss or metric. Keras 3 leaves out some options, such as Huber's `delta`; they are added."""
+    """The serialized form of a loss or metric, with options that Keras 3 omits, such as Huber's `delta`."""
     saved = keras.saving.serialize_keras_object(loss_or_metric)
     accepted = inspect.signature(type(loss_or_metric).__init__).parameters
     for name, value in options_of(loss_or_metric).items():
@@ -422,7 +428,7 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Computes results of metrics over all replicas, inside a replica.
 
-    Keras 3 would return each replica's own results; Keras 2 would add up what each replica computes from them.
+    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground import earlier
 from multihead._ground.keras import Untracked, add_state, keras
 from multihead._ground.validation import quoted
 
@@ -56,24 +55,6 @@ class Method(keras.layers.Layer):
         self.head_names: tuple[str, ...] | None = None
         self._built_for = Untracked(None)
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.uses = earlier.uses_of(cls)
-        hook = earlier.hook_of(cls)
-        if hook is not None:
-            cls.observe = hook  # type: ignore[method-assign]
-        creator = earlier.creator_of(cls)
-        if creator is not None:
-            cls.create_state = creator  # type: ignore[method-assign]
-        for flag, value in earlier.flags(cls.uses).items():
-            setattr(cls, flag, value)
-
-    def _declare(self, uses: Iterable[str]) -> None:
-        """Sets the needs of one instance."""
-        self.uses = tuple(uses)
-        for flag, value in earlier.flags(self.uses).items():
-            setattr(self, flag, value)
-
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, so that options can refer to heads by name.
 
@@ -83,7 +64,7 @@ class Method(keras.layers.Layer):
         Raises:
             ValueError: An option names an unknown head, or `uses` contains an unknown name.
         """
-        unknown = {earlier.NAMES.get(name, name) for name in self.uses} - set(self._may_use)
+        unknown = set(self.uses) - set(self._may_use)
         if unknown:
             raise ValueError(
                 f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
@@ -118,9 +99,8 @@ class Method(keras.layers.Layer):
 
     def used(self, **known: Any) -> dict[str, Any]:
         """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
-        known = {earlier.NAMES.get(name, name): value for name, value in known.items()}
-        found = {name: known.get(earlier.NAMES.get(name, name)) for name in self.uses}
-        return {name: value() if callable(value) else value for name, value in found.items() if value is not None}
+        found = {name: known[name] for name in self.uses if known.get(name) is not None}
+        return {name: value() if callable(value) else value for name, value in found.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         """Called once after each update, on every replica with the same arguments. By default it does nothing.

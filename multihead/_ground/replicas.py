@@ -1,4 +1,4 @@
-"""What the replicas of a `tf.distribute` strategy exchange."""
+"""Communication between the replicas of a `tf.distribute` strategy."""
 
 from __future__ import annotations
 

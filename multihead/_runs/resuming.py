@@ -1,6 +1,6 @@
-"""Runs that go on where they were stopped, within an epoch too: what `callbacks.Checkpoint` asks of `fit`.
+"""Runs that are resumed where they were stopped, within an epoch too, for `callbacks.Checkpoint`.
 
-A run that goes on calls Keras's loop from the beginning, so that the data pass through the same pipeline and shuffle as
+A resumed run calls Keras's loop from the beginning, so that the data pass through the same pipeline and shuffle as
 before, but until the place of the checkpoint nothing is computed and no callback is called.
 """
 
@@ -153,7 +153,7 @@ class Saving(keras.callbacks.CallbackList):
         if self.was_interrupted:
             place = f"epoch {self._epoch + 1}, batch {self._batch}"
             raise KeyboardInterrupt(
-                f"Interrupted after {place}. What was trained is in {self._checkpoint.directory}: "
+                f"Interrupted after {place}. The run is saved in {self._checkpoint.directory}: "
                 "run the same program again to continue."
             )
 
@@ -223,7 +223,7 @@ class Replay(Saving):
             super().on_epoch_end(epoch, logs)
 
     def _reach(self) -> None:
-        """Restores everything: from here on, the run goes on."""
+        """Restores everything: from here on, the run continues."""
         self._checkpoint.assign(self._trainer, self._snapshot)
         self._states.restore(self._snapshot.description["callbacks"], self._snapshot.arrays)
         restore_random_numbers(self._snapshot.description["random"])

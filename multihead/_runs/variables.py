@@ -65,7 +65,7 @@ def _of_module(module: Any) -> list[Any]:
 
 
 def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """What a checkpoint must have in common with the trainer that it is loaded into, in words by name."""
+    """The properties that a checkpoint and the trainer must have in common, in words by name."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "accumulate_steps"):

@@ -19,11 +19,10 @@ from multihead.heads import Head
 Step = Callable[[Any], Any] | None
 
 
-def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container[str]) -> tuple[Any, list[str]]:
-    """The path and the names of the heads that `export` was asked for.
+def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> list[str]:
+    """The names of the heads that `export` was asked for.
 
     Args:
-        path: The path, or the name of a head in the earlier order of the arguments.
         head: A head's name, several, or None for all.
         names: All heads.
         built: The heads that are built.
@@ -31,8 +30,6 @@ def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container
     Raises:
         ValueError: A head is unknown, or is not built.
     """
-    if path in names and isinstance(head, (str, os.PathLike)) and head not in names:
-        path, head = head, path
     asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
     for name in asked or [head]:
         check_choice("head", name, names)
@@ -41,7 +38,7 @@ def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container
                 f"`head` must be built before it is exported. Received: head={name!r}, without data since it was added. "
                 "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
-    return path, asked
+    return asked
 
 
 def export_heads(

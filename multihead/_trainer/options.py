@@ -170,9 +170,7 @@ class CompileOptions:
                 "Pass, for example, clipping.ByGlobalNorm(5.0)."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
-        telemetry = check_choice("telemetry", None if self.telemetry == "losses" else self.telemetry, LEVELS)
-        if self.telemetry == "losses":
-            warnings.warn("`telemetry='losses'` is now `telemetry=None`.", DeprecationWarning, stacklevel=3)
+        telemetry = check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)

@@ -1,4 +1,4 @@
-"""What callbacks share that write the figures of single updates: which updates are new, and their steps."""
+"""The base of callbacks that write the figures of single updates: it finds the new updates and their steps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        if not self._is_begun:  # now every other callback has restored what it restores
+        if not self._is_begun:  # now every other callback has restored its state
             self._is_begun = True
             figures = self._figures()
             self._seen, self._step, self._calls = figures.num_recorded if figures else 0, self.model._num_updates(), 0

@@ -21,7 +21,7 @@ from multihead._update.pipeline import compute_update
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import Losses
-from multihead.losses._elements import with_columns
+from multihead.losses._shapes import with_columns
 
 
 class Measured(NamedTuple):

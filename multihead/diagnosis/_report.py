@@ -21,9 +21,9 @@ class Finding(str):
     """A sentence about the heads.
 
     Args:
-        sentence: What was found, and what to do about it.
-        kind: A short name of what was found, such as `"scale"`; see `Diagnosis`.
-        heads: The heads that it is about.
+        sentence: The finding and its remedy.
+        kind: A short name of the finding, such as `"scale"`; see `Diagnosis`.
+        heads: The heads concerned.
     """
 
     kind: str
@@ -74,9 +74,9 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         finite: `[heads]`: whether all losses and gradients were finite.
-        factors: By head, a factor of its loss; together they do part of what the suggestion does, without a balancer: pass
+        factors: By head, a factor of its loss; they have part of the suggestion's effect, without a balancer: pass
             them as `weighting=weighting.Fixed(diagnosis.factors)`. Empty if the heads need none.
-        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` that it is about.
+        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. Empty if the plain
             sum is the safest choice.
     """
@@ -157,7 +157,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """All figures, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
 
-        What is not a finite number is None.
+        Non-finite numbers are None.
         """
         plain = {name: _as_json(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]

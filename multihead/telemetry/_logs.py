@@ -19,7 +19,8 @@ from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
-from multihead.telemetry._figures import Figure, UpdateFigures
+from multihead.telemetry._figures import UpdateFigures
+from multihead.telemetry._layout import Figure
 
 LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
@@ -35,7 +36,7 @@ class BrokenGradients(keras.metrics.Metric):
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
     def update_state(self, broken: Broken, num_replicas: int) -> None:
-        """Adds what of one update is not finite."""
+        """Adds the non-finite gradients of one update."""
         self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
         self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
 
@@ -110,6 +111,16 @@ def _cosines_with_update(update: Update) -> tf.Tensor | None:
     return None if found is None else found[:-1, -1]
 
 
+def _losses(update: Update) -> tf.Tensor:
+    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
+
+
+LOSSES = (
+    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, averaged=True),
+    Figure("loss", _losses, _shows_norms, metric=None, averaged=True),
+)
+"""The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
+
 # To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
@@ -145,7 +156,7 @@ class LogMetrics:
         self.variables = spec.network.variables.all
         self.total = keras.metrics.Mean(name="loss", dtype="float32")
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
-        self.figures = UpdateFigures(spec, level, FIGURES, latest)
+        self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
@@ -219,12 +230,12 @@ class LogMetrics:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
-        of_update, of_heads, of_pairs = self.figures.results()
-        logs.update(of_update)
+        found, layout = self.figures.by_name(), self.figures.layout
+        logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
-            logs.update(of_heads[head.name])
-        logs.update(of_pairs)
+            logs.update({name: found[name] for name in layout.logged("head", k)})
+        logs.update({name: found[name] for name in layout.logged("pair")})
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
@@ -261,12 +272,12 @@ class LogMetrics:
 
 
 def _has_any(mean: Any) -> tf.Tensor:
-    """Whether a `keras.metrics.Mean` is of anything."""
+    """Whether a `keras.metrics.Mean` has counted anything."""
     return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
 
 
 def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
-    """A figure where the condition holds, else NaN; what is not floating is left as it is."""
+    """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
     figure = tf.convert_to_tensor(figure)
     return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
 
@@ -310,7 +321,7 @@ class _Report(keras.callbacks.Callback):
         if not number:
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
-                "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
+                "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
             )
         if metrics.weighting is not None:
             metrics.weighting.end_epoch()

@@ -1,4 +1,4 @@
-"""What a check has checked."""
+"""The result of a check: the rules that hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 
 class Report:
-    """What a `check_*` function has checked. All of it holds: the first rule that is broken raises an error.
+    """The rules that a `check_*` function has checked. All of them hold: the first broken rule raises an error.
 
     Args:
-        method: What is checked.
-        inputs: What it is given, for the error messages.
+        method: The checked method.
+        inputs: A description of its inputs, for the error messages.
 
     Attributes:
         name: The method's class.
@@ -29,7 +29,7 @@ class Report:
 
     @property
     def checks(self) -> list[str]:
-        """The rules that were checked, each once, as what the method must do."""
+        """The rules that were checked, each once; each completes the sentence "The method must ..."."""
         return list(self._checks)
 
     def require(self, holds: Any, rule: str, given: str, detail: str = "") -> None:
@@ -37,7 +37,7 @@ class Report:
 
         Args:
             holds: Whether it holds.
-            rule: What the method must do.
+            rule: The rule; it completes the sentence "The method must ...".
             given: The input on which it was checked.
             detail: What to add to the rule if it does not hold.
 

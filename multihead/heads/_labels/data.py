@@ -12,10 +12,10 @@ _VALUES_AT_ONCE = 2**20
 
 
 def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> None:
-    """Checks all labels and weights of arrays, some rows at a time. Other things than arrays are left to the batches.
+    """Checks all labels and weights of arrays, some rows at a time. Other data are checked in each batch.
 
     Args:
-        check: Raises an error for a batch, `(None, targets, sample_weights)`, whose labels cannot be.
+        check: Raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
         y: Targets as `fit` takes them.
         sample_weight: Weights as `fit` takes them, or None.
     """
@@ -34,10 +34,10 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> No
 
 
 def checked(check: Callable[[Any], None], dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A data set of the same batches that stops with an error at one whose labels cannot be.
+    """A data set of the same batches that raises an error at the first batch with invalid labels.
 
     Args:
-        check: Raises an error for such a batch.
+        check: Raises an error for a batch with invalid labels.
         dataset: A data set of batches as `fit` takes them.
     """
 

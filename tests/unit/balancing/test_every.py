@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, schedules
-from multihead._ground.keras import add_state, tensor_variable
+from multihead._ground.keras import tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
 from tests.helpers.cases import quick
@@ -22,8 +22,8 @@ CONFLICT = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
 class Counting(balancing.Balancer):
     """Coefficients `[1, 2, ..] * the number of solves`, which is its state."""
 
-    def _create_state(self, num_heads, sizes):
-        self.solves = add_state(self, "solves", ())
+    def create_state(self, num_heads):
+        self.solves = self.add_state("solves", ())
 
     def coefficients(self, gramian):
         solves = tensor_variable(self.solves)

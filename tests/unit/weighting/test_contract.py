@@ -114,10 +114,10 @@ class Faulty(Squares):
     def __init__(self, fault, *, name=None):
         super().__init__(name=name)
         self.fault = fault
-        self._declare(() if fault == "claim" else ("losses",))
+        self.uses = () if fault == "claim" else ("losses",)
 
-    def _create_state(self, num_heads):
-        self.noted = weighting.add_state(self, "noted", ())
+    def create_state(self, num_heads):
+        self.noted = self.add_state("noted", ())
         self.common = self.add_weight(name="common", shape=(), initializer="ones")
 
     def total(self, losses, active):
