@@ -29,6 +29,8 @@ from examples.seq2seq_price.batches import (
     vectorizer,
 )
 
+pytestmark = pytest.mark.programs
+
 TARGETS = [
     "name[The Eagle], eatType[coffee shop], near[Café Rouge]",
     "£20-25, isn't (x)!",

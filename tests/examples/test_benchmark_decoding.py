@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from benchmarks.decoding import main, report
+
+pytestmark = pytest.mark.programs
 
 
 def test_both_tables_are_printed(capsys, without_graphs):

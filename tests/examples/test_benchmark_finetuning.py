@@ -9,6 +9,8 @@ import pytest
 from benchmarks import finetuning
 from examples.seq2seq_price import batches
 
+pytestmark = pytest.mark.programs
+
 
 def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, monkeypatch, without_graphs):
     monkeypatch.setattr(batches, "NUM_BUCKETS", (2, 1))  # fewer batches

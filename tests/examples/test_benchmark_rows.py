@@ -13,6 +13,8 @@ from examples.seq2seq_price import run
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.columns import LabelColumn
 
+pytestmark = pytest.mark.programs
+
 TRAIN = Examples(
     ["The Mill, near The Millhouse", "see the mill!", "none"],
     ["name[The Mill], food[Thai]", "name[The Mill], food[Thai], food[French]", "food[English]"],

@@ -18,6 +18,8 @@ from examples.seq2seq_price.batches import build_vocabulary, standardize_source,
 from examples.seq2seq_price.columns import class_figures, number_figures
 from tests.helpers import alone
 
+pytestmark = pytest.mark.programs
+
 TEXTS = ["The Mill, isn't big!", "", "two  oak-chairs", "a\tdesk"]
 TAGS = ["O B O O", "", "N T", ""]
 

@@ -18,6 +18,8 @@ import sacrebleu
 from examples.seq2seq_price import command, run
 from tests.helpers import alone
 
+pytestmark = pytest.mark.programs
+
 SMALL = ["--epochs", "2", "--units", "8", "--embedding", "4", "--batch-size", "16"]
 
 

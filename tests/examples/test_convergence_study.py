@@ -20,6 +20,8 @@ from examples.convergence_study.arms import RATES, TUNED, ByPart, all_arms, refe
 from examples.seq2seq_price.run import load_data
 from multihead import clipping
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 32
 SMALL = ["--seeds", "1", "--updates", "4", "--measurements", "2", "--orders", "200", "--batch-size", "16"]

@@ -11,6 +11,8 @@ from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.model import Answers, AttentionMap
 from examples.seq2seq_price.report import confusion, overlap_figures, reply_figures, slots
 
+pytestmark = pytest.mark.programs
+
 NAMES = ("under $20", "$20 to $30", "(missing)")
 
 

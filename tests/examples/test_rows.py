@@ -13,6 +13,8 @@ import pytest
 from examples._command_line import InputError
 from examples.seq2seq_price.rows import BAND_EDGES, PRICE_NOISE, draw_rows, read_lines, read_table
 
+pytestmark = pytest.mark.programs
+
 TRAIN = draw_rows(3000, held_out=False, seed=3)
 HELD_OUT = draw_rows(300, held_out=True, seed=3)
 

@@ -14,6 +14,8 @@ from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.columns import LabelColumn
 from multihead import MultiHeadTrainer
 
+pytestmark = pytest.mark.programs
+
 
 def train(losses, patience):
     """A trainer whose encoder's only weight is the epoch's number, as if it had reached these validation losses.

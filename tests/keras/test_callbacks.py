@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from multihead import schedules
 from tests.helpers import tiny
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
 
-
-@pytest.mark.one_in(2)
 def test_callbacks_and_a_resumed_run(tmp_path):
     inputs, targets = tiny.data(12)
     data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)
     options = {"schedule": schedules.Sample({"tag": 1, "price": 1, "size": 1}, seed=3), "balancer": "EqualNorms"}
 
-    def made():
-        return tiny.trainer(keras.optimizers.Adam(0.05), **options)
+    def made(run_eagerly=True):
+        return tiny.trainer(keras.optimizers.Adam(0.05), run_eagerly=run_eagerly, **options)
 
     keras_callbacks = [
         keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
@@ -33,7 +29,7 @@ def test_callbacks_and_a_resumed_run(tmp_path):
         keras_callbacks.append(keras.callbacks.TensorBoard(str(tmp_path / "board")))
     except ImportError:
         pass
-    through = made()
+    through = made(run_eagerly=False)
     through.fit(data, validation_data=data, epochs=4, verbose=0, shuffle=False, callbacks=keras_callbacks)
     assert "price_share" in (tmp_path / "log.csv").read_text().splitlines()[0]
     first = made()

@@ -157,7 +157,6 @@ def test_frozen_normalization_runs_in_inference_mode():
     assert not np.array_equal(before[2], tiny.values(trained.encoder.normalization.variables)[2])
 
 
-@pytest.mark.one_in(2)
 def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
     def trainer():
         return trainer_of(Stages({0: 0, 3: 0.5}), learning_rate=Stages({0: 1, 3: 0.1}), encoder_weight_decay=0.0)
@@ -175,7 +174,6 @@ def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-7)
 
 
-@pytest.mark.one_in(2)
 def test_a_custom_loop_is_traced_for_each_stage():
     trainer = trainer_of(Stages({0: 0, 2: 0.5}))
     trainer.compute_gradients((X, Y))

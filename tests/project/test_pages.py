@@ -24,6 +24,8 @@ WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHOWN = [*WRITTEN, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
+pytestmark = pytest.mark.programs
+
 PRINTED = {
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
@@ -65,7 +67,6 @@ def test_code_of_a_page_runs(
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
 
-@pytest.mark.one_in(2)
 def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +101,6 @@ def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
 
 
-@pytest.mark.one_in(2)
 def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in one namespace, as a kernel runs them."""
     notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))

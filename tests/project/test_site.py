@@ -21,7 +21,7 @@ from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.sources import ROOT
 
 has_mkdocs = all(importlib.util.find_spec(name) for name in ("material", "mkdocstrings"))
-pytestmark = pytest.mark.skipif(not has_mkdocs, reason="needs the `docs` extra")
+pytestmark = [pytest.mark.programs, pytest.mark.skipif(not has_mkdocs, reason="needs the `docs` extra")]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 ADDRESS = "https://example.org/owner/repository"
 
