@@ -9,8 +9,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import earlier
+from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
 from multihead._ground.validation import quoted
+
+
+_CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
+"""The methods that users write, in which Python's control flow may depend on tensors."""
 
 
 class Observation(NamedTuple):
@@ -58,6 +63,10 @@ class Method(keras.layers.Layer):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in _CALLED_IN_GRAPHS:
+            method = getattr(cls, name, None)
+            if callable(method) and users(method) is not method:
+                setattr(cls, name, users(method))
         cls.uses = earlier.uses_of(cls)
         hook = earlier.hook_of(cls)
         if hook is not None:
@@ -131,7 +140,6 @@ class Method(keras.layers.Layer):
             update: The results of the update.
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
-        return None  # AutoGraph cannot convert a function that is only a docstring
 
     def copy(self) -> Any:
         """An unbuilt copy with the same configuration and head names."""

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
 from multihead._ground.errors import in_short
 from multihead._ground.keras import (
-    AUTOGRAPH,
     all_layers,
     created_outside_of_graphs,
     keras_mask,
@@ -98,11 +98,11 @@ def trace_predictions(
         with _state_kept([encoder, *(head.module for head in heads)]), tf.variable_creator_scope(keep):
             run(sample.inputs, sample.targets)
         return Traced(found, num_leaves)
-    traceable = tf.function(forward, autograph=AUTOGRAPH)
+    traceable = graph_function(forward)
     created_outside_of_graphs(lambda: traceable.get_concrete_function(specs.inputs, specs.targets))
     found.clear()
     reasons.clear()
-    tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
+    graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
     if reasons:
         raise reasons[0] from reasons[0].__cause__
     return Traced(found, num_leaves)
