@@ -281,7 +281,9 @@ def largest(factors: Sequence[Factor]) -> Factor:
         return constant
     if len(factors) == 1:
         return changing[0]
-    return lambda step: tf.reduce_max(tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)]))
+    return lambda step: tf.reduce_max(
+        tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)])
+    )
 
 
 def _times(factor: Factor, number: float) -> Factor:

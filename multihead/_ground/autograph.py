@@ -8,6 +8,7 @@ and calls what users wrote through `call_users`, as Keras calls a layer's `call`
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,9 +24,8 @@ _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = {_PACKAGE, "keras", "tensorflow", "numpy"}
 
 with suppress(ImportError, AttributeError):  # without this, AutoGraph also converts the package: slow, but no error
-    from tensorflow.python.autograph.core import config
-
-    config.CONVERSION_RULES = (config.DoNotConvert(_PACKAGE), *config.CONVERSION_RULES)
+    _config = importlib.import_module("tensorflow.python.autograph.core.config")
+    _config.CONVERSION_RULES = (_config.DoNotConvert(_PACKAGE), *_config.CONVERSION_RULES)
 
 
 def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -48,15 +48,14 @@ def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def users(function: Callable[..., Any]) -> Callable[..., Any]:
     """A method that a user wrote, called by `call_users`; one of this package is returned as it is."""
-    if _is_of_library(function) or hasattr(function, "_calls_users"):
+    if _is_of_library(function):
         return function
 
-    # Not under the module of the function: AutoGraph would convert this wrapper, too.
+    # It keeps the name of this module, so that AutoGraph does not convert it.
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def called(*args: Any, **kwargs: Any) -> Any:
         return call_users(function, *args, **kwargs)
 
-    called._calls_users = True  # type: ignore[attr-defined]
     return called
 
 
@@ -91,6 +90,6 @@ def _is_convertible(function: Any) -> bool:
         return False
     try:
         tf.autograph.to_graph(function)
-    except Exception:
+    except Exception:  # noqa: BLE001 - AutoGraph raises many kinds
         return False
     return True

@@ -13,7 +13,6 @@ from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
 from multihead._ground.validation import quoted
 
-
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
 

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.errors import in_short
 from multihead._ground.autograph import call_users, graph_function
+from multihead._ground.errors import in_short
 from multihead._ground.keras import keras_mask, options_of, targets_for_loss, with_logits
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 
