@@ -24,7 +24,7 @@ _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = {_PACKAGE, "keras", "tensorflow", "numpy"}
 
 with suppress(ImportError, AttributeError):  # without this, AutoGraph also converts the package: slow, but no error
-    _config = importlib.import_module("tensorflow.python.autograph.core.config")
+    _config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
     _config.CONVERSION_RULES = (_config.DoNotConvert(_PACKAGE), *_config.CONVERSION_RULES)
 
 

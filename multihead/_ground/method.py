@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -63,8 +64,8 @@ class Method(keras.layers.Layer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in _CALLED_IN_GRAPHS:
-            method = getattr(cls, name, None)
-            if callable(method) and users(method) is not method:
+            method = inspect.getattr_static(cls, name, None)
+            if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
                 setattr(cls, name, users(method))
         cls.uses = earlier.uses_of(cls)
         hook = earlier.hook_of(cls)

@@ -418,3 +418,24 @@ def test_a_function_that_cannot_be_read_runs_as_it_is_without_a_warning(loss, tm
     trainer = trainer_of({"loss": loss, "weight": lambda step: 1.0}, balancer=Unreadable())
     trainer.fit(X, Y, batch_size=4, verbose=0)
     assert int(trainer.update_count) == 2
+
+
+class OwnGraph(balancing.Balancer):
+    @tf.function
+    def coefficients(self, gramian):
+        return by_python(1.0 + tf.linalg.diag_part(gramian))
+
+
+class Static(balancing.Balancer):
+    @staticmethod
+    def coefficients(gramian):
+        return by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
+
+
+@pytest.mark.parametrize("balancer", [OwnGraph, Static])
+def test_methods_that_are_not_plain_functions_are_called_as_they_are(balancer):
+    gramian = tf.constant([[2.0, 0.5], [0.5, 1.0]])
+    wanted = by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
+    np.testing.assert_allclose(balancer().coefficients(gramian), wanted)
+    in_graph = tf.function(lambda gramian: balancer().coefficients(gramian), autograph=False)
+    np.testing.assert_allclose(in_graph(gramian), wanted)
