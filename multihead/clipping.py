@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
 from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size
 from multihead._ground.validation import check_positive
 
@@ -43,7 +44,7 @@ class AbstractClipping:
             non-finite results (the trainer skips such an update before clipping).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
-        clipped = iter(self._clip(present) if present else [])
+        clipped = iter(call_users(self._clip, present) if present else [])
         return [None if gradient is None else next(clipped) for gradient in gradients]
 
     def _clip(self, gradients: list[Any]) -> list[Any]:

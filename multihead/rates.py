@@ -28,6 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
 from multihead._ground.validation import as_python, check_between, is_number
 
@@ -263,7 +264,7 @@ def factor_at(factor: Factor, step: tf.Tensor) -> Any:
     """
     if not callable(factor):
         return factor
-    value = tf.cast(tf.convert_to_tensor(factor(step)), tf.float32)
+    value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
     if value.shape.rank != 0:
         raise ValueError(
             f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return "
@@ -282,11 +283,13 @@ def largest(factors: Sequence[Factor]) -> Factor:
         return constant
     if len(factors) == 1:
         return changing[0]
-    return lambda step: tf.reduce_max(tf.stack([constant, *(tf.cast(each(step), tf.float32) for each in changing)]))
+    return lambda step: tf.reduce_max(
+        tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)])
+    )
 
 
 def _times(factor: Factor, number: float) -> Factor:
-    return (lambda step: number * tf.cast(factor(step), tf.float32)) if callable(factor) else factor * number
+    return (lambda step: number * tf.cast(call_users(factor, step), tf.float32)) if callable(factor) else factor * number
 
 
 def _check_pattern(pattern: Any) -> None:

@@ -14,15 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
+
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
 
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
-
-# Keras 2 converts the control flow of a user's `call` if the enclosing function is converted; Keras 3 never does.
-AUTOGRAPH = not KERAS_3
-"""Whether functions that call users' modules are traced with AutoGraph."""
 
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
@@ -591,7 +589,7 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     model. Losses added by an earlier call are cleared first.
     """
     if not isinstance(module, keras.layers.Layer):
-        return module(*args)
+        return call_users(module, *args)
     module._clear_losses()
     parameters = inspect.signature(module.call).parameters
     if "training" in parameters:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
 from multihead._ground.validation import quoted
+
+_CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
+"""The methods that users write, in which Python's control flow may depend on tensors."""
 
 
 class Observation(NamedTuple):
@@ -54,6 +59,13 @@ class Method(keras.layers.Layer):
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
         self.head_names: tuple[str, ...] | None = None
         self._built_for = Untracked(None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _CALLED_IN_GRAPHS:
+            method = inspect.getattr_static(cls, name, None)
+            if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
+                setattr(cls, name, users(method))
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, so that options can refer to heads by name.
@@ -111,7 +123,6 @@ class Method(keras.layers.Layer):
             update: The results of the update.
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
-        return None  # AutoGraph cannot convert a function that is only a docstring
 
     def copy(self) -> Any:
         """An unbuilt copy with the same configuration and head names."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import AUTOGRAPH, all_layers, call_module
+from multihead._ground.autograph import call_users, graph_function
+from multihead._ground.keras import all_layers, call_module
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead.heads import Head
 
@@ -87,7 +88,7 @@ def export_heads(
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
-            output = head.generate(representation) if step is None else step(head.read(representation))
+            output = head.generate(representation) if step is None else call_users(step, head.read(representation))
             step = finishers[head.name]
             output = output if step is None else call_module(step, output, training=False)
             _add_outputs(outputs, output, head.name, by_head)
@@ -96,11 +97,11 @@ def export_heads(
     steps = [preprocess, *generators.values(), *finishers.values()]
     parts = [encoder, *(head.module for head in heads), *(step for step in steps if step is not None)]
     with _without_cudnn(parts):
-        traced = tf.function(answer, autograph=AUTOGRAPH).get_concrete_function(**named)
+        signature = graph_function(answer).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
-    exported.holds = [*traced.variables, *_tables(traced, parts)]
-    tf.saved_model.save(exported, os.fspath(path), signatures=traced)
+    exported.holds = [*signature.variables, *_tables(signature, parts)]
+    tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
 def _check_callable(argument: str, step: Any) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
 from multihead._ground.errors import in_short
 from multihead._ground.keras import (
-    AUTOGRAPH,
     all_layers,
     created_outside_of_graphs,
     keras_mask,
@@ -98,7 +98,7 @@ class _Tracer:
             except ValueError as reason:
                 results.append(reason)  # raised after the trace: variables made in one that fails would have no value
 
-        tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
+        graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
         (result,) = results
         if isinstance(result, ValueError):
             raise result from result.__cause__

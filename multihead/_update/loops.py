@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import AUTOGRAPH, in_xla
+from multihead._ground.autograph import graph_function
+from multihead._ground.keras import in_xla
 from multihead._update.batch import merged_spec, open_batch_size
 
 
@@ -55,8 +56,8 @@ def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
     """
     if len(nests) == 1 or not can_loop():
         return [compute(nest) for nest in nests]
-    traced = tf.function(compute, autograph=AUTOGRAPH)
-    return [result for group in by_spec(nests) for result in _in_a_loop(traced, group)]
+    in_graph = graph_function(compute)
+    return [result for group in by_spec(nests) for result in _in_a_loop(in_graph, group)]
 
 
 def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import added, computed_if, zeros_like
-from multihead._ground.keras import AUTOGRAPH
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
 from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components, with_none
@@ -115,10 +115,9 @@ def accumulate(
     traced = (
         compute_if_any
         if tf.executing_eagerly()
-        else tf.function(
+        else graph_function(
             compute_if_any,
             reduce_retracing=True,
-            autograph=AUTOGRAPH,
             # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
             experimental_attributes={"_noinline": True},
         )

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
+from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import as_rows, gramian, norm_of_present, scaled
-from multihead._ground.keras import AUTOGRAPH, Gradient, tensor_variable
+from multihead._ground.keras import Gradient, tensor_variable
 from multihead._update.backward import GradientsPerHead
 from multihead._update.batch import Batch, batch_size
 from multihead._update.combine import Combined, Combiner, SumHeads, products_of
@@ -111,11 +112,11 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         }
         return found, rows, labels
 
-    traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
+    measure = graph_function(figures, reduce_retracing=True)
     by_batch, labels = [], []
     sums: list[tf.Tensor] = []
     for batch in batches:
-        found, rows, of_batch = traced(batch)
+        found, rows, of_batch = measure(batch)
         by_batch.append({name: value.numpy() for name, value in found.items()})
         labels.append(of_batch)
         sums = [a + b for a, b in zip(sums, rows)] if sums else rows

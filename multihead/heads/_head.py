@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses
+from multihead._ground.autograph import call_users
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead.heads._labels.checks import LabelSpec, check_specs
@@ -153,7 +154,7 @@ class Head:
         """
         if self._weight_variable is not None:
             return tf.identity(tensor_variable(self._weight_variable).read_value())
-        weight = self._weight(step) if callable(self._weight) else self._weight
+        weight = call_users(self._weight, step) if callable(self._weight) else self._weight
         try:
             result = tf.convert_to_tensor(weight)
         except (ValueError, TypeError):
@@ -196,7 +197,7 @@ class Head:
                 "Add the method."
             )
         generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
-        return generate(representation)
+        return call_users(generate, representation)
 
     def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
         """Checks the specs of targets and predictions against the loss, and creates the metrics.

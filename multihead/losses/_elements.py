@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
+from multihead._ground.keras import keras_mask, options_of, targets_for_loss, with_logits
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 from multihead.losses._shapes import aligned, with_columns
 
@@ -128,7 +129,7 @@ class ElementLoss:
         try:
             if self.runs_eagerly:
                 return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
-            traced = tf.function(computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
+            graph = graph_function(computed).get_concrete_function(targets, predictions)
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):
@@ -139,7 +140,7 @@ class ElementLoss:
                 f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
                 f"targets, or the module's number of units. The loss says: {in_short(first)}"
             ) from error
-        return traced.structured_outputs.shape.rank
+        return graph.structured_outputs.shape.rank
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
@@ -177,12 +178,12 @@ class ElementLoss:
 
     def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
         try:
-            return self._function(targets, predictions)
+            return call_users(self._function, targets, predictions)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
             if self.known is not None or targets.dtype.is_floating:
                 raise
         # Keras 2 leaves integers as they are, and Keras 3 does not.
-        return self._function(tf.cast(targets, predictions.dtype), predictions)
+        return call_users(self._function, tf.cast(targets, predictions.dtype), predictions)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:

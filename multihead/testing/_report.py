@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
+
 
 class Report:
     """The rules that a `check_*` function has checked. All of them hold: the first broken rule raises an error.
@@ -63,7 +65,7 @@ class Report:
 
 def traced(function: Callable[..., Any], *arguments: Any, xla: bool = False) -> Any:
     """A graph of a function for arguments like these; traced here, so that TensorFlow does not warn of many traces."""
-    return tf.function(function, jit_compile=xla).get_concrete_function(*arguments)
+    return graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
 
 
 def state_of(method: Any) -> list[np.ndarray]:
