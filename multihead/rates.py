@@ -152,10 +152,10 @@ class ByPath(AbstractRate):
 class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
-    Frozen variables are known when a step is traced, and cost no backward pass; each stage is traced once. Optimizer slots,
-    logs and the step continue. With `steps_per_execution` above 1, a stage begins with the first execution at or after its
-    step. Steps are counted over the life of a trainer: after training of 3000 updates and another `compile`, the next update
-    is step 3000, `int(trainer.update_count)`.
+    The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
+    backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
+    1, a period begins with the first execution at or after its step. Steps are counted over the life of a trainer: after
+    training of 3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
 
     Args:
         stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
@@ -235,12 +235,12 @@ def check_factor(argument: str, factor: Any) -> Factor:
 
 
 def starts_of(rates: Sequence[Any]) -> list[int]:
-    """The steps at which a stage of any of several parts begins, 0 included."""
+    """The steps at which a period of any of several parts begins, 0 included."""
     return sorted({0, *(step for rate in rates if isinstance(rate, Stages) for step in rate.stages)})
 
 
 def factors_at(rate: Any, step: int, module: Any, variables: Sequence[Any]) -> list[Factor]:
-    """One factor per variable in the stage of a step.
+    """One factor per variable in the period of a step.
 
     Args:
         rate: Checked factors of a part.

@@ -18,7 +18,7 @@ from multihead._data.arrays import as_arrays
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import spec_of_one_replica
 from multihead._ground.validation import quoted
-from multihead._update.batch import Batch, is_absent, open_batch_size, unpack
+from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
 _LOOKED_AT = 64
@@ -96,10 +96,7 @@ class _Completion:
                     f"The batches of a {self._source} must have the same dtypes and numbers of axes. "
                     f"Received: {_as_words(first)} and {_as_words(other)}. Convert them where they are made."
                 )
-            if isinstance(first, tf.TensorSpec):
-                sizes = [a if a == b else None for a, b in zip(first.shape, other.shape)]
-                first = tf.TensorSpec(sizes, first.dtype)
-        return first
+        return merged_spec(first, *others)
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """A completed batch.

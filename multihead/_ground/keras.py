@@ -85,6 +85,13 @@ class KerasHooks:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
+def callbacks_of(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
 class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs.
 

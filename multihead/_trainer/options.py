@@ -145,6 +145,9 @@ class CompileOptions:
     on_nonfinite: str
     max_skipped_updates: int | None
     check_labels: bool
+    run_eagerly: bool | None
+    steps_per_execution: int
+    jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
         """The checked options, with names replaced by methods that are bound to the heads.
@@ -191,6 +194,14 @@ class CompileOptions:
         """The options by argument name of `compile`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def of_keras(self) -> dict[str, Any]:
+        """The options that are passed on to the `compile` of Keras."""
+        options: dict[str, Any] = {
+            "run_eagerly": bool(self.run_eagerly),
+            "steps_per_execution": self.steps_per_execution,
+        }
+        return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
+
     def balancer_to_use(self) -> Any:
         """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
         return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
@@ -221,3 +232,16 @@ class CompileOptions:
                 f"balance_at='representation' with {num_micro_batches} micro-batches and {num_replicas} replicas. Change "
                 "it, or use one batch without micro-batches, on one replica."
             )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a user has decided about a trainer.
+
+    Attributes:
+        heads: The heads, in the order in which they were added.
+        options: The options of `compile`; None before it, and again after `add_head` and `drop_head`.
+    """
+
+    heads: tuple[Head, ...] = ()
+    options: CompileOptions | None = None

@@ -7,24 +7,23 @@ from typing import Any
 
 import keras
 
-from multihead._ground.keras import ProgressLine
+from multihead._ground.keras import ProgressLine, callbacks_of
 from multihead.telemetry import LogMetrics
 
 
-def with_progress(arguments: dict[str, Any], metrics: Callable[[], LogMetrics | None]) -> dict[str, Any]:
-    """The arguments of `fit` or `evaluate` with a progress line that can be read.
+def with_progress(callbacks: Any, verbose: Any, metrics: Callable[[], LogMetrics | None]) -> Any:
+    """The callbacks of `fit` or `evaluate` with a progress line that can be read.
 
     Args:
-        arguments: The arguments. They stay as they are if nothing is printed, or if they have a progress line of their own.
+        callbacks: The callbacks. They stay as they are if they are a `CallbackList` or have a progress line of their own.
+        verbose: The argument of this name; with 0 nothing is printed.
         metrics: Returns the trainer's metrics, or None before they exist.
     """
-    callbacks = arguments.get("callbacks")
-    if arguments.get("verbose", "auto") == 0 or isinstance(callbacks, keras.callbacks.CallbackList):
-        return arguments
-    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    if any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
-        return arguments
-    return {**arguments, "callbacks": [*given, ProgressLine(lambda logs: shown(logs, metrics()))]}
+    given = callbacks_of(callbacks)
+    has_own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
+    if verbose == 0 or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return [*given, ProgressLine(lambda logs: shown(logs, metrics()))]
 
 
 def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
-from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
 from multihead._ground.validation import quoted
 from multihead._update.faults import Broken
 from multihead._update.network import Gradients
@@ -82,7 +82,7 @@ def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
 
 
 def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
-    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
 
 
 def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
@@ -336,9 +336,7 @@ def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any
         metrics: Returns the trainer's metrics, or None before they exist.
         callbacks: The callbacks passed to `fit`.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, _Report(metrics, list(callbacks.callbacks)))
-        return callbacks
-    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = callbacks_of(callbacks)
     # First, so that a checkpoint at the end of an epoch holds what that end changes.
-    return [_Report(metrics, given), *given]
+    given.insert(0, _Report(metrics, list(given)))
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

@@ -48,7 +48,7 @@ def test_variables_of_another_precision_are_updated_in_it(compiled):
         keras.mixed_precision.set_global_policy(policy)
         trainer = tiny.trainer(keras.optimizers.SGD(1.0), balancer="EqualNorms", **COMPILED[compiled])
         trainer.compute_gradients(batch)  # builds
-        variables = [tiny.tensor_variable(variable) for variable in trainer._spec.network.variables.all]
+        variables = [tiny.tensor_variable(variable) for variable in trainer._built.spec.network.variables.all]
         start = start or tiny.values(variables)
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value.astype(policy))
@@ -76,11 +76,11 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=scale)
     trainer = tiny.trainer(optimizer)
     trainer.compute_gradients((inputs, targets))
-    before = tiny.values(trainer._spec.network.variables.all)
+    before = tiny.values(trainer._built.spec.network.variables.all)
     with pytest.warns(RuntimeWarning, match="not finite"):
         history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
     assert history["skipped_updates"] == [1.0, 1.0]
-    for old, new in zip(before, tiny.values(trainer._spec.network.variables.all), strict=True):
+    for old, new in zip(before, tiny.values(trainer._built.spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
     from multihead._ground.optimizers import loss_scale
@@ -103,7 +103,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     trainer.fit(inputs, fine, verbose=0)
     state = lambda: tiny.values(
         [
-            *trainer._spec.network.variables.all,
+            *trainer._built.spec.network.variables.all,
             *trainer.optimizer.variables,
             *trainer.balancer.variables,
             trainer.update_count,

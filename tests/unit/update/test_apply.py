@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._ground.optimizers import build_optimizer
 from multihead._update.apply import apply_once, snapshot
 from multihead._update.network import Gradients, Network, Ownership
-from multihead._update.rates import stages_of
+from multihead._update.rates import periods_of
 from multihead.heads import Head
 
 STEP = tf.constant(0, tf.int64)
@@ -25,7 +25,7 @@ def setting():
     net = Network.of(layers[0], [Head("a", layers[1], "mse"), Head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    spec = SimpleNamespace(network=net, ownership=ownership, rates=stages_of(net, 1.0, 1.0)[0])
+    spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0])
     return spec, optimizer, tf.Variable([5.0])
 
 
