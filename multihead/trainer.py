@@ -343,8 +343,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 update that loss scaling skips to lower its scale does not count.
             max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
                 error; None: it never does.
-            check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range, in every
-                batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in any case.
+            check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in
+                arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
+                any case.
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras.
             jit_compile: As in Keras; None is Keras's default.
@@ -428,6 +429,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         given = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
         class_weight = given.pop("class_weight", None)
         call = self._prepare(read_fit(given, list(self.heads)))
+        are_checked = call.data.labels_are_checked and class_weight is None
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed)
@@ -437,9 +439,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
         self._idle.set([], list(self.heads))
         run, call = (None, call) if start is None else make_run(self, start, call)
-        session = FitSession(run=run, spec=self._spec_with(class_weight))
+        session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
         with self._in_session(session), interruptible(run):
-            self.make_train_function().trace_for(call.data.specs)
+            self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
             return super().fit(**call.for_keras())
 
     @errors_in_words()
@@ -478,10 +480,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
         data = self._checked_for_xla(data)
         arguments = {**arguments, "x": data.x, "y": data.y, "sample_weight": data.sample_weight}
-        if class_weight is None:
-            return super().train_on_batch(**arguments)
-        self._build_for(data)
-        with self._in_session(FitSession(requires_every_head=False, spec=self._spec_with(class_weight))):
+        session = self._session
+        if class_weight is not None:
+            self._build_for(data)
+            session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
+        elif session is not None and session.labels_are_checked:  # a callback of `fit` calls this, with other labels
+            session = replace(session, labels_are_checked=False)
+        self.make_train_function().trace_with_checks()
+        with self._in_session(session):
             return super().train_on_batch(**arguments)
 
     @errors_in_words()
@@ -500,6 +506,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         built = self._require_built()
         spec = built.spec if session is None or session.spec is None else session.spec
         spec, logs = spec.in_period(self.stage), built.logs
+        if session is not None and session.labels_are_checked:
+            spec = replace(spec, check_labels=False)
         update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
         observe(spec, update, applied)
@@ -892,7 +900,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _in_session(self, session: FitSession | None) -> Iterator[None]:
         """A context of a session; what is traced for weights of classes is used in it only."""
         before, self._session = self._session, session
-        retraces = session is not None and session.spec is not None and not session.is_evaluating
+        is_new = session is not None and session is not before and not session.is_evaluating
+        retraces = is_new and session is not None and session.spec is not None
         if retraces:
             self.train_function = None
         try:

@@ -30,6 +30,7 @@ class Data(NamedTuple):
         batches: Gives the batches of one pass, shuffled if asked and possible, if `x` is neither arrays nor a dataset.
         length: Their number, if it is known.
         first: The first of these batches.
+        labels_are_checked: Whether all labels have been checked, so that no step needs to.
     """
 
     x: Any
@@ -39,6 +40,7 @@ class Data(NamedTuple):
     batches: Callable[[Any], Iterator[Any]] | None = None
     length: int | None = None
     first: Any = None
+    labels_are_checked: bool = False
 
     @property
     def is_arrays(self) -> bool:

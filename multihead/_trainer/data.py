@@ -56,12 +56,14 @@ def with_checked_labels(
 
     if data.is_arrays:
         try:
-            check_arrays(check, data.y, data.sample_weight)
+            are_checked = check_arrays(check, data.y, data.sample_weight)
         except ValueError as error:
             if argument == "x":
                 raise
             raise ValueError(f"In `{argument}`: {error}") from error
-    elif in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
+        is_masked = any(predictions.masked for predictions in shapes.predictions.values())
+        return data._replace(labels_are_checked=are_checked and not is_masked)
+    if in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
         dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
         return data._replace(x=checked(check, dataset), batches=None)
     return data

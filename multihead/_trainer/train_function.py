@@ -24,20 +24,29 @@ class StepFunction:
         self._make = make
         self._function = make()
         self._ranks: str | None = None
+        self._checks_labels = True
 
     def __call__(self, iterator: Any) -> Any:
         return self._function(iterator)
 
-    def trace_for(self, specs: Any) -> None:
-        """Drops what was traced for data of another structure or of other ranks.
+    def trace_for(self, specs: Any, *, check_labels: bool = True) -> None:
+        """Drops the traced function if it was traced for data of another structure or of other ranks, or without checks.
 
         Args:
             specs: The specs of a batch; None if they are not known.
+            check_labels: Whether the steps must check labels. False allows a function that does not.
         """
         ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
-        if self._ranks not in (None, ranks):
-            self._function = self._make()
+        if self._ranks is None:
+            self._checks_labels = check_labels
+        elif self._ranks != ranks or (check_labels and not self._checks_labels):
+            self._function, self._checks_labels = self._make(), check_labels
         self._ranks = ranks
+
+    def trace_with_checks(self) -> None:
+        """Drops the traced function if it does not check labels."""
+        if not self._checks_labels:
+            self._function, self._checks_labels = self._make(), True
 
 
 class TrainFunction(StepFunction):

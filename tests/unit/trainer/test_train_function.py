@@ -69,6 +69,22 @@ def test_data_of_other_ranks_are_traced_anew():
     assert keras.ran == [1, 1, 2, 2, 3]
 
 
+def test_a_step_without_checks_is_used_only_where_it_may_be():
+    keras = Keras()
+    function = StepFunction(keras.make)
+    for check_labels in (False, False, True, False, True):
+        function.trace_for(None, check_labels=check_labels)
+        run(function, 1)
+    function.trace_with_checks()
+    run(function, 1)
+    assert keras.ran == [1, 1, 2, 2, 2, 2]
+    without = StepFunction(keras.make)
+    without.trace_for(None, check_labels=False)
+    without.trace_with_checks()
+    run(without, 1)
+    assert keras.ran[-1] == 4
+
+
 def test_one_period_never_asks_for_the_number_of_updates():
     keras = Keras()
     assert run(keras.function(), 3) == [{"loss": 0}] * 3
