@@ -73,11 +73,12 @@ def compiled(optimizer, rates, decays=None, **options):
     return trainer
 
 
-# The first four have every value of every option.
+# The first three have every optimizer, gathering and balancing.
 CASES = [
-    ("momentum", "whole", "sum", 1, "numbers"),
+    ("momentum", "whole", "sum", 1, "function"),
     ("adam", "micro-batches", "representation", 1, "stages"),
     ("adamw", "batches", "parameters", 1, "paths"),
+    ("momentum", "whole", "sum", 1, "numbers"),
     ("adamw", "whole", "representation", 2, "function"),
     ("adam", "whole", "parameters", 1, "function"),
     ("momentum", "batches", "sum", 2, "stages"),
@@ -86,7 +87,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "gathering", "balanced", "replicas", "rates"), quick(4, CASES))
+@pytest.mark.parametrize(("optimizer", "gathering", "balanced", "replicas", "rates"), quick(3, CASES))
 def test_steps_are_those_of_a_tape_by_hand_times_the_factors(optimizer, gathering, balanced, replicas, rates, two_replicas):
     updates = batches_of_updates(missing=True)
     balancer, level = BALANCINGS[balanced]

@@ -77,11 +77,11 @@ def shared(optimizer="sgd", **compiled):
     if key not in _SHARED:
         made = trainer(optimizer, **compiled)
         made.compute_gradients(data(2))  # builds
-        variables = {id(v): v for v in (*made.weights, *made.optimizer.variables, made.update_count)}.values()
-        _SHARED[key] = made, list(variables), values(variables)
+        variables = list({id(v): v for v in (*made.weights, *made.optimizer.variables)}.values())
+        _SHARED[key] = made, variables, values(variables)
     made, variables, start = _SHARED[key]
     for variable, value in zip(variables, start):
-        tensor_variable(variable).assign(value)
+        variable.assign(value)
     return made
 
 

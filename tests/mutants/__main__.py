@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--suite", choices=["quick", "full"], default="quick", help="full: what quick lets live meets all tests"
     )
-    parser.add_argument("--output", type=Path, default=Path("mutants.jsonl"), help="one line per mutant and suite")
+    parser.add_argument("--output", type=Path, default=Path("runs/mutants.jsonl"), help="one line per mutant and suite")
     parser.add_argument("--resume", action="store_true", help="keep the lines of the output, and go on after them")
     parser.add_argument("--other-python", type=Path, help="the interpreter of the other stack, for the full suite")
     parser.add_argument("--jobs", type=int, default=2, help="how many mutants at a time")
@@ -33,6 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.resume:
         options.output.unlink(missing_ok=True)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     mutants = choose(ROOT, options.number, options.seed)
     import_libraries()
     stages = [options.only] if options.only else ["quick", "rest"][: 2 if options.suite == "full" else 1]

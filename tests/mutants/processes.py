@@ -115,7 +115,7 @@ class _Child:
         if not pid:
             if started:
                 test, began = started[-1]["start"], started[-1]["time"]
-                if time.time() - began < SECONDS_OF_A_TEST + 8 * self.run.known.get(test, 10):
+                if time.time() - began < SECONDS_OF_A_TEST + 8 * self.run.known.get(test, 100):
                     return None
             elif time.monotonic() - self.start < 5 * SECONDS_OF_A_TEST:
                 return None
