@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._update.combine import cosines_of
+from multihead._update.products import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.telemetry._recorded import Recorded
