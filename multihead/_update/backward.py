@@ -16,13 +16,14 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
+from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import Encoded, HeadsPass
 from multihead._update.head_gradients import LossFactors, gradients_of_heads
 from multihead._update.labels import count_labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
-from multihead._update.weights import Losses, LossWeights
+from multihead._update.weights import Losses, LossWeights, times_factors
 
 
 class Sums(NamedTuple):
@@ -81,25 +82,7 @@ class Sums(NamedTuple):
         return replicas.all_reduce_sum(totals)
 
 
-class CombinedAtRepresentation(NamedTuple):
-    """The heads' representation gradients, combined before the encoder's backward pass.
-
-    Attributes:
-        gradients: The combined gradient, one tensor per leaf or None.
-        factors: `[num_heads]`: the factors of the heads' losses in it.
-        coefficients: `[num_heads]`: the factors of the heads' weighted gradients; 0 for idle heads.
-        gramian: `[num_heads, num_heads]` inner products of these over all replicas; possibly only the diagonal, or None.
-        square: The squared norm of the combined gradient where it is no sum of the heads' gradients, or None.
-    """
-
-    gradients: list[tf.Tensor | None]
-    factors: tf.Tensor
-    coefficients: tf.Tensor
-    gramian: tf.Tensor | None
-    square: tf.Tensor | None = None
-
-
-Combine = Callable[[RepresentationGradients, Losses], CombinedAtRepresentation]
+Combine = Callable[[RepresentationGradients, Losses], Combined]
 """Combines the representation gradients of a whole update, given these and the losses."""
 
 Measure = Callable[[RepresentationGradients], tf.Tensor]
@@ -115,14 +98,14 @@ class CombinedGradients(NamedTuple):
         per_head: For each head, one gradient of its loss per encoder variable; zeros in updates that are not measured by
             layer, and none if no update is.
         losses: The losses over all replicas, and their weights.
-        combined: How the heads are combined.
+        combined: The heads combined at the representation.
     """
 
     sums: Sums
     encoder: list[Gradient]
     per_head: list[list[Gradient]]
     losses: Losses
-    combined: CombinedAtRepresentation
+    combined: Combined
 
 
 class SummedGradients(NamedTuple):
@@ -203,7 +186,7 @@ class CombinedPass(EncoderPass):
     def gradients(self, passed: HeadsPass, sums: Sums) -> CombinedGradients:
         losses = self.weights.weigh(sums.losses)
         combined = self.combine(passed.at_representation, losses)
-        encoder = passed.combined(combined.gradients, combined.factors)
+        encoder = passed.combined(combined.gradients, times_factors(combined.coefficients, losses))
         per_head = passed.by_head_if(self.by_layer)
         return CombinedGradients(sums=sums, encoder=encoder, per_head=per_head, losses=losses, combined=combined)
 

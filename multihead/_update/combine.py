@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -19,7 +19,6 @@ from multihead._ground import replicas
 from multihead._ground.gradients import Rows, added, as_rows, gramian, scaled
 from multihead._ground.keras import Gradient
 from multihead._update.backward import (
-    CombinedAtRepresentation,
     CombinedPass,
     EncoderPass,
     GradientsPerHead,
@@ -29,52 +28,12 @@ from multihead._update.backward import (
     SummedGradients,
     SummedPass,
 )
+from multihead._update.combined import Combined
 from multihead._update.network import Network
+from multihead._update.products import products_between, products_of, weighted
 from multihead._update.representation import RepresentationGradients
-from multihead._update.weights import Losses, LossWeights
+from multihead._update.weights import Losses, LossWeights, times_factors
 from multihead.balancing import Balancer
-
-
-class Combined(NamedTuple):
-    """The combined encoder gradient, over all micro-batches and replicas.
-
-    Attributes:
-        gradients: One per encoder variable, or None.
-        coefficients: `[num_heads]` factors of the heads' weighted gradients; 0 for idle heads.
-        gramian: `[num_heads, num_heads]` inner products of the heads' weighted gradients at the level where they are
-            combined; possibly only the diagonal, or None.
-        at_representation: The inner products at the representation; possibly only the diagonal, or None.
-        square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
-            gradients times their coefficients; otherwise None.
-    """
-
-    gradients: list[Gradient]
-    coefficients: tf.Tensor
-    gramian: tf.Tensor | None
-    at_representation: tf.Tensor | None
-    square: tf.Tensor | None = None
-
-    @property
-    def norms(self) -> tf.Tensor | None:
-        """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
-        return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
-
-    @property
-    def cosines(self) -> tf.Tensor | None:
-        """`[num_heads + 1, num_heads + 1]` cosines of the heads' weighted gradients and, last, the combined gradient.
-
-        NaN for a gradient that is zero; None without a whole `gramian`.
-        """
-        if self.gramian is None:
-            return None
-        coefficients = tf.cast(self.coefficients, tf.float64)
-        if self.square is None:
-            along = tf.linalg.matvec(self.gramian, coefficients)
-            square = tf.tensordot(coefficients, along, 1)
-        else:
-            along, square = coefficients * tf.linalg.diag_part(self.gramian), tf.cast(self.square, tf.float64)
-        top = tf.concat([self.gramian, along[:, tf.newaxis]], axis=1)
-        return cosines_of(tf.concat([top, tf.concat([along, [square]], axis=0)[tf.newaxis]], axis=0))
 
 
 class Combiner(ABC):
@@ -120,14 +79,7 @@ class Combiner(ABC):
         encoder = replicas.all_reduce_sum(gathered.encoder)
         if isinstance(gathered, SummedGradients):
             return _sum(encoder, losses, gathered.gramian)
-        found = gathered.combined
-        return Combined(
-            gradients=encoder,
-            coefficients=found.coefficients,
-            gramian=found.gramian,
-            at_representation=found.gramian,
-            square=found.square,
-        )
+        return gathered.combined._replace(gradients=encoder)
 
     @abstractmethod
     def combine_heads(
@@ -153,16 +105,10 @@ class SumHeads(Combiner):
             CombinedPass(self.at_representation, weights, by_layer) if num_micro_batches == 1 else PassPerHead(self.measure)
         )
 
-    def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> CombinedAtRepresentation:
+    def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> Combined:
         """Adds up the heads' representation gradients, times their loss-dependent factors."""
-        factors: Any = losses.factors
-        gradients = gradients.times(factors)
-        return CombinedAtRepresentation(
-            gradients=gradients.total(),
-            factors=factors,
-            coefficients=tf.cast(losses.given.active, tf.float32),
-            gramian=None if self.measure is None else _reduced(self.measure(gradients), None),
-        )
+        gradients = gradients.times(losses.factors)
+        return _sum(gradients.total(), losses, None if self.measure is None else self.measure(gradients))
 
     def combine_heads(
         self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
@@ -187,7 +133,7 @@ class BalanceAtRepresentation(Combiner):
             CombinedPass(self.at_representation, weights, by_layer) if num_micro_batches == 1 else PassPerHead(self.measure)
         )
 
-    def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> CombinedAtRepresentation:
+    def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> Combined:
         """Combines the heads' representation gradients."""
         gradients = gradients.times(losses.factors)
         products = replicas.all_reduce_sum(gradients.gramian())
@@ -197,11 +143,11 @@ class BalanceAtRepresentation(Combiner):
         else:
             coefficients, square = _coefficients(self.balancer, losses, products), None
             combined = gradients.times(coefficients).total()
-        return CombinedAtRepresentation(
+        return Combined(
             gradients=combined,
-            factors=_times(coefficients, losses.factors),
             coefficients=coefficients,
             gramian=products,
+            at_representation=products,
             square=square,
         )
 
@@ -210,7 +156,7 @@ class BalanceAtRepresentation(Combiner):
     ) -> Combined:
         products = _reduced(gathered.gramian, losses.factors)
         coefficients = _coefficients(self.balancer, losses, products)
-        encoder = _plus_heads(gathered.added, gathered.per_head, _times(coefficients, losses.factors))
+        encoder = _plus_heads(gathered.added, gathered.per_head, times_factors(coefficients, losses))
         return Combined(
             gradients=replicas.all_reduce_sum(encoder),
             coefficients=coefficients,
@@ -251,9 +197,9 @@ class BalanceAtParameters(Combiner):
         else:
             square = None
             products = weighted(products_of(rows), factors)
-            between = None if self.num_folds == 1 else weighted(_between_folds(losses.given.counts, folds, rows), factors)
+            between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
-            encoder = _plus_heads(rest, rows, _times(coefficients, factors))
+            encoder = _plus_heads(rest, rows, times_factors(coefficients, losses))
         return Combined(
             gradients=encoder,
             coefficients=coefficients,
@@ -263,31 +209,11 @@ class BalanceAtParameters(Combiner):
         )
 
 
-def _between_folds(counts: tf.Tensor, folds: Sequence[GradientsPerHead], rows: Sequence[list[Gradient]]) -> tf.Tensor:
-    """The mean inner products of the heads' gradients on different folds of the data.
-
-    Args:
-        counts: `[num_heads]` counts of labelled elements in the whole update.
-        folds: The sums of each fold on this replica.
-        rows: Each head's gradients over all folds and replicas.
-
-    Returns:
-        `[num_heads, num_heads]` float64, symmetric: inner products of the gradients of the folds' mean losses, averaged
-        over ordered pairs of different folds. For heads without labels in any such pair, inner products of `rows`.
-    """
-    num_heads = len(rows)
+def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:
+    """The inner products between folds, from this replica's sums of each fold, and the update's counts and rows."""
     of_folds = replicas.all_reduce_sum(tf.stack([fold.sums.counts for fold in folds]))
     fractions = tf.cast(tf.math.divide_no_nan(of_folds, counts), tf.float64)
-    per_fold = [[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds]
-    sums, pairs = tf.zeros([num_heads, num_heads], tf.float64), tf.zeros([num_heads, num_heads], tf.float64)
-    for a in range(len(folds)):
-        for b in range(a):
-            weights = fractions[a][:, tf.newaxis] * fractions[b]
-            products = tf.math.divide_no_nan(_cross_products(per_fold[a], per_fold[b]), weights)
-            has_labels = tf.cast(weights > 0, tf.float64)
-            sums += products + tf.transpose(products)
-            pairs += has_labels + tf.transpose(has_labels)
-    return tf.where(pairs > 0, tf.math.divide_no_nan(sums, pairs), products_of(rows))
+    return products_between([[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds], fractions, rows)
 
 
 def _sum(encoder: list[Gradient], losses: Losses, products: tf.Tensor | None, factors: tf.Tensor | None = None) -> Combined:
@@ -300,10 +226,6 @@ def _sum(encoder: list[Gradient], losses: Losses, products: tf.Tensor | None, fa
 def _reduced(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
     """Inner products over all replicas, after each row is multiplied by its factor."""
     return weighted(replicas.all_reduce_sum(products), factors)
-
-
-def _times(coefficients: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
-    return coefficients if factors is None else coefficients * factors
 
 
 def _coefficients(balancer: Balancer, losses: Losses, products: tf.Tensor, folds: tf.Tensor | None = None) -> tf.Tensor:
@@ -345,47 +267,11 @@ def _combine_rows(balancer: Balancer, losses: Losses, matrices: Sequence[Rows | 
     )
 
 
-def cosines_of(products: tf.Tensor) -> tf.Tensor:
-    """`[..., n, n]` float32 cosines from inner products of the same shape; NaN for a vector of norm 0."""
-    norms = tf.sqrt(tf.linalg.diag_part(products))
-    scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
-    is_known = scales > 0
-    found = tf.where(is_known, products / tf.where(is_known, scales, 1.0), float("nan"))
-    return tf.cast(tf.clip_by_value(found, -1.0, 1.0), tf.float32)
-
-
-def weighted(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
-    """The inner products of rows after each row is multiplied by its factor; unchanged for None."""
-    products = tf.cast(products, tf.float64)  # in eager mode, those of a batch without examples are zeros of any dtype
-    if factors is None:
-        return products
-    wide = tf.cast(factors, tf.float64)
-    return products * wide * wide[:, tf.newaxis]
-
-
 def _plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
     """Adds each head's gradients, multiplied by its factor, to a list of gradients; None means factors of 1."""
     total = list(total)
     for k, row in enumerate(rows):
         total = [added(a, b if factors is None else scaled(b, factors[k])) for a, b in zip(total, row)]
-    return total
-
-
-def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:
-    """`[num_heads, num_heads]` inner products of the heads' gradients of the same variables."""
-    matrices = [as_rows(column) for column in zip(*rows)]
-    return gramian([matrix.values for matrix in matrices if matrix is not None], len(rows))
-
-
-def _cross_products(first: Sequence[list[Gradient]], second: Sequence[list[Gradient]]) -> tf.Tensor:
-    """`[num_heads, num_heads]` inner products between two sets of the heads' gradients of the same variables."""
-    num_heads = len(first)
-    total = tf.zeros([num_heads, num_heads], tf.float64)
-    for column in zip(*first, *second):
-        matrix = as_rows(column)
-        if matrix is not None:
-            a, b = tf.split(tf.cast(matrix.values, tf.float64), [num_heads, num_heads])
-            total += tf.matmul(a, b, transpose_b=True)
     return total
 
 

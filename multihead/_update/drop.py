@@ -30,10 +30,10 @@ def compute_or_drop(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor,
         return replace(compute_update(spec, batches, step, scale), roll_back=roll_back)
     first = compute_update(replace(spec, may_be_idle=True), batches, step, scale)
     # Run eagerly, a dropped head has zeros where it had no gradient; in a graph, both have None at the same places.
-    is_tensor = [tf.is_tensor(each) for each in tf.nest.flatten(_computed(first))]
+    changes = [tf.is_tensor(each) and each is not step for each in tf.nest.flatten(_computed(first))]
 
     def tensors(update: Update) -> list[Any]:
-        return [each for each, is_one in zip(tf.nest.flatten(_computed(update)), is_tensor) if is_one]
+        return [each for each, is_one in zip(tf.nest.flatten(_computed(update)), changes) if is_one]
 
     def again(batches: Any, drop: tf.Tensor) -> list[Any]:
         awake = spec.awake * tf.cast(~drop, tf.float32)
@@ -49,7 +49,7 @@ def compute_or_drop(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor,
     # As around the optimizer, the condition must be outside of the replicas, which exchange sums inside of it.
     args = (list(batches), spec.faults.to_drop(first, scale), tensors(first), roll_back.values)
     chosen = iter(tf.distribute.get_replica_context().merge_call(choose, args=args))
-    flat = [next(chosen) if is_one else each for each, is_one in zip(tf.nest.flatten(_computed(first)), is_tensor)]
+    flat = [next(chosen) if is_one else each for each, is_one in zip(tf.nest.flatten(_computed(first)), changes)]
     found = tf.nest.pack_sequence_as(_computed(first), flat)
     return replace(first, **found, clipped=found["gradients"], earlier=(first.broken,), roll_back=roll_back)
 

@@ -9,7 +9,7 @@ from operator import or_
 import tensorflow as tf
 
 from multihead._update.broken import Broken
-from multihead._update.combine import Combined
+from multihead._update.combined import Combined
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import Gradients
 from multihead._update.rates import Rates

@@ -192,3 +192,8 @@ class WeighedLosses(NamedTuple):
 
 
 Losses = SummedLosses | WeighedLosses
+
+
+def times_factors(coefficients: tf.Tensor, losses: Losses) -> tf.Tensor:
+    """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""
+    return coefficients if losses.factors is None else coefficients * losses.factors

@@ -15,10 +15,12 @@ from multihead._ground.gradients import as_rows, gramian, norm_of_present, scale
 from multihead._ground.keras import Gradient, tensor_variable
 from multihead._update.backward import GradientsPerHead
 from multihead._update.batch import Batch, batch_size
-from multihead._update.combine import Combined, Combiner, SumHeads, products_of
+from multihead._update.combine import Combiner, SumHeads
+from multihead._update.combined import Combined
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
+from multihead._update.products import products_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import Losses

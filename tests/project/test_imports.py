@@ -26,8 +26,8 @@ FLOORS = [
 ]
 # The stages of one update: each imports from those before it only.
 STAGES = [
-    {"__init__", "batch", "encode", "roll_back"},
-    {"loops"},
+    {"__init__", "batch", "encode", "products", "roll_back"},
+    {"loops", "combined"},
     {"network"},
     {"broken"},
     {"rates"},

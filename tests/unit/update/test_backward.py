@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from multihead._update.backward import (
-    CombinedAtRepresentation,
     CombinedPass,
     PassPerHead,
     SummedPass,
     micro_batch_gradients,
 )
+from multihead._update.combined import Combined
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
@@ -61,8 +61,7 @@ def plain_sum(by_layer=None):
     """The sum of the heads, by a function that combines them."""
 
     def combine(gradients, losses):
-        ones = tf.ones([2])
-        return CombinedAtRepresentation(gradients=gradients.total(), factors=ones, coefficients=ones, gramian=None)
+        return Combined(gradients=gradients.total(), coefficients=tf.ones([2]), gramian=None, at_representation=None)
 
     step, counts = tf.constant(0, tf.int64), tf.ones([2])
     return CombinedPass(combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, step=step), by_layer)
