@@ -142,23 +142,14 @@ def _is_keras(variable):
     return not isinstance(variable, tf.Variable)
 
 
-def test_the_earlier_names_are_understood():
+def test_methods_know_the_sizes_of_the_gradients_when_their_state_is_created():
     class OfTwo(balancing.Balancer):
-        def _create_state(self, num_heads, sizes):
-            self.seen = weighting.add_state(self, "seen", (num_heads, len(sizes)))
+        def create_state(self, num_heads):
+            self.seen = self.add_state("seen", (num_heads, len(self.sizes)))
 
         def coefficients(self, gramian):
             return tf.ones_like(gramian[0])
 
-    class OfOne(weighting.Weighting):
-        def _create_state(self, num_heads):
-            self.seen = self.add_learned("seen", num_heads, 2.0)
-
-        def total(self, losses, active):
-            return tf.reduce_sum(losses)
-
-    two, one = OfTwo(), OfOne()
+    two = OfTwo()
     two.build([(3, 5), (3, None)])
-    one.build((3,))
     assert two.seen.shape == (3, 2) and two.sizes == (5, None)
-    assert [float(tf.convert_to_tensor(each)) for each in one.seen] == [2.0, 2.0, 2.0]

@@ -207,7 +207,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     def run(folder, stop_after=None):
         model, watch = trainer(rate=0.1), Watch(stop_after)
         model.compute_gradients((X[:2], {name: targets[:2] for name, targets in TARGETS.items()}))  # builds
-        callback = PerHead(patience=3, backup_dir=tmp_path / folder / "heads")
+        callback = PerHead(patience=3)
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / folder / "keras"))
         try:
             history = fit(model, [callback, watch, backup])
@@ -216,7 +216,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
         return history, callback, tiny.weights_of(model)
 
     history, callback, weights = run("whole")
-    assert callback.stopped_epoch > 7 and not (tmp_path / "whole" / "heads").exists()
+    assert callback.stopped_epoch > 7
     assert run("cut", stop_after=4) is None  # PerHead has counted this epoch, BackupAndRestore has not
     again, resumed, restored = run("cut")
     assert again.epoch == history.epoch and again.history["loss"] == history.history["loss"]

@@ -65,7 +65,7 @@ def made():
 def run(folder, interrupted):
     trainer = made()
     given = [
-        callbacks.PerHead(patience=4, idle=True, restore_best_weights=False, backup_dir=str(folder / "heads")),
+        callbacks.PerHead(patience=4, idle=True, restore_best_weights=False),
         SetWeight(),
         keras.callbacks.BackupAndRestore(str(folder / "keras")),
         *([Interrupt()] if interrupted else []),

@@ -20,7 +20,7 @@ X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
 
 BALANCERS = [name for name in balancing.__all__ if name not in ("Balancer", "balance", "get", "Chain", "NormBudget")]
-WEIGHTINGS = [name for name in weighting.__all__ if name not in ("Weighting", "add_state", "get", "Fixed")]
+WEIGHTINGS = [name for name in weighting.__all__ if name not in ("Weighting", "get", "Fixed")]
 WITH_STATE = ["MoCo", "GradVac", "MetaBalance", "DBMTL", "SDMGrad", "ExcessMTL", "DWA", "FAMO", "GradNorm"]
 CORE = [
     {"balancer": balancing.Chain("EqualNorms", balancing.GradVac(beta=0.3))},

@@ -19,8 +19,8 @@ FILES = sorted(MODELS.glob("*.py"))
 STAGES = [
     {"_checks", "_recurrent", "weights"},
     {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
-    {"_cell", "classifier", "price", "regressor"},
-    {"_native_loops", "_addons_loops"},
+    {"_cell", "classifier", "regressor"},
+    {"_native_loops", "_addons_loops", "price"},
     {"decoder"},
     {"__init__"},
 ]
