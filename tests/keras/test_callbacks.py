@@ -30,16 +30,16 @@ def test_callbacks_and_a_resumed_run(tmp_path):
     except ImportError:
         pass
     through = made(run_eagerly=False)
-    through.fit(data, validation_data=data, epochs=4, verbose=0, shuffle=False, callbacks=keras_callbacks)
+    through.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False, callbacks=keras_callbacks)
     assert "price_share" in (tmp_path / "log.csv").read_text().splitlines()[0]
     first = made()
-    first.fit(data, epochs=2, verbose=0, shuffle=False)
+    first.fit(data, epochs=1, verbose=0, shuffle=False)
     first.save_weights(str(tmp_path / "half.weights.h5"))
     resumed = made()
     resumed.compute_gradients((inputs[:4], {k: v[:4] for k, v in targets.items()}))  # creates the variables
     resumed.load_weights(str(tmp_path / "half.weights.h5"))
-    assert tiny.values([resumed.update_count]) == [6]
-    resumed.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert tiny.values([resumed.update_count]) == [3]
+    resumed.fit(data, epochs=1, verbose=0, shuffle=False)
     for a, b in zip(tiny.weights_of(through), tiny.weights_of(resumed), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 

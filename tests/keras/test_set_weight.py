@@ -117,6 +117,7 @@ MORE = {
 }
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("method", [*METHODS, *MORE])
 def test_a_balancer_knows_whether_a_weight_of_1000_changes_the_direction(method):
     balancer = {**METHODS, **MORE}[method]

@@ -78,3 +78,12 @@ def test_what_is_named_runs_whole(pytester: pytest.Pytester, clone: Path, argume
 
 def test_a_folder_in_which_pytest_starts_runs_whole(pytester: pytest.Pytester, clone: Path) -> None:
     assert selected(pytester, clone / "tests" / "examples") == ALL
+
+
+def test_processes_of_their_own_run_the_same(
+    pytester: pytest.Pytester, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(clone)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile").assert_outcomes(passed=6)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile", "tests").assert_outcomes(passed=10)

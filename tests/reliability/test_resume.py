@@ -31,6 +31,7 @@ X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.thorough)], ids=["few", "many"])
 def test_killed_runs_end_as_the_run_that_was_never_stopped(kills, tmp_path):
     wanted = [f"{case}={number}" for case, number in kills.items()]
