@@ -42,7 +42,7 @@ def test_the_list_applies_as_it_came_and_a_new_one_of_its_pairs_by_its_gradients
 )
 def test_copies_and_lists_of_the_same_pairs_are_the_same_update(trainer, copied):
     pairs = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
-    change = to_apply(trainer._spec.network, copied(pairs), trainer.update_count)
+    change = to_apply(trainer._built.spec.network, copied(pairs), trainer.update_count)
     assert change.roll_back is pairs[0].update.roll_back and not change.without_heads
     assert change.active.numpy().tolist() == [False, True, False]
     assert trainer.apply_gradients(copied(pairs))
@@ -67,7 +67,7 @@ def test_pairs_of_two_updates_are_applied_by_their_gradients(trainer):
     first = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
     second = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "tag"))
     half = len(first) // 2
-    change = to_apply(trainer._spec.network, [*first[:half], *second[half:]], trainer.update_count)
+    change = to_apply(trainer._built.spec.network, [*first[:half], *second[half:]], trainer.update_count)
     assert change.without_heads and change.active.shape == (3,)
 
 

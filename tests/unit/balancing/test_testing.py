@@ -36,7 +36,7 @@ class FirstOnly(balancing.Balancer):
 
 
 class Signs(balancing.Balancer):
-    needs = "gradients"
+    uses = ("gradients",)
     rescales = False
 
     def combine(self, gradients):
@@ -56,7 +56,7 @@ class Forgetful(balancing.Balancer):
 
 
 class Widening(balancing.Balancer):
-    needs = "gradients"
+    uses = ("gradients",)
 
     def combine(self, gradients):
         return [tf.cast(tf.reduce_sum(rows, axis=0), tf.float64) for rows in gradients]
