@@ -173,6 +173,9 @@ def test_damaged_files_are_refused(saved, tmp_path):
         (tmp_path / "run.checkpoint").write_bytes(damaged)
         with pytest.raises(ValueError, match="The checkpoint must be a whole file"):
             Checkpoint(tmp_path).load(trainer)
+    (tmp_path / "run.checkpoint").write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(ValueError, match="bytes whose digest differs from the saved one: the file is damaged"):
+        Checkpoint(tmp_path).load(trainer)
     for name, value in values_of(variables_of(trainer)).items():
         np.testing.assert_array_equal(value, before[name])
 
