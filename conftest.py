@@ -12,6 +12,8 @@ import pytest
 MODELS = Path(__file__).parent / "models"
 PACKAGE = Path(__file__).parent / "multihead"
 
+pytest_plugins = ["pytester", "tests.helpers.selection"]
+
 
 def pytest_configure() -> None:
     """Checks, without importing TensorFlow, that `multihead.models` is this checkout's."""

@@ -33,8 +33,8 @@ from sklearn.pipeline import make_pipeline
 
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples
-from examples.seq2seq_price.ranges import NO_LABEL
-from examples.seq2seq_price.tables import read_table
+from examples.seq2seq_price.columns import NO_LABEL
+from examples.seq2seq_price.rows import read_table
 
 TOKENS = r"(?u)[^\W_]+|[^\w\s]"
 INVERSE_PENALTIES = (0.3, 1.0, 3.0, 10.0)

@@ -35,8 +35,8 @@ from benchmarks._results import mean_and_spread
 from examples._command_line import Parser, whole
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples, evaluation_batches, training_batches
-from examples.seq2seq_price.metrics import reply_figures, slots
-from examples.seq2seq_price.ranges import NO_LABEL
+from examples.seq2seq_price.columns import NO_LABEL
+from examples.seq2seq_price.report import reply_figures, slots
 from multihead.models import PriceClassifier
 
 UNUSED = {

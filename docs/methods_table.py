@@ -65,7 +65,7 @@ def weighting_row(method: Any) -> list[str]:
     weighting = method()
     weighting([1.0, 1.0])
     kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
-    cost = "one more forward pass" if weighting.reads_losses_after else "none"
+    cost = "one more forward pass" if "losses_after" in weighting.uses else "none"
     return [
         f"`{method.__name__}`",
         said(method, "What it fixes:", r"[.;:] "),

@@ -13,6 +13,10 @@ from typing import Any, NoReturn
 EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
 
 
+class InputError(ValueError):
+    """Invalid user input; the message is one line for the user."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line.
 

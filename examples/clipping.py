@@ -1,7 +1,7 @@
 """What does each way of clipping do to the norm and the direction of an exploding gradient?
 
-A recurrent network reads thirty tokens, and two heads predict the class of the third last token and the fraction of high
-tokens. Its gradient explodes on the way back through thirty time steps. A custom training loop calls
+A recurrent network reads thirty tokens, and two heads predict the class of the third-to-last token and the fraction of
+high tokens. Its gradient explodes on the way back through thirty time steps. A custom training loop calls
 `compute_gradients` and `apply_gradients`; in between, you can inspect the gradients and clip them: by value, by norm, by
 average norm or by global norm.
 """
@@ -44,7 +44,7 @@ VARIABLES = (
 
 
 def make_batch(generator: np.random.Generator, size: int = 32) -> Batch:
-    """Tokens `[size, 30]`, the class of the third last, and the fraction of high ones; low tokens are more frequent."""
+    """Tokens `[size, 30]`, the class of the third-to-last, and the fraction of high ones; low ones are more frequent."""
     tokens = (VOCABULARY * generator.random((size, TIME)) ** 2).astype("int32")
     high = (tokens >= VOCABULARY // 2).mean(axis=1, keepdims=True).astype("float32")
     return tokens, {"recent": tokens[:, -3] % CLASSES, "high": high}

@@ -148,7 +148,7 @@ def train_and_save(arguments: str) -> None:
 def in_fresh_process(cases: Sequence[str], size: Size, seed: int) -> list[Outcome]:
     """The outcomes of cases, trained one after the other in a new process.
 
-    The memory of each is what it needs beyond all before it, so put the smaller first.
+    The memory measured for a case is what it needs in addition to all earlier ones, so put smaller cases first.
     """
     code = "import sys; from examples import large_batch_on_small_memory as m; m.train_and_save(sys.argv[1])"
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Decoding by TensorFlow Addons with a decoder's own weights: the only file that imports it."""
+"""Decoding with TensorFlow Addons, from a decoder's own weights. No other file imports TensorFlow Addons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over an encoder's outputs: as it is defined, and the same in fewer operations for a step of decoding."""
+"""Attention over an encoder's outputs: by definition, and with fewer operations for the steps of decoding."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from ._recurrent import State, build_layer, state_list, state_of
 class StateBridge(keras.layers.Layer):
     """Fits an encoder's states to a decoder's layers.
 
-    With the same number of layers on both sides, each decoder layer takes the state of its encoder layer. A decoder
-    with fewer layers takes those of the encoder's upper layers; in one with more, the additional layers take that of
-    the encoder's last layer. A state of the decoder's own size passes unchanged; one of another size (a bidirectional
-    encoder's) goes through `tanh(W s + b)`. A GRU decoder ignores an LSTM's carry; an LSTM decoder computes its carry
-    from a GRU's hidden state by a map of its own.
+    With the same number of layers on both sides, each decoder layer takes the state of its encoder layer. If the
+    decoder has fewer layers, they take the states of the encoder's upper layers; if it has more, the additional layers
+    take the state of the encoder's last layer. A state of the decoder's size is passed unchanged; a state of another
+    size (of a bidirectional encoder) is mapped by `tanh(W s + b)`. A GRU decoder ignores an LSTM's carry; an LSTM
+    decoder computes its carry from a GRU's hidden state with a separate map.
 
     Args:
         units: Size of the decoder's states.

@@ -1,4 +1,4 @@
-"""One step of decoding: its layers, the step as it is defined, and the same step in fewer operations."""
+"""One step of decoding: its layers, the step by definition, and the same step with fewer operations."""
 
 from __future__ import annotations
 
@@ -194,5 +194,5 @@ def count_rows(state: DecoderState) -> tf.Tensor:
 
 
 def _variable(weight: Any) -> tf.Variable:
-    """A weight as TensorFlow's own variable, on Keras 2 and Keras 3, whose rows can be read without copying all of it."""
+    """A weight as a TensorFlow variable on Keras 2 and Keras 3: its rows can be read without copying all of it."""
     return weight if isinstance(weight, tf.Variable) else weight.value

@@ -1,4 +1,4 @@
-"""What the heads for one answer per sequence share: features of the representation and a hidden layer."""
+"""The common part of heads that give one answer per sequence: features of the representation and a hidden layer."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ def hidden_of(state: State) -> tf.Tensor:
 
 
 def dropout_layer(rate: float, *, name: str = "dropout_layer", dtype: Any = None) -> keras.layers.Dropout:
-    """Dropout whose random state Keras can save; it has no weights, so that those saved are the same on both Keras."""
+    """A dropout layer whose random state Keras saves. It has no weights, so saved weights fit both versions of Keras."""
     return keras.layers.Dropout(rate, name=name, dtype=dtype)
 
 
 def draw_seed(layer: keras.layers.Dropout) -> tf.Tensor:
-    """A seed for TensorFlow's stateless random numbers, int32 `[2]`, drawn by a layer that drops a half."""
+    """A seed for TensorFlow's stateless random numbers, int32 `[2]`, drawn with a dropout layer of rate 0.5."""
     bits = tf.cast(layer(tf.ones([2, 31], layer.compute_dtype), training=True) > 0, tf.int32)
     return tf.reduce_sum(bits * tf.bitwise.left_shift(1, tf.range(31)), axis=1)
 

@@ -36,6 +36,8 @@ class Classifier(AbstractPooledHead):
         TensorShape([2, 3])
     """
 
+    argument, layer = "num_classes", "classes"  # the names of the first argument and of the output layer in saved models
+
     def __init__(
         self,
         num_classes: int,
@@ -47,14 +49,14 @@ class Classifier(AbstractPooledHead):
         dtype: Any = None,
     ) -> None:
         super().__init__(hidden_units=hidden_units, dropout=dropout, pool=pool, name=name, dtype=dtype)
-        self.num_classes = check_count("num_classes", num_classes, minimum=2)
-        self.classes = keras.layers.Dense(num_classes, activation="softmax", name="classes", dtype="float32")
+        setattr(self, self.argument, check_count(self.argument, num_classes, minimum=2))
+        setattr(self, self.layer, keras.layers.Dense(num_classes, activation="softmax", name=self.layer, dtype="float32"))
 
     def build(self, representation_shape: Any) -> None:
-        self.build_hidden(representation_shape, self.classes)
+        self.build_hidden(representation_shape, getattr(self, self.layer))
 
     def call(self, representation: dict[str, Any], training: bool | None = None) -> tf.Tensor:
-        return self.classes(self.run_hidden(representation, training))
+        return getattr(self, self.layer)(self.run_hidden(representation, training))
 
     def get_config(self) -> dict[str, Any]:
-        return {"num_classes": self.num_classes, **super().get_config()}
+        return {self.argument: getattr(self, self.argument), **super().get_config()}

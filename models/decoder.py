@@ -324,7 +324,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         check_representation("representation", representation, ("outputs", "state", "mask"), type(self).__name__)
 
     def _begin_decoding(self, representation: dict[str, Any]) -> tuple[MemoryOrNone, DecoderState]:
-        """Builds the decoder if it is not, and begins in its own precision."""
+        """Builds the decoder if necessary, and begins in its own precision."""
         self._check(representation)
         if not self.built:
             with tf.init_scope():

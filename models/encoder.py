@@ -15,8 +15,8 @@ from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_
 class Seq2SeqEncoder(keras.layers.Layer):
     """Encodes token ids with an embedding and recurrent layers.
 
-    Id 0 is padding, at the end of a row. A row of padding only counts as one padding token, so that every row has a last
-    step. States are those after each row's own last step; the result of a row does not depend on its padding.
+    Id 0 is padding, at the end of a row. A row that contains only padding counts as one token, so that every row has a
+    last step. States are those after each row's last step; the result of a row does not depend on its padding.
 
     Args:
         vocabulary_size: Number of token ids, padding included.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from ._checks import check_count
-from ._pooled import AbstractPooledHead
+from .classifier import Classifier
 
 
 @keras.saving.register_keras_serializable(package="models")
-class PriceClassifier(AbstractPooledHead):
-    """A `Classifier` whose classes are price ranges, under the name and the weights' names of its saved models.
+class PriceClassifier(Classifier):
+    """A `Classifier` of price ranges, with the names of its saved models: `num_ranges`, and `ranges` for the output layer.
 
     Args:
         num_ranges: Number of price ranges.
@@ -27,6 +25,8 @@ class PriceClassifier(AbstractPooledHead):
         ValueError: If an argument is out of its range, or the representation lacks an entry.
     """
 
+    argument, layer = "num_ranges", "ranges"
+
     def __init__(
         self,
         num_ranges: int,
@@ -37,15 +37,4 @@ class PriceClassifier(AbstractPooledHead):
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(hidden_units=hidden_units, dropout=dropout, pool=pool, name=name, dtype=dtype)
-        self.num_ranges = check_count("num_ranges", num_ranges, minimum=2)
-        self.ranges = keras.layers.Dense(num_ranges, activation="softmax", name="ranges", dtype="float32")
-
-    def build(self, representation_shape: Any) -> None:
-        self.build_hidden(representation_shape, self.ranges)
-
-    def call(self, representation: dict[str, Any], training: bool | None = None) -> tf.Tensor:
-        return self.ranges(self.run_hidden(representation, training))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"num_ranges": self.num_ranges, **super().get_config()}
+        super().__init__(num_ranges, hidden_units=hidden_units, dropout=dropout, pool=pool, name=name, dtype=dtype)

@@ -18,7 +18,7 @@ class Regressor(AbstractPooledHead):
     The representation is a dict with `final`, float `[batch, width]`; with `pool=True` also with `outputs`, float
     `[batch, time, width]`, and `mask`, bool `[batch, time]` with at least one True in every row. The predictions are
     float32 `[batch, num_outputs]`; train them with a loss such as `"mse"`. Scale targets to a standard deviation of
-    about 1: the loss of a head is otherwise in the units of its targets, squared.
+    about 1: otherwise the head's loss is in the units of its targets, squared.
 
     Args:
         num_outputs: Number of predicted numbers.

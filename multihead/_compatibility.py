@@ -28,7 +28,7 @@ _REINSTALL = "`pip install --force-reinstall tensorflow`"
 
 
 def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | None:
-    """Explains what is wrong with a combination of versions.
+    """Explains why a combination of versions is not supported.
 
     Args:
         tensorflow: Version of the installed TensorFlow, or None if it is not installed.
@@ -36,7 +36,7 @@ def problem(tensorflow: str | None, keras: str | None, backend: str) -> str | No
         backend: Name of the Keras 3 backend.
 
     Returns:
-        One sentence with the rule, what was found and the fix; None if the versions are supported.
+        One sentence with the rule, the installed versions and the fix; None if the versions are supported.
     """
     if tensorflow is None:
         return f"multihead needs TensorFlow, which is not installed: run {_INSTALL}."

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
 from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size
 from multihead._ground.validation import check_positive
 
@@ -43,7 +44,7 @@ class AbstractClipping:
             non-finite results (the trainer skips such an update before clipping).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
-        clipped = iter(self._clip(present) if present else [])
+        clipped = iter(call_users(self._clip, present) if present else [])
         return [None if gradient is None else next(clipped) for gradient in gradients]
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
@@ -102,7 +103,8 @@ class ByAverageNorm(AbstractClipping):
     variable.
 
     Example:
-        >>> ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])[0].numpy().round(6).tolist()
+        >>> clipped = ByAverageNorm(1.0)([tf.constant([3.0, 4.0])])
+        >>> clipped[0].numpy().round(6).tolist()
         [1.2000000476837158, 1.600000023841858]
     """
 
@@ -118,7 +120,8 @@ class ByGlobalNorm(AbstractClipping):
     networks", ICML 2013).
 
     Example:
-        >>> ByGlobalNorm(1.0)([tf.constant([3.0]), None, tf.constant([4.0])])[2].numpy().round(6).tolist()
+        >>> gradients = [tf.constant([3.0]), None, tf.constant([4.0])]
+        >>> ByGlobalNorm(1.0)(gradients)[2].numpy().round(6).tolist()
         [0.800000011920929]
     """
 

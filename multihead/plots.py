@@ -30,7 +30,7 @@ class Run:
     """A run, from its ledger.
 
     Attributes:
-        heads: The heads' names, also of those that were added or dropped on the way.
+        heads: The heads' names, including heads that were added or dropped during the run.
         steps: `[lines]`: the number of updates after each line's.
         figures: By name, `[lines]` values; NaN where an update does not have one.
         layers: By encoder layer and by name, the mean over the updates that measured it.
@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str]) -> Run:
             "further, or pass another file."
         )
     suffix = "_loss"
-    names = dict.fromkeys(name for line in updates for name in line)  # heads may have come and gone
+    names = dict.fromkeys(name for line in updates for name in line)  # heads may have been added and dropped
     heads = tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix))
     by_layer: dict[str, dict[str, list[float]]] = {}
     for line in updates:
@@ -97,7 +97,7 @@ def _run(run: Run | str | os.PathLike[str]) -> Run:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """An exponential average over about a twentieth of the run, without bias towards 0; NaN where there is no value."""
+    """An exponential average over about a twentieth of the run, without bias towards 0; NaN for missing values."""
     decay = 1 - min(0.3, 20 / len(values))
     averages, total, weight = np.full(len(values), np.nan), 0.0, 0.0
     for i in np.flatnonzero(np.isfinite(values)):
@@ -186,7 +186,7 @@ def shares(run: Run | str | os.PathLike[str]) -> Any:
 
 
 def weights(run: Run | str | os.PathLike[str]) -> Any:
-    """The weights of the losses and the coefficients of the balancer, where there are such.
+    """The weights of the losses and the coefficients of the balancer, as far as recorded.
 
     Raises:
         ValueError: Weights are constant, and there is no balancer.
@@ -265,7 +265,7 @@ def layers(run: Run | str | os.PathLike[str]) -> Any:
 
 
 def model(trainer: Any) -> Any:
-    """Draws a trainer: the encoder, what it returns, the heads with their losses, and where gradients are combined.
+    """Draws a trainer: the encoder, its outputs, the heads with their losses, and where gradients are combined.
 
     Args:
         trainer: A `MultiHeadTrainer`; built, so that sizes are known.

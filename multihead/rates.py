@@ -10,8 +10,8 @@ is
 - `LayerwiseDecay` or `ByPath`, if it differs by variable;
 - `Stages`, if it changes at some steps, for example from frozen to trained.
 
-What is frozen by a number 0 is not computed at all: there is no backward pass for it, its optimizer slots do not change, and
-batch normalization of which everything is frozen runs in inference mode, as with Keras's `trainable = False`. Where a
+Variables frozen by the number 0 cost nothing: there is no backward pass for them, their optimizer slots do not change, and
+batch normalization whose variables are all frozen runs in inference mode, as with Keras's `trainable = False`. Where a
 function returns 0, the variables and slots do not change either, but their gradients are computed.
 
 Factors of weight decay (`encoder_weight_decay=`, `weight_decay=`) have the same forms; they multiply the `weight_decay` of
@@ -28,8 +28,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
-from multihead._ground.validation import check_between, is_number
+from multihead._ground.validation import as_python, check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -76,7 +77,8 @@ class LayerwiseDecay(AbstractRate):
         ValueError: An argument is out of range.
 
     Example:
-        >>> encoder = keras.Sequential([keras.layers.Dense(2), keras.layers.ReLU(), keras.layers.Dense(2)])
+        >>> layers = [keras.layers.Dense(2), keras.layers.Dense(2)]
+        >>> encoder = keras.Sequential(layers)
         >>> _ = encoder(tf.ones([1, 2]))
         >>> LayerwiseDecay(0.5).factors(encoder, encoder.trainable_variables)
         [0.5, 0.5, 1.0, 1.0]
@@ -117,7 +119,8 @@ class ByPath(AbstractRate):
     Example:
         >>> layer = keras.layers.Dense(2)
         >>> layer.build((None, 3))
-        >>> ByPath({"bias": 0, "kernel": 0.1}).factors(layer, layer.trainable_variables)
+        >>> rates = ByPath({"bias": 0, "kernel": 0.1})
+        >>> rates.factors(layer, layer.trainable_variables)
         [0.1, 0.0]
     """
 
@@ -152,10 +155,10 @@ class ByPath(AbstractRate):
 class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
-    What is frozen is known when a step is traced, and costs no backward pass; each stage is traced once. Optimizer slots,
-    logs and the step go on. With `steps_per_execution` above 1, a stage begins with the first execution at or after its
-    step. Steps are counted over the life of a trainer: after training of 3000 updates and another `compile`, the next update
-    is step 3000, `int(trainer.update_count)`.
+    The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
+    backward pass; each period is traced once. Optimizer slots, logs and the step continue. With `steps_per_execution` above
+    1, a period begins with the first execution at or after its step. Steps are counted over the life of a trainer: after
+    training of 3000 updates and another `compile`, the next update is step 3000, `int(trainer.update_count)`.
 
     Args:
         stages: A dict from steps to the factors from this step on: numbers, functions of the step, `LayerwiseDecay` or
@@ -166,7 +169,8 @@ class Stages:
         TypeError: `stages` is not a dict, or contains something else.
 
     Example:
-        >>> Stages({0: 0, 1000: LayerwiseDecay(0.9)}).at(999), Stages({0: 0, 1000: 0.1}).at(1000)
+        >>> stages = Stages({0: 0, 1000: 0.1})
+        >>> stages.at(999), stages.at(1000)
         (0.0, 0.1)
     """
 
@@ -224,8 +228,7 @@ def check_factor(argument: str, factor: Any) -> Factor:
     """
     if callable(factor) and not isinstance(factor, type):
         return factor
-    if hasattr(factor, "item") and getattr(factor, "shape", None) == ():
-        factor = factor.item()
+    factor = as_python(factor)
     if is_number(factor) and factor >= 0:
         return float(factor)
     error = ValueError if isinstance(factor, (int, float)) and not isinstance(factor, bool) else TypeError
@@ -236,12 +239,12 @@ def check_factor(argument: str, factor: Any) -> Factor:
 
 
 def starts_of(rates: Sequence[Any]) -> list[int]:
-    """The steps at which a stage of any of several parts begins, 0 included."""
+    """The steps at which a period of any of several parts begins, 0 included."""
     return sorted({0, *(step for rate in rates if isinstance(rate, Stages) for step in rate.stages)})
 
 
 def factors_at(rate: Any, step: int, module: Any, variables: Sequence[Any]) -> list[Factor]:
-    """One factor per variable in the stage of a step.
+    """One factor per variable in the period of a step.
 
     Args:
         rate: Checked factors of a part.
@@ -261,7 +264,7 @@ def factor_at(factor: Factor, step: tf.Tensor) -> Any:
     """
     if not callable(factor):
         return factor
-    value = tf.cast(tf.convert_to_tensor(factor(step)), tf.float32)
+    value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
     if value.shape.rank != 0:
         raise ValueError(
             f"A learning rate's function must return one number. Received: the shape {value.shape} from {factor!r}. Return "
@@ -280,11 +283,13 @@ def largest(factors: Sequence[Factor]) -> Factor:
         return constant
     if len(factors) == 1:
         return changing[0]
-    return lambda step: tf.reduce_max(tf.stack([constant, *(tf.cast(each(step), tf.float32) for each in changing)]))
+    return lambda step: tf.reduce_max(
+        tf.stack([constant, *(tf.cast(call_users(each, step), tf.float32) for each in changing)])
+    )
 
 
 def _times(factor: Factor, number: float) -> Factor:
-    return (lambda step: number * tf.cast(factor(step), tf.float32)) if callable(factor) else factor * number
+    return (lambda step: number * tf.cast(call_users(factor, step), tf.float32)) if callable(factor) else factor * number
 
 
 def _check_pattern(pattern: Any) -> None:

@@ -118,7 +118,8 @@ class Alternate(AbstractSchedule):
     Example:
         >>> schedule = Alternate({"price": 1, "reply": 2})
         >>> schedule.bind(["reply", "price"])
-        >>> [schedule.active(tf.constant(u, tf.int64)).numpy().tolist() for u in range(3)]
+        >>> steps = [tf.constant(step, tf.int64) for step in range(3)]
+        >>> [schedule.active(step).numpy().tolist() for step in steps]
         [[False, True], [True, False], [True, False]]
     """
 
@@ -163,7 +164,8 @@ class Sample(AbstractSchedule):
     Example:
         >>> schedule = Sample({"price": 1, "reply": 9}, seed=1)
         >>> schedule.bind(["price", "reply"])
-        >>> drawn = [schedule.active(tf.constant(u, tf.int64)).numpy().tolist() for u in range(100)]
+        >>> steps = [tf.constant(step, tf.int64) for step in range(100)]
+        >>> drawn = [schedule.active(step).numpy().tolist() for step in steps]
         >>> 0 < drawn.count([True, False]) < 30
         True
     """

@@ -4,51 +4,70 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead._data.arguments import (
-    as_validation_data,
-    named_arguments,
-    prepare_evaluate,
-    prepare_fit,
-    prepare_windows,
-    read_batches,
-    read_inputs,
-)
-from multihead._data.arrays import read_arrays
+from multihead import schedules
+from multihead._data.arguments import Call, named_arguments, read_batches, read_evaluate, read_fit, read_inputs
+from multihead._data.arrays import as_arrays, read_arrays
+from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of
 from multihead._display.summary import print_summary
 from multihead._ground.errors import errors_in_words
 from multihead._ground.keras import (
+    HEAD,
+    KerasHooks,
+    add_state,
     functions_run_eagerly,
     over_replicas,
+    remove_layer,
+    replace_layers,
     tensor_variable,
+    unlock,
 )
 from multihead._ground.optimizers import loss_scale
-from multihead._ground.validation import check_positive_whole
-from multihead._runs.resuming import as_seeded_dataset, begin, checkpoint_of, interruptible
-from multihead._trainer.custom_loop import ComputedGradients, to_apply
+from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
+from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_run
+from multihead._runs.variables import draw_from_variables
+from multihead._trainer import saving
+from multihead._trainer.built import Built
+from multihead._trainer.custom_loop import pairs_of, to_apply
+from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.export import export_heads, heads_to_export
+from multihead._trainer.head_weights import kept_weights
+from multihead._trainer.idle import IdleHeads
+from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_options_of_heads
 from multihead._trainer.progress import with_progress
-from multihead._trainer.saving import SavedByKeras
-from multihead._update.apply import snapshot
+from multihead._trainer.session import FitSession
+from multihead._trainer.shapes import Shapes, build_modules, build_wider
+from multihead._trainer.spec import build_spec
+from multihead._trainer.train_function import StepFunction, TrainFunction
+from multihead._update.apply import apply_update, clip
+from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
 from multihead._update.drop import compute_or_drop
 from multihead._update.encode import call_encoder
 from multihead._update.labels import count_labels, read_labels
-from multihead._update.pipeline import apply_update, clip, observe
+from multihead._update.observe import observe
+from multihead._update.roll_back import RollBack
+from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
+from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
-from multihead.telemetry import with_report
+from multihead.heads._head import Head, Weight, check_weight, weigh_classes
+from multihead.heads._metrics import check_apart
+from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class MultiHeadTrainer(SavedByKeras):
+class MultiHeadTrainer(KerasHooks, keras.Model):
     """Trains several heads on one shared encoder with one total loss and one optimizer.
 
     A head is a Keras layer or model that reads the encoder's representation and is trained on a loss of its own. The update
@@ -73,10 +92,14 @@ class MultiHeadTrainer(SavedByKeras):
 
     Example:
         >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"))
-        >>> trainer.add_head("price", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+        >>> price = keras.layers.Dense(3, activation="softmax")
+        >>> trainer.add_head("price", price, "sparse_categorical_crossentropy")
         >>> trainer.add_head("size", keras.layers.Dense(1), "mse", weight=0.5)
         >>> trainer.compile("adam")
     """
+
+    train_function: Any
+    test_function: Any
 
     def __init__(self, encoder: Callable[[Any], Any], *, name: str | None = None) -> None:
         if not callable(encoder):
@@ -84,7 +107,285 @@ class MultiHeadTrainer(SavedByKeras):
                 f"`encoder` must be a Keras layer or model. Received: encoder={encoder!r}. "
                 "Pass a layer or model that converts the inputs to the representation."
             )
-        super().__init__(encoder, name=name)
+        super().__init__(name=name)
+        # What Keras saves: the encoder, the methods, the weights of heads, and each head's module by the head's name.
+        self.encoder = encoder
+        self.weighting: Any = None
+        self.balancer: Any = None
+        self.schedule: Any = None
+        self.head_weights: Any = None
+        # The optimizer counts the updates itself; a second count of all of them would differ from its own where Keras
+        # restores the weights of an earlier epoch.
+        self.updates_before = add_state(self, "updates_before", (), dtype="int64")
+        # What the user has decided, what data have shown, what is built from both, and what exists only during `fit`.
+        self._setup = Setup()
+        self._shapes = Shapes()
+        self._built: Built | None = None
+        self._session: FitSession | None = None
+        self._idle = IdleHeads()
+
+    # ------------------------------------------------------------------------------------------- heads and options
+
+    @property
+    def heads(self) -> dict[str, Head]:
+        """The registered heads by name, in the order in which they were added."""
+        return {head.name: head for head in self._setup.heads}
+
+    @property
+    def update_count(self) -> Any:
+        """The number of updates applied so far, with this optimizer and those before it, an int64 scalar."""
+        earlier = tf.identity(tensor_variable(self.updates_before).read_value())
+        if self._setup.options is None:
+            return earlier
+        return earlier + tf.cast(tensor_variable(self.optimizer.iterations), tf.int64)
+
+    @property
+    def stage(self) -> int:
+        """The number of the present period of training, from 0, if learning rates have `Stages`; otherwise 0.
+
+        A `tf.function` of a custom training loop is traced for one period. Pass this number to it as a Python argument, so
+        that it is traced again for the next.
+        """
+        if self._built is None or len(self._built.spec.periods) == 1:
+            return 0
+        return self._built.spec.period_at(self._num_updates())
+
+    @property
+    def metrics(self) -> list[Any]:
+        """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
+        return [] if self._built is None else self._built.logs.all
+
+    def add_head(
+        self,
+        name: str,
+        module: Callable[..., Any],
+        loss: Any,
+        *,
+        weight: Weight = 1.0,
+        metrics: Sequence[Any] = (),
+        teacher_forcing: bool = False,
+        ignore_label: float | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        reads: Any = None,
+        learning_rate: Any = 1.0,
+        weight_decay: Any = 1.0,
+    ) -> None:
+        """Adds a head. Afterwards, `compile` must be called (again).
+
+        Args:
+            name: The key of the head's targets, sample weights and logs.
+            module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
+                training and evaluation and `module.generate(representation)` in prediction.
+            loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
+            weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
+                that returns one. With a weight of 0 the head is idle.
+            metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
+            teacher_forcing: Whether the module reads its targets.
+            ignore_label: The label of elements whose label is missing; NaN always means missing.
+            class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
+                `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
+            reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
+                tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
+                `representation["states"][0]`; a list of these: a list of the parts.
+            learning_rate: The factor of every step that is applied to the module's variables, weight decay included. A
+                number, of which 0 freezes the module; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`. The
+                encoder's variables have the factor of `compile(encoder_learning_rate=)` even if the module contains them;
+                variables that several heads share have the largest of their factors.
+            weight_decay: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
+
+        Raises:
+            ValueError: There is already a head with this name, an argument is out of range, or two figures of the heads
+                would have the same name in the logs.
+            TypeError: An argument has the wrong type.
+        """
+        self._refuse_in_fit("add_head")
+        head = Head(
+            name,
+            module,
+            loss,
+            weight=weight,
+            metrics=metrics,
+            teacher_forcing=teacher_forcing,
+            ignore_label=ignore_label,
+            class_weight=class_weight,
+            reads=reads,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+        )
+        if name in self.heads:
+            raise ValueError(
+                f"`name` must be new. Received: name={name!r}; the heads are {quoted(self.heads)}. Choose another name."
+            )
+        heads = (*self._setup.heads, head)
+        check_apart([(each.name, each.metric_specs) for each in heads])
+        unlock(self)
+        if isinstance(module, (keras.layers.Layer, tf.Module)):
+            setattr(self, HEAD + name, module)
+        self._change_heads(heads)
+
+    def drop_head(self, name: str) -> None:
+        """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
+
+        The encoder, the other heads and the removed module keep their weights.
+
+        Args:
+            name: The head's name; it can be used again afterwards.
+
+        Raises:
+            ValueError: There is no head with this name.
+        """
+        self._refuse_in_fit("drop_head")
+        check_choice("name", name, list(self.heads))
+        unlock(self)
+        self._shapes = self._shapes.without(name)
+        self._change_heads(tuple(head for head in self._setup.heads if head.name != name))
+        remove_layer(self, HEAD + name)
+        self.predict_function = None  # the compiled function still includes the removed head
+
+    def set_weight(self, name: str, value: float) -> None:
+        """Sets how much a head's loss counts from the next update on, for example from a callback.
+
+        Nothing is compiled or traced again. The weight is saved and loaded with the trainer.
+
+        Args:
+            name: The head's name.
+            value: A number of at least 0; with 0 the head is idle.
+
+        Raises:
+            ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
+        """
+        check_choice("name", name, list(self.heads))
+        if self.heads[name].has_weight_function:
+            raise ValueError(
+                f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
+                "the step. Add the head with `weight=1.0`, and set its weight from then on."
+            )
+        if callable(value):
+            raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
+        self.head_weights.variable(name).assign(check_weight(value))
+
+    def set_idle(self, heads: Sequence[str]) -> None:
+        """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
+
+        The encoder and the other heads are trained further, without retracing; a schedule's turn that has only idle heads
+        goes to all others. Each `fit` begins without idle heads.
+
+        Args:
+            heads: The names of all heads that are to be idle; an empty list for none.
+
+        Raises:
+            ValueError: There is no head with such a name.
+        """
+        check_head_names("heads", heads, list(self.heads))
+        self._idle.may_change = True
+        self._built = None if self._built is None else self._built.with_idle_heads()
+        self._idle.set(heads, list(self.heads))
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        *others: Any,
+        weighting: Any = None,
+        balancer: Any = None,
+        balance_at: str = "representation",
+        balance_every: int = 1,
+        schedule: schedules.AbstractSchedule | None = None,
+        clip: AbstractClipping | None = None,
+        micro_batches: int = 1,
+        accumulate_steps: int = 1,
+        encoder_learning_rate: Any = 1.0,
+        encoder_weight_decay: Any = 1.0,
+        telemetry: str | None = "norms",
+        layers_every: int = 100,
+        on_nonfinite: str = "skip",
+        max_skipped_updates: int | None = 25,
+        check_labels: bool = True,
+        run_eagerly: bool | None = None,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str | None = None,
+        **options_of_heads: Any,
+    ) -> None:
+        """Configures training. Losses and metrics belong to the heads: see `add_head`.
+
+        Args:
+            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself.
+            *others: Not accepted: the other arguments are passed by name.
+            weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
+                the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
+                optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
+                update costs one encoder backward pass per head.
+            balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
+                name; None is the plain sum.
+            balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
+                `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
+            balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
+                between.
+            schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
+            clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
+            micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
+                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
+                head.
+            accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
+                a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
+            encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay
+                included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or
+                `Stages`.
+            encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same
+                forms.
+            telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
+                with the update, norms of the update before and after clipping, and running averages; None logs losses.
+            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
+                many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
+            on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
+                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error; `"drop_head"`:
+                the heads that it comes from take no part in this update, as if they had no labels in it (it is skipped if
+                none is left). An epoch's warning, and the errors, name the head, the variable, the update and the batch. An
+                update that loss scaling skips to lower its scale does not count.
+            max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
+                error; None: it never does.
+            check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in
+                arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
+                any case.
+            run_eagerly: As in Keras.
+            steps_per_execution: As in Keras.
+            jit_compile: As in Keras; None is Keras's default.
+            **options_of_heads: Not accepted: `loss`, `metrics`, `loss_weights` and `weighted_metrics` are arguments of
+                `add_head` (`weight` and `metrics` there).
+
+        Raises:
+            ValueError: There is no head yet, an option is out of range or names an unknown method or head, or the optimizer
+                clips or accumulates gradients.
+            TypeError: An option has the wrong type, is unknown, or belongs to a head.
+        """
+        self._refuse_in_fit("compile")
+        refuse_options_of_heads(others, options_of_heads)
+        options = CompileOptions(
+            weighting=weighting,
+            balancer=balancer,
+            balance_at=balance_at,
+            balance_every=balance_every,
+            schedule=schedule,
+            clip=clip,
+            micro_batches=micro_batches,
+            accumulate_steps=accumulate_steps,
+            encoder_learning_rate=encoder_learning_rate,
+            encoder_weight_decay=encoder_weight_decay,
+            telemetry=telemetry,
+            layers_every=layers_every,
+            on_nonfinite=on_nonfinite,
+            max_skipped_updates=max_skipped_updates,
+            check_labels=check_labels,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+        )
+        optimizer, checked = check_compile(optimizer, options, self._setup.heads)
+        unlock(self)
+        self._forget()
+        super().compile(optimizer=optimizer, **checked.of_keras())
+        self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
+        replace_layers(self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule)
+        self._setup = Setup(self._setup.heads, checked)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
@@ -96,7 +397,7 @@ class MultiHeadTrainer(SavedByKeras):
             training: Whether the encoder runs in training mode; heads always run in inference mode.
         """
         representation = call_encoder(self.encoder, inputs, training=bool(training))
-        return {head.name: head.generate(representation) for head in self._heads.value}
+        return {head.name: head.generate(representation) for head in self._setup.heads}
 
     @errors_in_words()
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -125,49 +426,38 @@ class MultiHeadTrainer(SavedByKeras):
             TypeError: Some of the data cannot be converted to an array.
         """
         options = self._assert_ready("fit")
-        arguments = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
-        class_weight = arguments.pop("class_weight", None)
-        with self._requiring_every_head(True):
-            arguments, data, held_out = prepare_fit(arguments, list(self.heads))
-            data.check_any()
-            self._build_for(data)
-            self._renew("train_function", data.specs)
-            data = self._with_checked_labels(data, arguments.get("shuffle", True))
-            arguments["x"] = data.x
-            if held_out is not None:
-                arguments["validation_data"] = as_validation_data(self._with_checked_labels(held_out, of="validation_data"))
-            checkpoint, others = checkpoint_of(arguments.get("callbacks"))
-            snapshot, start = (None, {}) if checkpoint is None else begin(self, checkpoint, data)
-            if checkpoint is not None:
-                arguments, data = as_seeded_dataset({**arguments, "callbacks": others}, data, start["seed"])
-            arguments["callbacks"] = with_report(lambda: self._logs, arguments.get("callbacks"))
-            arguments = with_progress(arguments, lambda: self._logs)
-            if options.accumulate_steps > 1:
-                windows = Windows(options.accumulate_steps, self.distribute_strategy)
-                arguments = prepare_windows(arguments, data, windows)
-            self._wake_all_but([])
-            if checkpoint is not None:
-                arguments = self._with_run(checkpoint, snapshot, start, arguments)
-            with self._weighing_classes(class_weight, options), interruptible(self._run.value):
-                self._is_in_fit = True
-                try:
-                    return super().fit(**arguments)
-                finally:
-                    self._is_in_fit, self._run.value = False, None
+        given = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
+        class_weight = given.pop("class_weight", None)
+        call = self._prepare(read_fit(given, list(self.heads)))
+        are_checked = call.data.labels_are_checked and class_weight is None
+        checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
+        start = None if checkpoint is None else begin(self, checkpoint, call.data)
+        call = call if start is None else call.in_fixed_order(start.seed)
+        callbacks = with_report(self._log_metrics, callbacks)
+        call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
+        if options.accumulate_steps > 1:
+            call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
+        self._idle.set([], list(self.heads))
+        run, call = (None, call) if start is None else make_run(self, start, call)
+        session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
+        with self._in_session(session), interruptible(run):
+            self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
+            return super().fit(**call.for_keras())
 
     @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
-        arguments = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
-        if self._run.value is not None and self._run.value.is_replaying:
-            return {}  # the validation of an epoch that a run which goes on has behind it
-        with self._requiring_every_head(False):
-            arguments, data = prepare_evaluate(arguments, list(self.heads))
-            self._build_for(data)
-            self._renew("test_function", data.specs)
-            arguments["x"] = self._with_checked_labels(data).x
-            return super().evaluate(**with_progress(arguments, lambda: self._logs))
+        session = self._session
+        if session is not None and session.replay is not None:
+            return {}  # the validation of an epoch before the place of the checkpoint
+        given = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
+        call = read_evaluate(given, list(self.heads))
+        self._build_for(call.data)
+        self.make_test_function().trace_for(call.data.specs)
+        call = with_progress(call._replace(data=self._with_checked_labels(call.data)), self._log_metrics)
+        with self._in_session(None if session is None else replace(session, is_evaluating=True)):
+            return super().evaluate(**call.for_keras())
 
     @errors_in_words()
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,15 +474,21 @@ class MultiHeadTrainer(SavedByKeras):
     @errors_in_words()
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`."""
-        options = self._assert_ready("train_on_batch")
+        self._assert_ready("train_on_batch")
         arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
         class_weight = arguments.pop("class_weight", None)
         data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
         data = self._checked_for_xla(data)
+        arguments = {**arguments, "x": data.x, "y": data.y, "sample_weight": data.sample_weight}
+        session = self._session
         if class_weight is not None:
             self._build_for(data)
-        with self._weighing_classes(class_weight, options):
-            return super().train_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
+            session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
+        elif session is not None and session.labels_are_checked:  # a callback of `fit` calls this, with other labels
+            session = replace(session, labels_are_checked=False)
+        self.make_train_function().trace_with_checks()
+        with self._in_session(session):
+            return super().train_on_batch(**arguments)
 
     @errors_in_words()
     def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -204,35 +500,29 @@ class MultiHeadTrainer(SavedByKeras):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""
-        batches = [self._unpack(batch) for batch in batches_of(data)]
-        spec, logs = self._built()
-        spec = (self._fit_spec or spec).in_stage(self._stage)
-        saved = snapshot(spec.state)
-        update = compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer), saved)
-        clipped = clip(spec, update.gradients)
-        applied = apply_update(
-            spec,
-            self.optimizer,
-            clipped,
-            update.active,
-            update.step,
-            saved,
-            broken=update.broken,
-            dropped=update.dropped,
-            batch=logs.next_batch(len(batches)),
-        )
+        session = self._session
+        every_head = session is not None and session.requires_every_head
+        batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
+        built = self._require_built()
+        spec = built.spec if session is None or session.spec is None else session.spec
+        spec, logs = spec.in_period(self.stage), built.logs
+        if session is not None and session.labels_are_checked:
+            spec = replace(spec, check_labels=False)
+        update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
+        applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
         observe(spec, update, applied)
-        logs.update(update._replace(clipped=clipped), applied, self.distribute_strategy.num_replicas_in_sync)
+        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Adds one batch to the evaluation; called by Keras."""
         batch = self._unpack(data)
-        spec, logs = self._built()
+        built = self._require_built()
+        spec, logs = built.spec, built.logs
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         representation = call_encoder(self.encoder, batch.inputs, training=False)
         sums = []
-        for head, head_labels in zip(self._heads.value, labels):
+        for head, head_labels in zip(self._setup.heads, labels):
             if head_labels is None:
                 sums.append(tf.constant(0.0))
                 continue
@@ -241,8 +531,28 @@ class MultiHeadTrainer(SavedByKeras):
             head.update_metrics(head_labels.targets, predictions, head_labels.weights)
         logs.add_losses(tf.stack(sums), count_labels(labels))
         step = self.update_count
-        weights = head_weights_at(self._heads.value, step)
+        weights = head_weights_at(self._setup.heads, step)
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that Keras calls for each step."""
+        if self.train_function is None or force:
+            options = self._assert_ready("fit")
+            self.train_function = TrainFunction(
+                partial(self._made_by_keras, "train_function"),
+                spec=lambda: None if self._built is None else self._built.spec,
+                num_updates=self._num_updates,
+                at_once=options.steps_per_execution,
+                asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
+                replay=lambda: None if self._session is None else self._session.replay,
+            )
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function that Keras calls for each step of an evaluation."""
+        if self.test_function is None or force:
+            self.test_function = StepFunction(partial(self._made_by_keras, "test_function"))
+        return self.test_function
 
     # ------------------------------------------------------------------------------------------- custom training loops
 
@@ -256,8 +566,9 @@ class MultiHeadTrainer(SavedByKeras):
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
-            in a graph, where it is not known yet which heads are idle). The list itself records which heads are active and
-            what `apply_gradients` restores if it skips the update; a new list of its pairs does not.
+            in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
+            `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs.
 
         Raises:
             ValueError: The batch has targets for an unknown head.
@@ -266,9 +577,8 @@ class MultiHeadTrainer(SavedByKeras):
         prepared = self._prepared(batch)
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            saved = snapshot(spec.state)
-            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer), saved)
-        return ComputedGradients.of(spec.network, update, saved)
+            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+        return pairs_of(spec.network, update)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
@@ -285,16 +595,15 @@ class MultiHeadTrainer(SavedByKeras):
             ValueError: The trainer is not built yet, or a variable does not belong to it.
         """
         self._assert_ready("apply_gradients")
-        if self._spec is None:
+        if self._built is None:
             raise ValueError(
                 "`apply_gradients` requires a built trainer. Received: a trainer that has seen no data. "
                 "Call `compute_gradients(batch)` or `fit` first."
             )
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            update = to_apply(spec.network, grads_and_vars)
-            given = (clip(spec, update.gradients), update.active, self.update_count, update.saved)
-            return apply_update(spec, self.optimizer, *given, broken=update.broken, dropped=update.dropped)
+            update = to_apply(spec.network, grads_and_vars, self.update_count)
+            return apply_update(spec, self.optimizer, clip(spec, update))
 
     @errors_in_words()
     def diagnose(
@@ -326,17 +635,44 @@ class MultiHeadTrainer(SavedByKeras):
         prepared = [self._prepared(batch) for batch in itertools.islice(data, limit)]
         if not prepared:
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
-        spec, _ = self._built()
+        spec = self._require_built().spec
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        before = snapshot([*spec.network.state, *of_metrics])
+        before = RollBack([*spec.network.state, *of_metrics])
         try:
             with functions_run_eagerly(self._runs_eagerly):
                 return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
-            for variable, value in before:
-                variable.assign(value)
+            before.restore()
 
     # ------------------------------------------------------------------------------------------- saving
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Saves the trainer, with the optimizer's state, as a `.keras` file; accepts the arguments of `keras.Model.save`.
+
+        `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
+        the state of the optimizer, of methods and of dropout, so that `fit` goes on where it stopped. Import `multihead`
+        before, and pass classes of your own that are not registered as `custom_objects`.
+
+        Args:
+            filepath: A path that ends in `.keras`.
+            *args: The other arguments of `keras.Model.save`, in its order.
+            **kwargs: The other arguments by name.
+
+        Raises:
+            ValueError: `filepath` does not end in `.keras`.
+        """
+        saving.check_path(filepath, kwargs)
+        super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights, and what else changes in training; accepts the arguments of `keras.Model.save_weights`."""
+        self._build_again()
+        super().save_weights(*args, **kwargs)
+
+    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads what `save_weights` saved; accepts the arguments of `keras.Model.load_weights`."""
+        self._build_again()
+        return super().load_weights(*args, **kwargs)
 
     def export(
         self,
@@ -355,8 +691,7 @@ class MultiHeadTrainer(SavedByKeras):
         variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
-            path: A folder; an existing export in it is replaced. (The earlier order, `export(head, path)`, works for one
-                release.)
+            path: A folder; an existing export in it is replaced.
             head: The head's name, or a list of names; None: all heads.
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
@@ -375,15 +710,259 @@ class MultiHeadTrainer(SavedByKeras):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        path, names = heads_to_export(path, head, list(self.heads), self._predictions.value)
+        names = heads_to_export(head, list(self.heads), self._shapes.predictions)
+        encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
             path,
             self.encoder,
             [self.heads[name] for name in names],
-            self._specs.value[0],
+            encoder_specs,
             by_head=head is None or len(names) > 1,
             preprocess=preprocess,
             inputs=inputs,
             generate=generate,
             postprocess=postprocess,
         )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments and the heads."""
+        return saving.encode_trainer(self.name, self.encoder, self.heads)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Creates a trainer with its heads from the result of `get_config`."""
+        return saving.decode_trainer(cls, config, custom_objects)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the trainer's own state, and what of its modules Keras would not save."""
+        super().save_own_variables(store)
+        if self._session is None:
+            draw_from_variables(self)
+        saving.save_variables(self.encoder, self.heads, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` saved."""
+        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
+        if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
+            draw_from_variables(self)
+        saving.load_variables(self.encoder, self.heads, store)
+
+    def get_build_config(self) -> dict[str, Any]:
+        """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
+        self._build_again()
+        return saving.encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all variables, from the result of `get_build_config`."""
+        found = saving.decode_shapes(config)
+        if found is not None:
+            specs, self.run_eagerly = found
+            self._build(specs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """The arguments of `compile`; None if the trainer is not compiled."""
+        return None if self._setup.options is None else saving.encode_options(self.optimizer, self._setup.options)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
+        self.compile(**saving.decode_options(config))
+        self._build_again()
+
+    # ------------------------------------------------------------------------------------------- what changes, and when
+
+    def _change_heads(self, heads: tuple[Head, ...]) -> None:
+        """Replaces the heads, keeps their weights in saved variables, and drops what depends on the heads."""
+        with self.distribute_strategy.scope():
+            replace_layers(self, head_weights=kept_weights(heads))
+        self._forget()
+        self._setup = Setup(heads)
+
+    def _forget(self) -> None:
+        """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
+        self.updates_before.assign(self.update_count)
+        self._setup, self._built = Setup(self._setup.heads), None
+        self._idle.forget()
+
+    def _refuse_in_fit(self, method: str) -> None:
+        if self._session is not None:
+            raise ValueError(
+                f"`{method}` must not be called during `fit`, for example by a callback. Received: a call during `fit`. "
+                "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change training meanwhile."
+            )
+
+    def _assert_ready(self, method: str) -> CompileOptions:
+        if self._setup.options is None:
+            raise ValueError(
+                f"`{method}` requires a compiled trainer. Received: a trainer that was not compiled since the last "
+                "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
+            )
+        return self._setup.options
+
+    def _num_updates(self) -> int:
+        """The number of updates applied so far, as known to Python."""
+        with tf.init_scope():
+            return int(self.distribute_strategy.experimental_local_results(self.update_count)[0].numpy())
+
+    # ------------------------------------------------------------------------------------------- building
+
+    def _require_built(self) -> Built:
+        if self._built is None:
+            raise ValueError("The trainer is not built. Received: no data yet. Call `compute_gradients(batch)` first.")
+        return self._built
+
+    @property
+    def _runs_eagerly(self) -> bool:
+        """Whether modules are never traced, so that their Python may depend on values."""
+        return bool(self.run_eagerly) or tf.config.functions_run_eagerly()
+
+    def _build(self, specs: Batch, sample: Batch | None = None) -> None:
+        """Creates all variables for a batch's specs: of modules, metrics and, if compiled, methods and the optimizer.
+
+        Args:
+            specs: The specs of a batch, with open batch size.
+            sample: Some examples, for modules that are not traced; None makes some of ones and zeros.
+        """
+        unlock(self)
+        heads, options, eagerly = self._setup.heads, self._setup.options, self._runs_eagerly
+        with self.distribute_strategy.scope():
+            self._shapes = build_modules(self.encoder, heads, specs, self._shapes, sample, eagerly=eagerly)
+            if options is not None:
+                spec = self._spec_of(heads, options)
+                logs = None if self._built is None else self._built.logs
+                self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.steps_per_execution))
+        self.built = True
+
+    def _build_again(self) -> None:
+        """Builds a trainer that has seen data, but was changed or compiled since."""
+        if self._shapes.specs is not None and self._built is None:
+            self._build(self._shapes.specs)
+
+    def _spec_of(self, heads: Sequence[Head], options: CompileOptions) -> UpdateSpec:
+        """How updates of built heads are computed."""
+        return build_spec(
+            encoder=self.encoder,
+            heads=heads,
+            shapes=self._shapes,
+            options=options,
+            balancer=self.balancer,
+            optimizer=self.optimizer,
+            awake=self._idle.create(list(self.heads)),
+            may_be_idle=self._idle.may_change,
+            earlier=None if self._built is None else self._built.spec,
+        )
+
+    def _build_unless_built(self, specs: Batch, sample: Callable[[], Batch | None] = lambda: None) -> None:
+        """Builds what batches of some specs require, or looks at the modules again if sizes differ from those so far."""
+        known = self._shapes.specs
+        if self._built is None or known is None or self._shapes.lack(self._setup.heads, specs.targets):
+            self._build(specs, sample())
+        else:
+            build_wider(lambda wider: self._build(wider, sample()), known, specs)
+
+    def _build_for(self, data: Data, *, every_head: bool = False) -> None:
+        """Builds what data require, if it is known before the first batch."""
+        if data.specs is None:
+            return
+        names = list(self.heads)
+        batch = unpack(data.specs, names)
+        if every_head:
+            check_every_head(batch.targets, names)
+
+        def sample() -> Batch | None:
+            found = data.sample() if self._runs_eagerly else None
+            return None if found is None else as_tensors(unpack(found, names))
+
+        self._build_unless_built(open_batch_size(batch), sample)
+
+    def _unpack(self, data: Any, *, every_head: bool = False) -> Batch:
+        """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
+        names = list(self.heads)
+        # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
+        batch: Batch = as_tensors(unpack(data, names))
+        if every_head:
+            check_every_head(batch.targets, names)
+        check_rows(batch)
+        specs = open_batch_size(batch)
+        if self._runs_eagerly and tf.executing_eagerly():
+            self._build_unless_built(specs, lambda: batch)
+        else:
+            with tf.init_scope():
+                self._build_unless_built(specs)
+        return batch
+
+    def _prepared(self, batch: Any) -> Batch:
+        """A batch of a custom training loop, as tensors."""
+        return self._unpack(as_arrays("batch", tuple(batch)))
+
+    # ------------------------------------------------------------------------------------------- a call of `fit`
+
+    @contextmanager
+    def _in_session(self, session: FitSession | None) -> Iterator[None]:
+        """A context of a session; what is traced for weights of classes is used in it only."""
+        before, self._session = self._session, session
+        is_new = session is not None and session is not before and not session.is_evaluating
+        retraces = is_new and session is not None and session.spec is not None
+        if retraces:
+            self.train_function = None
+        try:
+            yield
+        finally:
+            self._session = before
+            if retraces:
+                self.train_function = None
+
+    def _spec_with(self, class_weight: Any) -> UpdateSpec | None:
+        """How updates are computed with weights of classes by head name; None without weights."""
+        if class_weight is None:
+            return None
+        self._require_built()
+        with self.distribute_strategy.scope():
+            return self._spec_of(weigh_classes(self._setup.heads, class_weight), self._assert_ready("fit"))
+
+    def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
+        """How the next update of a custom training loop is computed, and what must hold before it in a graph."""
+        return self._require_built().in_custom_loop(self.stage, self.update_count)
+
+    def _prepare(self, call: Call) -> Call:
+        """A call of `fit` for which everything is built, and whose labels are checked as far as they are known."""
+        call.data.check_any()
+        self._build_for(call.data, every_head=True)
+        data = self._with_checked_labels(call.data, shuffle=call.others.get("shuffle", True))
+        validation = call.validation
+        if validation is not None:
+            validation = self._with_checked_labels(validation, argument="validation_data")
+        return call._replace(data=data, validation=validation)
+
+    def _with_checked_labels(self, data: Data, **options: Any) -> Data:
+        """The data, with labels checked that training steps cannot check, or not as early."""
+        if not self._assert_ready("fit").check_labels:
+            return data
+        return with_checked_labels(data, self.heads, self._shapes, in_xla=bool(self.jit_compile), **options)
+
+    def _checked_for_xla(self, data: Data) -> Data:
+        """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
+        if self.jit_compile:
+            self._build_for(data)
+            return self._with_checked_labels(data)
+        return data
+
+    def _log_metrics(self) -> LogMetrics | None:
+        return None if self._built is None else self._built.logs
+
+    # ------------------------------------------------------------------------------------------- what Keras calls
+
+    def _made_by_keras(self, name: str) -> Callable[[Any], Any]:
+        """Makes the train or test function of Keras, and leaves the attribute as it was."""
+        before = getattr(self, name)
+        getattr(super(), f"make_{name}")(force=True)
+        made = getattr(self, name)
+        setattr(self, name, before)
+        return made
+
+    def _latest_logs(self, logs: Any) -> Any:
+        """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
+        if self._built is None or not isinstance(logs, dict):
+            return logs
+        if self._session is None or self._session.is_evaluating:
+            return self._built.evaluation_logs(logs, self.update_count)
+        return self._built.training_logs(logs)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import os
 import sys
 import warnings
-import zlib
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -32,54 +30,6 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 # Optimizing a graph (Grappler) takes half the time of its first run, and most tests run it once or twice.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
-def pytest_configure(config):
-    """Declares the marker of tests that the stacks share."""
-    config.addinivalue_line("markers", "one_in(n): of the cases, this stack runs one in n, the other stack other ones")
-
-
-# Folders of tests that know little of Keras's version; what it changes is tested in the others, on both stacks.
-_SHARED = {"examples", "models", "unit"}
-
-
-def _is_shared(item, num_cases):
-    """Whether the stacks share a test: if it is marked, has several cases, or is of a folder above, and both can run it."""
-    if item.get_closest_marker("one_in"):
-        return True
-    return (num_cases > 1 or bool(_SHARED & set(item.path.parts))) and not item.get_closest_marker("skipif")
-
-
-def pytest_collection_modifyitems(config, items):
-    """Shares cases among the two stacks; with `MULTIHEAD_FULL=1`, or by its name, every case runs."""
-    if os.environ.get("MULTIHEAD_FULL") == "1" or any("::" in argument for argument in config.args):
-        return
-    tests = [(item.path, getattr(item, "originalname", item.name)) for item in items]
-    num_cases = collections.Counter(tests)
-    examples = sorted({item.path for item in items if "examples" in item.path.parts})
-    seen = collections.Counter()
-    left_out = []
-    for item, test in zip(items, tests):
-        if not _is_shared(item, num_cases[test]):
-            continue
-        mark = item.get_closest_marker("one_in")
-        n = mark.args[0] if mark else 2
-        if item.path in examples:  # whole files, whose tests share a run
-            number, n = examples.index(item.path), 2
-            number += number // 2
-        elif num_cases[test] > 1:
-            # In every n cases another place, so that no parameter has the same value in all that remain.
-            number = seen[test] + seen[test] // n
-            seen[test] += 1
-        else:  # files differ in which stack runs their first test, or one stack would have more to do
-            number = seen[item.path] + zlib.crc32(item.path.name.encode())
-            seen[item.path] += 1
-        if (number + hasattr(keras, "ops")) % n:
-            left_out.append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        left_out = set(left_out)
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(optionalhook=True)

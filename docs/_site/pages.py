@@ -40,8 +40,25 @@ MODULES = {
     "multihead.testing": "Checks of your own methods",
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}
-# The files of the trainer's own base classes.
-BASES = ["_trainer/configuration.py", "_trainer/building.py"]
+# What follows the trainer: Keras's function that loads it, which is no name of this package.
+LOADING = """
+## load_model
+
+```python
+keras.models.load_model(filepath, custom_objects=None, compile=True)
+```
+
+Keras's own function loads what `MultiHeadTrainer.save` has saved: a trainer with its heads, the options of `compile`, the
+weights, and the state of the optimizer, of methods and of dropout. Import `multihead` before it is called.
+
+- `filepath`: the path, which ends in `.keras`.
+- `custom_objects`: classes and functions of your own, by name. Those that are registered with
+  `keras.saving.register_keras_serializable` are found without it.
+- `compile`: whether to restore the options of `compile` and the state of the optimizer.
+
+`MultiHeadTrainer.load_weights` loads weights alone. [`callbacks.Checkpoint`](callbacks.md#multihead.callbacks.Checkpoint)
+resumes a run that was stopped.
+"""
 LANDSCAPE = ROOT / "docs" / "gallery" / "landscape"
 
 
@@ -121,16 +138,8 @@ def page_of_module(module: str, title: str) -> str:
         text += "\n## Methods\n\n" + "".join(f"- [{name}]({short}/{name}.md)\n" for name in methods)
         text += "\nSide by side: [all methods](../methods.md). Which one: [choosing a method](../choosing.md).\n"
     for name in (name for name in names if name not in methods):
-        options = [f"inherited_members: {inherited_by_trainer()}"] if name == "MultiHeadTrainer" else []
-        text += "\n" + directive(f"{module}.{name}", *options)
+        text += "\n" + directive(f"{module}.{name}") + (LOADING if name == "MultiHeadTrainer" else "")
     return text
-
-
-def inherited_by_trainer() -> str:
-    """The public methods of the trainer's own base classes, as a list in YAML."""
-    trees = [ast.parse((ROOT / "multihead" / name).read_text(encoding="utf-8")) for name in BASES]
-    functions = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return "[" + ", ".join(node.name for node in functions if ast.get_docstring(node) and node.name[0] != "_") + "]"
 
 
 def reference() -> tuple[dict[str, str], list[Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples._command_line import Parser, fail, what_to_install, whole
+from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
@@ -108,7 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if absent is not None:
         return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from examples.seq2seq_price.tables import InputError
 
     try:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price import text
-from examples.seq2seq_price.batches import Vectorizers, evaluation_batches
-from examples.seq2seq_price.metrics import class_figures, reply_figures
-from examples.seq2seq_price.ranges import NO_LABEL
+from examples.seq2seq_price import batches
+from examples.seq2seq_price.columns import NO_LABEL, class_figures
+from examples.seq2seq_price.report import reply_figures
 from examples.seq2seq_price.run import Data
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 
@@ -78,24 +77,24 @@ class Network:
     def __init__(self, data: Data, *, units: int, embedding: int) -> None:
         train = data.splits["train"]
         vocabularies = (
-            text.build_vocabulary(train.texts, text.standardize_source, least=2),
-            text.build_vocabulary(train.targets, text.standardize_target, least=data.least_in_targets),
+            batches.build_vocabulary(train.texts, batches.standardize_source, least=2),
+            batches.build_vocabulary(train.targets, batches.standardize_target, least=data.least_in_targets),
         )
-        self.vectorizers = Vectorizers(
-            text.vectorizer(vocabularies[0], text.standardize_source),
-            text.vectorizer(vocabularies[1], text.standardize_target),
+        self.vectorizers = batches.Vectorizers(
+            batches.vectorizer(vocabularies[0], batches.standardize_source),
+            batches.vectorizer(vocabularies[1], batches.standardize_target),
         )
-        self._read = text.TargetReader(vocabularies[1])
+        self._read = batches.TargetReader(vocabularies[1])
         self._sizes = [len(vocabulary) + 2 for vocabulary in vocabularies]
         self._units, self._embedding, self._ranges = units, embedding, len(data.ranges.names)
         # Longer replies are wrong in any case.
         every_target = [*train.targets, *data.splits["dev"].targets]
-        self._longest = text.longest(every_target, text.standardize_target) + 1
+        self._longest = batches.longest(every_target, batches.standardize_target) + 1
         self._drawn: dict[tuple[int, float | None], Weights] = {}
         self.encoder, self.reply, self.price = self._build()
         self.modules: list[Any] = [self.encoder, self.reply, self.price]
         dev = data.splits["dev"]
-        self._dev = list(evaluation_batches(dev, self.vectorizers, EVALUATION_ROWS))
+        self._dev = list(batches.evaluation_batches(dev, self.vectorizers, EVALUATION_ROWS))
         self._wanted = dev.targets
         sources = tf.cast(self.vectorizers.source(dev.texts), tf.int32)
         rows = range(0, len(dev.texts), EVALUATION_ROWS)
@@ -114,8 +113,8 @@ class Network:
             self._units,
             cell="gru",
             attention=None,
-            start_id=text.START_ID,
-            end_id=text.END_ID,
+            start_id=batches.START_ID,
+            end_id=batches.END_ID,
             maximum_length=self._longest,
         )
         encoder = FinalState(Seq2SeqEncoder(source, self._embedding, self._units, cell="gru"))
@@ -157,7 +156,7 @@ class Network:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """The sums and counts of both losses for a hidden state."""
         logits = self.reply(hidden, reply, training=training)
-        tokens = tf.cast(reply != text.PADDING_ID, tf.float32)
+        tokens = tf.cast(reply != batches.PADDING_ID, tf.float32)
         of_reply = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.where(tokens > 0, reply, 0), logits)
         labelled = tf.cast(price != NO_LABEL, tf.float32)
         chosen = tf.gather(self.price(hidden, training=training), tf.maximum(price, 0), axis=1, batch_dims=1)

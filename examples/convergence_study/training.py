@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from examples._command_line import InputError
 from examples.convergence_study.arms import CLIP, Arm, ByPart, make_optimizer
 from examples.convergence_study.network import Network
 from examples.seq2seq_price.batches import Examples, Vectorizers, buckets_by_length
-from examples.seq2seq_price.ranges import NO_LABEL
-from examples.seq2seq_price.tables import InputError
+from examples.seq2seq_price.columns import NO_LABEL
 from multihead import MultiHeadTrainer, clipping, losses
 
 EXACT_EVERY = 5

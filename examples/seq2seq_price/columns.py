@@ -1,4 +1,4 @@
-"""Additional heads from columns of a file: classes, numbers, and tags of the words of the source text."""
+"""What the heads read from columns of a file: classes such as price ranges, numbers, and tags of the source's words."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples.seq2seq_price.metrics import class_figures, number_figures
-from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges
-from examples.seq2seq_price.tables import InputError, listed
-from examples.seq2seq_price.text import tokens_per_word
+from examples._command_line import InputError
+from examples.seq2seq_price.batches import tokens_per_word
 from multihead import MultiHeadTrainer, losses
-from multihead.models import Classifier, Regressor, TokenTagger
+from multihead.models import Classifier, PriceClassifier, Regressor, TokenTagger
+
+NO_LABEL = -1
+"""The label of a row whose class is missing and ignored."""
+MISSING = "(missing)"
+"""The name of the class for rows without a label, if missing labels are a class."""
 
 Representation = dict[str, Any]
 
@@ -43,37 +46,86 @@ def head_names(columns: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A column of classes, for a `Classifier`.
+    """A column of classes, for a `Classifier`, or a `PriceClassifier` for the head `price`.
 
     Attributes:
         head: Name of the head.
         column: Name of the column.
-        ranges: The classes.
+        names: Names of the classes, in the order of their numbers.
+        edges: Inner bin edges in ascending order, for a numeric column; None for a column of texts.
+        missing_is_class: Whether an empty label is a class of its own, the last one; otherwise it is a missing label.
     """
 
     kind: ClassVar[str] = "label"
     head: str
     column: str
-    ranges: PriceRanges
+    names: tuple[str, ...]
+    edges: tuple[float, ...] | None = None
+    missing_is_class: bool = False
 
     @classmethod
-    def fit(cls, head: str, column: str, cells: Sequence[str], *, missing_is_class: bool) -> LabelColumn:
+    def fit(
+        cls, head: str, column: str, cells: Sequence[str], *, bands: int | None = None, missing_is_class: bool = False
+    ) -> LabelColumn:
         """Finds the classes in the training rows.
 
+        Args:
+            head: Name of the head.
+            column: Name of the column.
+            cells: The labels, `""` where missing.
+            bands: Number of bins for a numeric column, each with the same fraction of the training rows (fewer if values
+                repeat); None uses the texts as classes.
+            missing_is_class: Whether an empty label is a class of its own.
+
         Raises:
-            InputError: There are fewer than two.
+            InputError: No row has a label, there is only one class, or a label is not a number.
         """
-        return cls(head, column, PriceRanges.fit(column, cells, bands=None, missing_is_class=missing_is_class))
+        present = [cell for cell in cells if cell]
+        if not present:
+            raise InputError(
+                f"The column `{column}` must contain labels. Received: {len(cells)} empty labels in the training "
+                "rows. Choose another column with --label."
+            )
+        if bands is None:
+            names, edges = tuple(sorted(set(present))), None
+        else:
+            numbers = _numbers(column, present, bands=True)
+            cuts, distinct = np.quantile(numbers, np.arange(1, bands) / bands), np.unique(numbers)
+            # If the smallest number fills the first bins, the second range begins at the next larger number.
+            edges = tuple(np.unique(np.maximum(cuts, distinct[1])).tolist()) if len(distinct) > 1 else ()
+            names = band_names(edges)
+        if len(names) < 2:
+            raise InputError(
+                f"The column `{column}` must contain at least two different labels. Received: only one, {names[0]!r}. "
+                "Choose another column with --label, or bin a numeric column with --bands."
+            )
+        return cls(head, column, (*names, MISSING) if missing_is_class else names, edges, missing_is_class)
 
     def targets(self, cells: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """Class numbers, int32 `[rows]`; -1 for none."""
-        return self.ranges.numbers(self.column, cells)
+        """Class numbers of labels, int32 `[rows]`; `NO_LABEL` where a label is missing, unless that is a class.
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int) -> None:
+        Raises:
+            InputError: A label does not occur in the training rows, or is not a number.
+        """
+        empty = len(self.names) - 1 if self.missing_is_class else NO_LABEL
+        if self.edges is not None:
+            numbers = _numbers(self.column, cells, bands=True)
+            return np.where(np.isnan(numbers), empty, np.searchsorted(self.edges, numbers, side="right")).astype(np.int32)
+        index = {**{name: number for number, name in enumerate(self.names)}, "": empty}
+        unknown = [cell for cell in cells if cell not in index]
+        if unknown:
+            raise InputError(
+                f"The column `{self.column}` must contain labels that occur in the training rows: "
+                f"{_listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the label."
+            )
+        return np.array([index[cell] for cell in cells], np.int32)
+
+    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
         """Adds the head."""
-        module = Classifier(len(self.ranges.names), hidden_units=units, pool=True)
+        classifier = PriceClassifier if self.head == "price" else Classifier
+        module = classifier(len(self.names), hidden_units=units, pool=True)
         loss = "sparse_categorical_crossentropy"
-        trainer.add_head(self.head, module, loss, metrics=["accuracy"], ignore_label=NO_LABEL)
+        trainer.add_head(self.head, module, loss, weight=weight, metrics=["accuracy"], ignore_label=NO_LABEL)
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Probabilities, `[batch, classes]`."""
@@ -81,10 +133,9 @@ class LabelColumn:
 
     def export_options(self, module: keras.layers.Layer) -> dict[str, Any]:
         """Arguments of `trainer.export`: the most probable class's name and probability."""
-        names = self.ranges.names
         return {
             "postprocess": lambda probabilities: {
-                "label": tf.gather(names, tf.argmax(probabilities, axis=1)),
+                "label": tf.gather(self.names, tf.argmax(probabilities, axis=1)),
                 "probability": tf.reduce_max(probabilities, axis=1),
             }
         }
@@ -95,14 +146,10 @@ class LabelColumn:
 
     def describe(self, answer: np.ndarray, asked: str) -> str:
         """The prediction as text."""
-        return f"{self.ranges.names[answer.argmax()]} (probability {answer.max():.2f})"
+        return f"{self.names[answer.argmax()]} (probability {answer.max():.2f})"
 
     def __str__(self) -> str:
-        return f"{self.column}: {len(self.ranges.names)} classes"
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
-        return {"kind": self.kind, "head": self.head, "column": self.column, "ranges": self.ranges.to_json()}
+        return f"{self.column}: {len(self.names)} classes"
 
 
 @dataclass(frozen=True)
@@ -142,9 +189,9 @@ class NumberColumn:
         """Scaled numbers, float32 `[rows]`; NaN for none."""
         return ((_numbers(self.column, cells) - self.mean) / self.deviation).astype(np.float32)
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int) -> None:
+    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
         """Adds the head."""
-        trainer.add_head(self.head, Regressor(hidden_units=units, pool=True), "mse")
+        trainer.add_head(self.head, Regressor(hidden_units=units, pool=True), "mse", weight=weight)
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Numbers in the column's units, `[batch]`."""
@@ -167,10 +214,6 @@ class NumberColumn:
 
     def __str__(self) -> str:
         return f"{self.column}: numbers of mean {self.mean:.4g}"
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
-        return {"kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -225,7 +268,7 @@ class TagColumn:
             if unknown:
                 raise InputError(
                     f"The column `{self.column}` must contain tags that occur in the training rows: "
-                    f"{listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the tags."
+                    f"{_listed(self.names)}. Received: {unknown[0]!r}. Correct or remove the tags."
                 )
             row = np.zeros([sum(counts)], np.int32)
             if tags:
@@ -233,9 +276,10 @@ class TagColumn:
             rows.append(row)
         return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), [len(row) for row in rows])
 
-    def add_to(self, trainer: MultiHeadTrainer, units: int) -> None:
+    def add_to(self, trainer: MultiHeadTrainer, units: int, weight: float) -> None:
         """Adds the head."""
-        trainer.add_head(self.head, TokenTagger(1 + len(self.names)), losses.SequenceCrossentropy(), metrics=["accuracy"])
+        tagger, loss = TokenTagger(1 + len(self.names)), losses.SequenceCrossentropy()
+        trainer.add_head(self.head, tagger, loss, weight=weight, metrics=["accuracy"])
 
     def predict(self, module: keras.layers.Layer, representation: Representation) -> tf.Tensor:
         """Numbers of the tokens' most probable tags, int32 `[batch, time]`; 0 at padding."""
@@ -265,41 +309,98 @@ class TagColumn:
     def __str__(self) -> str:
         return f"{self.column}: {len(self.names)} tags"
 
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
-        return {"kind": self.kind, **asdict(self)}
-
 
 Column = LabelColumn | NumberColumn | TagColumn
 
 
+def to_json(column: Column) -> dict[str, Any]:
+    """What `from_json` takes."""
+    return {"kind": column.kind, **asdict(column)}
+
+
 def from_json(saved: dict[str, Any]) -> Column:
-    """The column that `to_json` gave."""
-    options = {name: value for name, value in saved.items() if name != "kind"}
-    if saved["kind"] == LabelColumn.kind:
-        return LabelColumn(**{**options, "ranges": PriceRanges.from_json(options["ranges"])})
-    if saved["kind"] == TagColumn.kind:
-        return TagColumn(**{**options, "names": tuple(options["names"])})
-    return NumberColumn(**options)
+    """The column of which `to_json` returned this, after a round trip through JSON."""
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+    kinds: dict[str, type[Column]] = {each.kind: each for each in (LabelColumn, NumberColumn, TagColumn)}
+    return kinds[options.pop("kind")](**options)
 
 
-def _numbers(column: str, cells: Sequence[str]) -> np.ndarray:
+def band_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """`("under 100", "100 to 300", "300 and more")` for the inner edges 100 and 300."""
+    if not edges:
+        return ("all",)
+    texts = [f"{edge:.6g}" for edge in edges]
+    inner = (f"{low} to {high}" for low, high in zip(texts, texts[1:]))
+    return (f"under {texts[0]}", *inner, f"{texts[-1]} and more")
+
+
+def class_figures(labels: np.ndarray, predicted: np.ndarray, head: str = "price") -> dict[str, float]:
+    """Accuracy and macro F1 over labelled rows; empty if no row has a label.
+
+    `price_macro_f1` is the mean of `2 tp / (labelled + predicted)` over the classes that occur among labels or
+    predictions.
+
+    Args:
+        labels: Class numbers `[rows]`, `NO_LABEL` where a label is missing.
+        predicted: Class numbers `[rows]`.
+        head: Prefix of the metrics' names.
+    """
+    labelled = labels != NO_LABEL
+    if not labelled.any():
+        return {}
+    labels, predicted = labels[labelled], predicted[labelled]
+    scores = []
+    for number in np.union1d(labels, predicted):
+        wanted, received = labels == number, predicted == number
+        scores.append(2 * np.sum(wanted & received) / (np.sum(wanted) + np.sum(received)))
+    return {f"{head}_accuracy": float(np.mean(labels == predicted)), f"{head}_macro_f1": float(np.mean(scores))}
+
+
+def number_figures(targets: np.ndarray, predicted: np.ndarray, head: str) -> dict[str, float]:
+    """Mean absolute error and coefficient of determination over the rows with a number; empty if there are none.
+
+    `_r2` is `1 - sum (target - predicted)^2 / sum (target - mean)^2`, left out where all targets are equal.
+
+    Args:
+        targets: Numbers `[rows]`, NaN where there is none.
+        predicted: Numbers `[rows]`.
+        head: Prefix of the metrics' names.
+    """
+    known = ~np.isnan(targets)
+    if not known.any():
+        return {}
+    targets, errors = targets[known].astype(np.float64), (predicted - targets)[known].astype(np.float64)
+    figures = {f"{head}_mae": float(np.mean(np.abs(errors)))}
+    if np.ptp(targets):
+        figures[f"{head}_r2"] = float(1 - np.mean(errors**2) / np.var(targets))
+    return figures
+
+
+def _numbers(column: str, cells: Sequence[str], *, bands: bool = False) -> np.ndarray:
     """The cells' numbers, float64 `[rows]`; NaN where a cell is empty."""
     numbers = np.full([len(cells)], np.nan)
     for row, cell in enumerate(cells):
-        if cell:
-            try:
-                numbers[row] = float(cell)
-            except ValueError:
-                pass
-            if not np.isfinite(numbers[row]):
-                raise InputError(
-                    f"The column `{column}` must contain numbers. Received: {cell!r}. Correct the cell, or leave it "
-                    "empty; use --label for classes."
-                )
+        if not cell:
+            continue
+        try:
+            numbers[row] = float(cell)
+        except ValueError:
+            pass
+        if not np.isfinite(numbers[row]):
+            advice = "Correct the cell, or leave it empty; use --label for classes."
+            raise InputError(
+                f"The column `{column}` must contain numbers{' if --bands is given' if bands else ''}. Received: {cell!r}. "
+                f"{'Omit --bands to use the texts as classes.' if bands else advice}"
+            )
     return numbers
 
 
 def _starts(counts: Sequence[int]) -> np.ndarray:
     """The position of each word's first token."""
     return np.cumsum([0, *counts], dtype=np.int64)[:-1]
+
+
+def _listed(names: Sequence[str], limit: int = 10) -> str:
+    """Names for a message: all of them, or the first and the number of the others."""
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

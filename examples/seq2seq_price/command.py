@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from examples._command_line import Parser, fail, what_to_install, whole
+from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.seq2seq_price"
 DEFAULT_OUTPUT = "runs/seq2seq_price"
@@ -15,136 +16,77 @@ DESCRIPTION = """\
 Trains one encoder with two heads: a decoder that generates a sequence, and a classifier that predicts a price range.
 Without --train, it generates its own data, orders at a furniture workshop. With --load, it uses a trained model to predict
 (--predict) or exports its heads (--export)."""
+COLUMN: dict[str, Any] = {"metavar": "COLUMN"}
+FILES: dict[str, Any] = {"metavar": "FILE", "nargs": "+"}
+COUNT: dict[str, Any] = {"metavar": "N", "type": whole(1)}
 
 
+# An option in one line, or its values in one and its help in the next.
+# fmt: off
 def build_parser() -> argparse.ArgumentParser:
     """The options, with help texts and defaults."""
     parser = Parser(PROGRAM, description=DESCRIPTION, formatter_class=_HelpFormatter)
-    data = parser.add_argument_group("data (plain or gzipped files; generated data without --train)")
-    data.add_argument(
-        "--train",
-        metavar="FILE",
-        nargs="+",
-        help="CSV or TSV file to train on; or two parallel text files, source and target, with one text per line; these are "
-        "lowercased, and have no prices",
-    )
-    data.add_argument("--dev", metavar="FILE", nargs="+", help="validation data of the same format; required with --train")
-    data.add_argument("--test", metavar="FILE", nargs="+", help="test data of the same format")
-    data.add_argument("--source", metavar="COLUMN", default="text", help="column with the source texts")
-    data.add_argument("--target", metavar="COLUMN", default="meaning", help="column with the target sequences")
-    data.add_argument(
-        "--label",
-        metavar="COLUMN",
-        nargs="+",
-        default=["price_range"],
-        help="column with the price ranges; each additional column adds a classifier, a head named after the column",
-    )
-    data.add_argument(
-        "--number", metavar="COLUMN", nargs="+", default=[], help="numeric columns, each of which adds a regressor"
-    )
-    data.add_argument(
-        "--tags", metavar="COLUMN", help="column with one tag per word of the source text, space-separated; adds a tagger"
-    )
-    data.add_argument(
-        "--bands",
-        type=whole(2),
-        metavar="N",
-        help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows",
-    )
-    data.add_argument(
-        "--missing",
-        choices=("ignore", "class"),
-        default="ignore",
-        help="treat an empty label as missing, or as a class of its own",
-    )
-    data.add_argument(
-        "--swap-column",
-        metavar="COLUMN",
-        nargs="+",
-        default=[],
-        help="columns whose values are swapped at random in source and target in every epoch (for names that happen to "
-        "correlate with a price range)",
-    )
-    data.add_argument("--max-tokens", type=whole(1), default=200, metavar="N", help="maximum length of a source or target")
-    data.add_argument(
-        "--orders",
-        type=whole(20),
-        default=20000,
-        metavar="N",
-        help="generated orders to train on; N/10 more are used for validation",
-    )
-    model = parser.add_argument_group("model")
-    model.add_argument("--units", type=whole(1), default=128, metavar="N", help="size of the recurrent states")
-    model.add_argument("--embedding", type=whole(1), default=64, metavar="N", help="size of the token embeddings")
-    model.add_argument("--cell", choices=("gru", "lstm"), default="gru", help="type of recurrent layer")
-    model.add_argument(
-        "--attention", choices=("luong", "bahdanau", "none"), default="luong", help="attention of the decoder"
-    )
-    model.add_argument("--dropout", type=_number(0, below=1), default=0.1, metavar="RATE", help="dropout rate")
-    training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=whole(1), default=16, metavar="N", help="passes over the training rows")
-    training.add_argument(
-        "--patience",
-        type=whole(1),
-        metavar="N",
-        help="stop after N epochs without a lower validation loss; by default, train for all epochs (in both cases, the "
-        "weights of the best epoch are restored)",
-    )
-    training.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="rows per batch")
-    training.add_argument(
-        "--learning-rate",
-        type=_number(0, open_start=True),
-        default=4e-3,
-        metavar="RATE",
-        help="initial learning rate of AdamW, with cosine decay to 0",
-    )
-    training.add_argument(
-        "--weight-decay",
-        type=_number(0),
-        default=0.3,
-        metavar="W",
-        help="weight decay of AdamW, multiplied by the learning rate",
-    )
-    training.add_argument(
-        "--balancer", metavar="NAME", help="balancer for the heads' gradients, for example UPGrad (default: plain sum)"
-    )
-    training.add_argument(
-        "--balance-at", choices=("representation", "parameters"), default="representation", help="where to balance gradients"
-    )
-    training.add_argument(
-        "--schedule",
-        type=_schedule,
-        metavar="HEADS=TURNS",
-        help="train the heads in alternation, for example price:reply=1:9 (default: together)",
-    )
-    training.add_argument(
-        "--price-weight", type=_number(0), default=1.0, metavar="W", help="weight of the price loss; the reply's is 1"
-    )
-    training.add_argument(
-        "--micro-batches", type=whole(1), default=1, metavar="N", help="micro-batches per batch, to save memory"
-    )
-    training.add_argument(
-        "--clip",
-        type=_clip,
-        default=("global-norm", 5.0),
-        metavar="KIND:LIMIT",
-        help="clip gradients by value, norm, average-norm or global-norm, for example global-norm:5; or none",
-    )
-    training.add_argument(
-        "--seed", type=whole(0), default=0, metavar="N", help="random seed for data, initial weights and order"
-    )
-    training.add_argument(
-        "--resume", action="store_true", help="continue the interrupted run in --output, with the same options"
-    )
-    output = parser.add_argument_group("results")
-    output.add_argument("--beam", type=whole(1), default=1, metavar="N", help="beam width; 1 is greedy search")
-    output.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for all results")
-    output.add_argument(
-        "--export", metavar="DIR", help="folder for the trained heads as SavedModels that take and return texts"
-    )
-    output.add_argument("--load", metavar="DIR", help="folder of a finished run; requires --predict or --export")
-    output.add_argument("--predict", metavar="TEXT", nargs="+", help="texts to predict for; requires --load")
+    add = parser.add_argument_group("data (plain or gzipped files; generated data without --train)").add_argument
+    add("--train", **FILES, help="CSV or TSV file to train on; or two parallel text files, source and target, with one text "
+        "per line; these are lowercased, and have no prices")
+    add("--dev", **FILES, help="validation data of the same format; required with --train")
+    add("--test", **FILES, help="test data of the same format")
+    add("--source", **COLUMN, default="text", help="column with the source texts")
+    add("--target", **COLUMN, default="meaning", help="column with the target sequences")
+    add("--label", **COLUMN, nargs="+", default=["price_range"],
+        help="column with the price ranges; each additional column adds a classifier, a head named after the column")
+    add("--number", **COLUMN, nargs="+", default=[], help="numeric columns, each of which adds a regressor")
+    add("--tags", **COLUMN, help="column with one tag per word of the source text, space-separated; adds a tagger")
+    add("--bands", metavar="N", type=whole(2),
+        help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows")
+    add("--missing", choices=("ignore", "class"), default="ignore",
+        help="treat an empty label as missing, or as a class of its own")
+    add("--swap-column", **COLUMN, nargs="+", default=[], help="columns whose values are swapped at random in source and "
+        "target in every epoch (for names that happen to correlate with a price range)")
+    add("--max-tokens", **COUNT, default=200, help="maximum length of a source or target")
+    add("--orders", metavar="N", type=whole(20), default=20000,
+        help="generated orders to train on; N/10 more are used for validation")
+
+    add = parser.add_argument_group("model").add_argument
+    add("--units", **COUNT, default=128, help="size of the recurrent states")
+    add("--embedding", **COUNT, default=64, help="size of the token embeddings")
+    add("--cell", choices=("gru", "lstm"), default="gru", help="type of recurrent layer")
+    add("--attention", choices=("luong", "bahdanau", "none"), default="luong", help="attention of the decoder")
+    add("--dropout", metavar="RATE", type=_number(0, below=1), default=0.1, help="dropout rate")
+
+    _add_training_options(parser)
+
+    add = parser.add_argument_group("results").add_argument
+    add("--beam", **COUNT, default=1, help="beam width; 1 is greedy search")
+    add("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="folder for all results")
+    add("--export", metavar="DIR", help="folder for the trained heads as SavedModels that take and return texts")
+    add("--load", metavar="DIR", help="folder of a finished run; requires --predict or --export")
+    add("--predict", metavar="TEXT", nargs="+", help="texts to predict for; requires --load")
     return parser
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", **COUNT, default=16, help="passes over the training rows")
+    add("--patience", **COUNT, help="stop after N epochs without a lower validation loss; by default, train for all epochs "
+        "(in both cases, the weights of the best epoch are restored)")
+    add("--batch-size", **COUNT, default=128, help="rows per batch")
+    add("--learning-rate", metavar="RATE", type=_number(0, open_start=True), default=4e-3,
+        help="initial learning rate of AdamW, with cosine decay to 0")
+    add("--weight-decay", metavar="W", type=_number(0), default=0.3,
+        help="weight decay of AdamW, multiplied by the learning rate")
+    add("--balancer", metavar="NAME", help="balancer for the heads' gradients, for example UPGrad (default: plain sum)")
+    add("--balance-at", choices=("representation", "parameters"), default="representation",
+        help="where to balance gradients")
+    add("--schedule", metavar="HEADS=TURNS", type=_schedule,
+        help="train the heads in alternation, for example price:reply=1:9 (default: together)")
+    add("--price-weight", metavar="W", type=_number(0), default=1.0, help="weight of the price loss; the reply's is 1")
+    add("--micro-batches", **COUNT, default=1, help="micro-batches per batch, to save memory")
+    add("--clip", metavar="KIND:LIMIT", type=_clip, default="global-norm:5",
+        help="clip gradients by value, norm, average-norm or global-norm, for example global-norm:5; or none")
+    add("--seed", metavar="N", type=whole(0), default=0, help="random seed for data, initial weights and order")
+    add("--resume", action="store_true", help="continue the interrupted run in --output, with the same options")
+# fmt: on
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -158,11 +100,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "folder to --export it to."
         )
     if options.train is None:
-        unused = [name for name in ("dev", "test", "bands", "tags") if getattr(options, name) is not None]
-        unused += ["swap-column"] * bool(options.swap_column) + ["number"] * bool(options.number)
-        unused += ["label"] * (len(options.label) > 1)
-        if unused:
-            parser.error(f"--{unused[0]} requires --train. Pass the file to train on, or omit --{unused[0]}.")
+        of_files = {"dev": options.dev, "test": options.test, **_of_tables(options)}
+        unused = next((name for name, value in of_files.items() if value), None)
+        if unused is not None:
+            parser.error(f"--{unused} requires --train. Pass the file to train on, or omit --{unused}.")
     elif options.dev is None:
         parser.error("--train requires --dev. Pass the file to validate on.")
     else:
@@ -191,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = run.Console()
     try:
         run.train(options, console) if options.load is None else run.use(options, console)
-    except run.InputError as error:
+    except InputError as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
         return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
@@ -208,14 +149,7 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
                 f"--{name} must be one table, or two text files as in --train. Received: {len(files)} "
                 f"{'file' if len(files) == 1 else 'files'}. Pass as many as in --train."
             )
-    several_labels = options.label if len(options.label) > 1 else None
-    for name, value in (
-        ("bands", options.bands),
-        ("swap-column", options.swap_column),
-        ("label", several_labels),
-        ("number", options.number),
-        ("tags", options.tags),
-    ):
+    for name, value in _of_tables(options).items():
         if number == 2 and value:
             parser.error(f"--{name} requires a table with columns. Received: two text files. Omit it.")
     if options.tags is not None and options.swap_column:
@@ -225,10 +159,22 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         )
 
 
+def _of_tables(options: argparse.Namespace) -> dict[str, Any]:
+    """What was passed for options that need a table with columns; of the labels, those of additional heads."""
+    return {
+        "bands": options.bands,
+        "swap-column": options.swap_column,
+        "label": options.label[1:],
+        "number": options.number,
+        "tags": options.tags,
+    }
+
+
 def check_price_alone(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Exits if additional heads are requested, for programs without them."""
-    for name, value in (("label", options.label[1:]), ("number", options.number), ("tags", options.tags)):
-        if value:
+    of_tables = _of_tables(options)
+    for name in ("label", "number", "tags"):
+        if value := of_tables[name]:
             rule = "must name one column" if name == "label" else "must be omitted"
             parser.error(f"`--{name}` {rule}: this program has no heads except reply and price. Received: {value!r}.")
 
@@ -237,15 +183,13 @@ class _HelpFormatter(argparse.HelpFormatter):
     """Adds the default to the help texts."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        plain = isinstance(action.default, (int, float, str)) and action.default != argparse.SUPPRESS
-        if action.dest == "label":
-            return f"{action.help} (default: {' '.join(action.default)})"
-        if action.dest == "clip":
-            return f"{action.help} (default: global-norm:5)"
-        return f"{action.help} (default: %(default)s)" if plain else str(action.help)
+        default = " ".join(action.default) if isinstance(action.default, list) else action.default
+        shown = isinstance(default, (int, float, str)) and default not in ("", argparse.SUPPRESS) and default is not False
+        return f"{action.help} (default: {default})" if shown else str(action.help)
 
 
-def _number(start: float, *, below: float = math.inf, open_start: bool = False):  # noqa: ANN202 - a type for argparse
+def _number(start: float, *, below: float = math.inf, open_start: bool = False) -> Callable[[str], float]:
+    """A type for `argparse`: numbers from `start`, or above it, to below `below`."""
     rule = f"{'above' if open_start else 'of at least'} {start:g}"
     rule += f" and below {below:g}" if below < math.inf else ""
 

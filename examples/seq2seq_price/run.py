@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
-from rich.table import Table
 
-from examples.seq2seq_price import text, workshop
-from examples.seq2seq_price.batches import Examples, evaluation_batches, padding_share, training_batches
-from examples.seq2seq_price.columns import Column, LabelColumn, NumberColumn, TagColumn, head_names
-from examples.seq2seq_price.metrics import class_figures, confusion, overlap_figures, reply_figures
+from examples._command_line import InputError
+from examples.seq2seq_price import report
+from examples.seq2seq_price.batches import (
+    Examples,
+    build_vocabulary,
+    evaluation_batches,
+    longest,
+    padding_share,
+    standardize_source,
+    standardize_target,
+    training_batches,
+)
+from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
-from examples.seq2seq_price.progress import BestWeights, ProgressBar
-from examples.seq2seq_price.ranges import NO_LABEL, PriceRanges, band_names
-from examples.seq2seq_price.report import draw_attention, draw_confusion, draw_curves, write_history, write_samples
-from examples.seq2seq_price.tables import InputError, read_lines, read_table
+from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
+from examples.seq2seq_price.rows import BAND_EDGES, draw_rows, read_lines, read_table
 from multihead import balancing, callbacks, clipping, schedules
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
@@ -42,7 +48,7 @@ class Data:
 
     Attributes:
         columns: Names of the `source`, `target` and `label` columns.
-        ranges: The price ranges, predefined for the workshop or fitted on the training rows.
+        ranges: The price ranges, predefined for the workshop or fitted on the training rows; without names for no prices.
         splits: Rows by the name of their split, `train` first.
         swaps: For each column whose values are swapped, its value in every training row.
         least_in_targets: The minimum number of occurrences of a target token in the vocabulary.
@@ -50,7 +56,7 @@ class Data:
     """
 
     columns: dict[str, str]
-    ranges: PriceRanges
+    ranges: LabelColumn
     splits: dict[str, Examples]
     swaps: list[list[str]]
     least_in_targets: int = 1
@@ -66,11 +72,11 @@ class Data:
 def workshop_data(orders: int, held_out: int, seed: int) -> Data:
     """The example's generated data: `orders` orders to train on, and `held_out` more for validation."""
     tables = {
-        "train": workshop.draw_rows(orders, held_out=False, seed=seed),
-        "dev": workshop.draw_rows(held_out, held_out=True, seed=seed),
+        "train": draw_rows(orders, held_out=False, seed=seed),
+        "dev": draw_rows(held_out, held_out=True, seed=seed),
     }
-    ranges = PriceRanges(band_names(workshop.BAND_EDGES), workshop.BAND_EDGES, missing_is_class=False)
-    return _as_data(tables, WORKSHOP_COLUMNS, ranges, swap_columns=())
+    ranges = LabelColumn("price", WORKSHOP_COLUMNS["label"], band_names(BAND_EDGES), BAND_EDGES)
+    return _as_data(tables, WORKSHOP_COLUMNS, ranges)
 
 
 def load_data(options: Namespace) -> Data:
@@ -87,25 +93,21 @@ def load_data(options: Namespace) -> Data:
     label, *labels = options.label
     columns = {"source": options.source, "target": options.target, "label": label}
     tags = [] if options.tags is None else [options.tags]
-    read = [*columns.values(), *labels, *options.number, *tags]
-    heads = head_names([*labels, *options.number, *tags])
+    added = [*labels, *options.number, *tags]
+    heads = dict(zip(added, head_names(added)))
     tables = {
-        split: read_table(path, [*read, *(options.swap_column if split == "train" else ())])
+        split: read_table(path, [*columns.values(), *added, *(options.swap_column if split == "train" else ())])
         for split, (path,) in paths.items()
     }
+    cells = {column: _column(tables["train"], column) for column in [label, *added]}
     missing_is_class = options.missing == "class"
-
-    def cells(column: str) -> list[str]:
-        return _column(tables["train"], column)
-
-    ranges = PriceRanges.fit(label, cells(label), bands=options.bands, missing_is_class=missing_is_class)
-    head = iter(heads)
+    ranges = LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=missing_is_class)
     additional = [
-        *(LabelColumn.fit(next(head), name, cells(name), missing_is_class=missing_is_class) for name in labels),
-        *(NumberColumn.fit(next(head), name, cells(name)) for name in options.number),
-        *(TagColumn.fit(next(head), name, cells(name)) for name in tags),
+        *(LabelColumn.fit(heads[name], name, cells[name], missing_is_class=missing_is_class) for name in labels),
+        *(NumberColumn.fit(heads[name], name, cells[name]) for name in options.number),
+        *(TagColumn.fit(heads[name], name, cells[name]) for name in tags),
     ]
-    return _as_data(tables, columns, ranges, options.swap_column, additional)
+    return _as_data(tables, columns, ranges, additional, options.swap_column)
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
@@ -120,16 +122,12 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         InputError: A training text or target is longer than `--max-tokens`.
     """
     train = data.splits["train"]
-    longest = {}
-    for name, texts, standardize in (
-        (data.columns["source"], train.texts, text.standardize_source),
-        (data.columns["target"], train.targets, text.standardize_target),
-    ):
-        longest[standardize] = text.longest(texts, standardize)
-        if longest[standardize] > options.max_tokens:
+    lengths = longest(train.texts, standardize_source), longest(train.targets, standardize_target)
+    for side, length in zip(("source", "target"), lengths):
+        if length > options.max_tokens:
             raise InputError(
-                f"The column `{name}` must contain at most {options.max_tokens} tokens per row. Received: "
-                f"{longest[standardize]}. Shorten the text, or allow more with --max-tokens."
+                f"The column `{data.columns[side]}` must contain at most {options.max_tokens} tokens per row. Received: "
+                f"{length}. Shorten the text, or allow more with --max-tokens."
             )
     architecture = Architecture(
         units=options.units,
@@ -137,16 +135,15 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         cell=options.cell,
         attention=None if options.attention == "none" else options.attention,
         dropout=options.dropout,
-        maximum_length=2 * longest[text.standardize_target] + 1,
+        maximum_length=2 * lengths[1] + 1,
         price_weight=options.price_weight,
     )
     return PriceModel(
         architecture,
-        text.build_vocabulary(train.texts, text.standardize_source, least=2),
-        text.build_vocabulary(train.targets, text.standardize_target, least=data.least_in_targets),
-        data.ranges,
+        build_vocabulary(train.texts, standardize_source, least=2),
+        build_vocabulary(train.targets, standardize_target, least=data.least_in_targets),
+        (data.ranges, *data.additional),
         heads=data.heads if heads is None else heads,
-        columns=data.additional,
     )
 
 
@@ -181,6 +178,13 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
         raise InputError(str(error)) from error
 
 
+def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
+    """Restores the weights of the epoch with the lowest validation loss, and stops `--patience` epochs after it."""
+    # The total loss, in which `--price-weight` counts, judges all heads at once.
+    total = dict.fromkeys(heads, "val_loss")
+    return callbacks.PerHead(total, patience=options.patience or options.epochs, idle=False)
+
+
 def train_model(
     options: Namespace, model: PriceModel, data: Data, console: Console
 ) -> tuple[dict[str, Any], dict[str, Any], tf.data.Dataset]:
@@ -196,7 +200,7 @@ def train_model(
     batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
     compile_trainer(options, model, steps)
     validation = _batches_for(model, dev, options.batch_size)
-    bar, best, history = ProgressBar(console, steps), BestWeights(options.patience), keras.callbacks.History()
+    bar, history, best = ProgressBar(console, steps), keras.callbacks.History(), best_weights(options, model.trainer.heads)
     # Removed at the end of training; until then, the run can be interrupted and go on.
     saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
     if options.resume and not saver.path.is_file():
@@ -211,21 +215,23 @@ def train_model(
             model.with_own_targets(batches),
             validation_data=validation,
             epochs=options.epochs,
-            callbacks=[bar, best, history, saver],
+            callbacks=[bar, history, best, saver],
             shuffle=False,
             verbose=0,
         )
     except KeyboardInterrupt:
         if not history.history:
             raise
+        best.on_train_end()  # which Keras leaves out
         console.print("interrupted: evaluating and saving the model trained so far; add --resume to continue instead")
     finally:
         bar.close()
-        best.restore()
     seconds, epochs = time.perf_counter() - started, len(history.epoch)
+    # Without any finite validation loss, the weights are those of the last epoch.
+    best_epoch = epochs if best.best_score_epoch is None else best.best_score_epoch + 1
     figures = {
         "epochs": epochs,
-        "best_epoch": best.best_epoch,
+        "best_epoch": best_epoch,
         "seconds": seconds,
         "examples_per_second": epochs * len(train.texts) / seconds,
         "updates": int(model.trainer.update_count),
@@ -242,14 +248,12 @@ def evaluate(
     answers = model.answer(examples.texts, beam_width=beam_width)
     seconds = time.perf_counter() - started
     figures: dict[str, float] = {}
-    if answers.probabilities is not None:
-        figures |= class_figures(examples.labels, answers.probabilities.argmax(axis=1))
+    for head, column in model.columns.items():
+        figures |= column.figures(examples.by_head[head], answers.by_head[head])
     if answers.replies is not None:
         figures |= reply_figures(examples.targets, answers.replies)
         figures |= overlap_figures(examples.targets, answers.replies)
         figures["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
-    for column in model.columns:
-        figures |= column.figures(examples.additional[column.head], answers.additional[column.head])
     figures |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
     figures |= {
         "rows": len(examples.texts),
@@ -281,17 +285,17 @@ def train(options: Namespace, console: Console) -> None:
     training, history, batches = train_model(options, model, data, console)
     model.save(folder, data.columns)
     _export(options, model, console)
-    write_history(folder / "history.csv", history)
-    draw_curves(folder / "curves.png", history, list(model.trainer.heads))
+    report.write_history(folder / "history.csv", history)
+    report.draw_curves(folder / "curves.png", history, list(model.trainer.heads))
     training["padding_share"] = padding_share(batches)
     metrics: dict[str, Any] = {"training": training, "options": _plain(options), "splits": {}}
     for split, examples in data.splits.items():
         with console.status(f"evaluating {len(examples.texts)} {split} rows"):
             figures, answers = evaluate(model, examples, batch_size=options.batch_size, beam_width=options.beam)
         metrics["splits"][split] = figures
-    _report(folder, model, examples, answers)  # on the last split
+    report.write_report(folder, model, examples, answers)  # on the last split
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(_table(metrics["splits"]))
+    console.print(report.metrics_table(metrics["splits"]))
     console.print(
         f"trained for {training['seconds']:.0f} s, best at epoch {training['best_epoch']} of {training['epochs']}; "
         f"{training['padding_share']:.1%} of the ids were padding; written to {folder}",
@@ -315,11 +319,8 @@ def use(options: Namespace, console: Console) -> None:
     answers = model.answer(options.predict, beam_width=options.beam)
     for place, asked in enumerate(options.predict):
         lines = [(columns["source"], asked), (columns["target"], answers.replies[place])]
-        if answers.probabilities is not None:
-            row = answers.probabilities[place]
-            lines.append((columns["label"], f"{model.ranges.names[row.argmax()]} (probability {row.max():.2f})"))
-        for column in model.columns:
-            lines.append((column.column, column.describe(answers.additional[column.head][place], asked)))
+        for head, column in model.columns.items():
+            lines.append((column.column, column.describe(answers.by_head[head][place], asked)))
         for name, answer in lines:
             console.print(f"{name}: {answer}", highlight=False, markup=False, soft_wrap=True)
 
@@ -343,33 +344,18 @@ def _export(options: Namespace, model: PriceModel, console: Console) -> None:
     console.print(f"heads exported to {options.export}", highlight=False, soft_wrap=True)
 
 
-def _report(folder: Path, model: PriceModel, examples: Examples, answers: Answers) -> None:
-    """Writes samples of predictions, and the figures that the model supports: confusion matrix, attention."""
-    write_samples(folder / "samples.txt", examples, answers, model.ranges.names)
-    if answers.probabilities is not None:
-        names = model.ranges.names
-        counts = confusion(examples.labels, answers.probabilities.argmax(axis=1), len(names))
-        draw_confusion(folder / "confusion.png", counts, names)
-    by_length = sorted((text for text in examples.texts if text.strip()), key=lambda text: len(text.split()))
-    if by_length:
-        quarters = dict.fromkeys(by_length[len(by_length) * quarter // 4] for quarter in (1, 2, 3))
-        maps = model.attention_maps(list(quarters))
-        if maps:
-            draw_attention(folder / "attention.png", maps)
-
-
 def _as_data(
     tables: dict[str, list[dict[str, str]]],
     columns: dict[str, str],
-    ranges: PriceRanges,
-    swap_columns: Sequence[str],
+    ranges: LabelColumn,
     additional: Sequence[Column] = (),
+    swap_columns: Sequence[str] = (),
 ) -> Data:
     splits = {}
     for split, rows in tables.items():
         texts, targets, labels = (_column(rows, columns[name]) for name in ("source", "target", "label"))
         of_heads = {column.head: column.targets(_column(rows, column.column), texts) for column in additional}
-        splits[split] = Examples(texts, targets, ranges.numbers(columns["label"], labels), of_heads)
+        splits[split] = Examples(texts, targets, ranges.targets(labels, texts), of_heads)
     swaps = [_column(tables["train"], name) for name in swap_columns]
     return Data(columns, ranges, splits, swaps, additional=additional)
 
@@ -381,8 +367,7 @@ def _parallel_data(paths: dict[str, Sequence[str]]) -> Data:
         texts, targets = read_lines(source, target)
         splits[split] = Examples(texts, targets, np.full([len(texts)], NO_LABEL, np.int32))
     columns = {"source": "source", "target": "target", "label": "price"}
-    no_ranges = PriceRanges((), None, missing_is_class=False)
-    return Data(columns, no_ranges, splits, swaps=[], least_in_targets=2)
+    return Data(columns, LabelColumn("price", "price", ()), splits, swaps=[], least_in_targets=2)
 
 
 def _batches_for(model: PriceModel, examples: Examples, batch_size: int) -> tf.data.Dataset:
@@ -403,19 +388,3 @@ def _check_balancer(name: str | None) -> None:
 def _plain(options: Namespace) -> dict[str, Any]:
     """The options of a training run in a form that JSON can represent."""
     return {name: value for name, value in vars(options).items() if name not in ("load", "predict", "export", "resume")}
-
-
-def _table(splits: dict[str, dict[str, float]]) -> Table:
-    """A table with one row per metric and one column per split."""
-    table = Table("metric", *splits)
-    names = dict.fromkeys(name for figures in splits.values() for name in figures)
-    for name in names:
-        cells = [_cell(figures.get(name)) for figures in splits.values()]
-        table.add_row(name, *cells)
-    return table
-
-
-def _cell(value: float | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else f"{value:.4g}"

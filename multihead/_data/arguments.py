@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -67,29 +67,71 @@ def named_arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     return {**dict(zip(names, args)), **kwargs}
 
 
-def prepare_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tuple[dict[str, Any], Data, Data | None]:
-    """The arguments of a `fit` as Keras takes them, checked, its data and its validation data, if there are any."""
-    arguments = dict(arguments)
-    others = {"batch_size": arguments.get("batch_size")}
-    data = read(arguments["x"], arguments["y"], arguments.get("sample_weight"), head_names, **others)
-    fraction = arguments.pop("validation_split", 0.0)
-    given = arguments.get("validation_data")
+class Call(NamedTuple):
+    """A call of `fit` or `evaluate`, on its way to Keras.
+
+    Attributes:
+        data: The data.
+        others: The other arguments by name.
+        validation: The validation data of `fit`, if there are any.
+    """
+
+    data: Data
+    others: Mapping[str, Any]
+    validation: Data | None = None
+
+    def with_others(self, **others: Any) -> Call:
+        """The call with other arguments."""
+        return self._replace(others={**self.others, **others})
+
+    def for_keras(self) -> dict[str, Any]:
+        """The arguments as Keras takes them."""
+        x, y, sample_weight = self.data[:3]
+        arguments = {**self.others, "x": x, "y": y, "sample_weight": sample_weight}
+        if self.validation is not None:
+            x, y, sample_weight = self.validation[:3]
+            arguments["validation_data"] = (x, y, sample_weight) if self.validation.is_arrays else x
+        return arguments
+
+    def as_dataset(self, num_batches: int | None, argument: str, seed: int | None = None) -> Call:
+        """The call with its data as a dataset of batches.
+
+        Args:
+            num_batches: How many batches to make of arrays, if there is no batch size.
+            argument: Why it is needed, for messages.
+            seed: The seed of the shuffle of arrays.
+        """
+        others = dict(self.others)
+        batch_size, shuffle = others.pop("batch_size", None), others.pop("shuffle", True)
+        if batch_size is not None:  # Keras would use it for the validation data, too
+            others.setdefault("validation_batch_size", batch_size)
+        dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
+        return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
+
+    def in_fixed_order(self, seed: int) -> Call:
+        """The call with batches that come in the same order in each process."""
+        if isinstance(self.data.x, tf.data.Dataset) or (not self.data.is_arrays and self.data.batches is None):
+            return self
+        return self.as_dataset(self.others.get("steps_per_epoch"), "`Checkpoint`", seed)
+
+    def in_windows(self, windows: Windows) -> Call:
+        """The call with windows of batches, each of which is one step for Keras."""
+        steps = self.others.get("steps_per_epoch")
+        call = self.as_dataset(None if steps is None else steps * windows.steps, "accumulate_steps")
+        arguments = windows.arguments_of_fit(call.data.x, steps)
+        data = Data(arguments.pop("x"), specs=call.data.specs)
+        return call._replace(data=data).with_others(**arguments)
+
+
+def read_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
+    """A call of `fit`, with its data in one form and checked."""
+    call = _read_call(arguments, head_names)
+    others = dict(call.others)
+    fraction, given = others.pop("validation_split", 0.0), others.pop("validation_data", None)
     if given is not None:
-        held_out = _read_validation(given, head_names)
-    elif fraction:
-        data, held_out = data.split(fraction)
-    else:
-        held_out = None
-    return {**arguments, **_as_arguments(data)}, data, held_out
-
-
-def as_validation_data(data: Data) -> Any:
-    """Data in the form of Keras's `validation_data`."""
-    return (data.x, data.y, data.sample_weight) if data.is_arrays else data.x
-
-
-def _as_arguments(data: Data) -> dict[str, Any]:
-    return {"x": data.x, "y": data.y, "sample_weight": data.sample_weight}
+        return Call(call.data, others, _read_validation(given, head_names))
+    data, held_out = call.data.split(fraction) if fraction else (call.data, None)
+    return Call(data, others, held_out)
 
 
 def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
@@ -106,26 +148,17 @@ def _read_validation(given: Any, head_names: Sequence[str]) -> Data:
         raise type(error)(f"In `validation_data`: {error}") from error
 
 
-def prepare_evaluate(arguments: Mapping[str, Any], head_names: Sequence[str]) -> tuple[dict[str, Any], Data]:
-    """The arguments of an `evaluate` as Keras takes them, checked, and its data."""
+def read_evaluate(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
+    """A call of `evaluate`, with its data in one form and checked."""
     # Within a `fit`, Keras passes the batch size of the training data, whatever the validation data are.
-    others = {} if validates_during_fit(arguments) else {"batch_size": arguments.get("batch_size")}
-    data = read(arguments["x"], arguments["y"], arguments.get("sample_weight"), head_names, **others)
-    return {**arguments, **_as_arguments(data)}, data
+    return _read_call(arguments, head_names, checks_batch_size=not validates_during_fit(arguments))
 
 
-def prepare_windows(arguments: Mapping[str, Any], data: Data, windows: Windows) -> dict[str, Any]:
-    """The arguments of a `fit` on windows of batches, from those of a `fit` on the batches."""
-    arguments = dict(arguments)
-    for name in ("y", "sample_weight"):
-        arguments.pop(name)
-    steps = arguments.get("steps_per_epoch")
-    num_batches = None if steps is None else steps * windows.steps
-    batch_size, shuffle = arguments.pop("batch_size", None), arguments.pop("shuffle", True)
-    if batch_size is not None:  # Keras would use it for the validation data, too
-        arguments.setdefault("validation_batch_size", batch_size)
-    batches = data.as_dataset(batch_size, num_batches, shuffle, "accumulate_steps")
-    return {**arguments, **windows.arguments_of_fit(batches, steps)}
+def _read_call(arguments: Mapping[str, Any], head_names: Sequence[str], *, checks_batch_size: bool = True) -> Call:
+    others = dict(arguments)
+    x, y, sample_weight = (others.pop(name, None) for name in ("x", "y", "sample_weight"))
+    only_arrays = {"batch_size": others.get("batch_size")} if checks_batch_size else {}
+    return Call(read(x, y, sample_weight, head_names, **only_arrays), others)
 
 
 def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Arrays of all examples: whatever Keras takes for one becomes a NumPy array or a tensor, checked."""
+"""Arrays of all examples: everything that Keras accepts as an array becomes a NumPy array or a tensor, checked."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from multihead._data.arrays import as_arrays
 from multihead._data.data import Data, num_examples
 from multihead._ground.keras import spec_of_one_replica
 from multihead._ground.validation import quoted
-from multihead._update.batch import Batch, is_absent, open_batch_size, unpack
+from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
 _LOOKED_AT = 64
@@ -96,10 +96,7 @@ class _Completion:
                     f"The batches of a {self._source} must have the same dtypes and numbers of axes. "
                     f"Received: {_as_words(first)} and {_as_words(other)}. Convert them where they are made."
                 )
-            if isinstance(first, tf.TensorSpec):
-                sizes = [a if a == b else None for a, b in zip(first.shape, other.shape)]
-                first = tf.TensorSpec(sizes, first.dtype)
-        return first
+        return merged_spec(first, *others)
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """A completed batch.
@@ -148,7 +145,7 @@ def _looked_at(batches: Iterable[Any], head_names: Sequence[str]) -> list[Any]:
 
 
 def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
-    """A generator, which gives its batches once, or something that can be iterated again and again."""
+    """A generator, which yields its batches once, or an iterable for several passes."""
     source = type(x).__name__
     batches = iter(x)
     first = _looked_at(batches, head_names)
@@ -165,7 +162,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
     def again(shuffle: Any = False) -> Iterator[Any]:
         return (complete(batch) for batch in x)
 
-    # Keras takes what can be iterated again as a dataset only.
+    # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
     return Data(dataset, specs=complete.specs, batches=again)
 

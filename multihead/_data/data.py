@@ -1,7 +1,7 @@
 """`Data`: the data of one call, in one form.
 
 Arrays are NumPy arrays or tensors in tuples and dicts, with targets and sample weights by head name. Batches of Python
-generators and of `keras.utils.PyDataset` are triples of one structure. Datasets stay what they are.
+generators and of `keras.utils.PyDataset` are triples of one structure. Datasets are unchanged.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Data(NamedTuple):
         batches: Gives the batches of one pass, shuffled if asked and possible, if `x` is neither arrays nor a dataset.
         length: Their number, if it is known.
         first: The first of these batches.
+        labels_are_checked: Whether all labels have been checked, so that no step needs to.
     """
 
     x: Any
@@ -39,6 +40,7 @@ class Data(NamedTuple):
     batches: Callable[[Any], Iterator[Any]] | None = None
     length: int | None = None
     first: Any = None
+    labels_are_checked: bool = False
 
     @property
     def is_arrays(self) -> bool:
@@ -46,13 +48,13 @@ class Data(NamedTuple):
         return self.y is not None
 
     def sample(self) -> Any:
-        """Some examples as a batch, which are still to come afterwards; None if there are none to be had."""
+        """Some examples as a batch, without consuming them; None if unavailable."""
         if self.is_arrays:
             return rows((self.x, self.y, self.sample_weight), 0, _BATCH_SIZE)
         return next(iter(_without_absent(self.x)), None) if isinstance(self.x, tf.data.Dataset) else self.first
 
     def split(self, fraction: Any) -> tuple[Data, Data]:
-        """The first examples and the last, of which there is that fraction.
+        """The first examples, and the given fraction of all examples at the end.
 
         Raises:
             ValueError: These are no arrays, or one of the parts would be empty.
@@ -112,7 +114,7 @@ class Data(NamedTuple):
         if size == 0:
             raise ValueError(
                 f"`x` must yield at least one batch. Received: x of type {type(self.x).__name__} without examples. Check "
-                "what it is made from: a file, a filter or a split may be empty."
+                "its source: a file, a filter or a split may be empty."
             )
 
     def _of_arrays(self, batch_size: int | None, steps: int | None, shuffle: Any, seed: int | None) -> tf.data.Dataset:

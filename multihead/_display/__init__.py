@@ -1,1 +1,1 @@
-"""Tables, figures and summaries for people."""
+"""Tables, figures and summaries."""

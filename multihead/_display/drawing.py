@@ -14,14 +14,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 GREY = "#666666"
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-"""More heads than colours have lines of another kind."""
+"""The styles of lines; heads beyond the number of colours have the next style."""
 
 
 def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
     """Creates a figure and an array `[rows, columns]` of axes; no display is needed.
 
     Args:
-        what: What is drawn, for the message.
+        what: The name of the plot, for the message.
         rows: Rows of axes.
         columns: Columns of axes.
         size: Width and height in inches.
@@ -34,27 +34,27 @@ def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) ->
 
 
 def title(axis: Any, message: str, detail: str = "") -> None:
-    """A message above a picture, and what it is about in grey below the message."""
+    """A message above a picture, and a detail in grey below the message."""
     axis.set_title(message, loc="left", fontsize=12, fontweight="bold", pad=24 if detail else 8)
     if detail:
         axis.text(0, 1, detail, transform=axis.transAxes, fontsize=9, color=GREY, va="bottom", ha="left").set_y(1.02)
 
 
 def open_axis(axis: Any) -> None:
-    """Leaves only the lines of an axis that say something."""
+    """Removes the frame of an axis except for the left and the lower line."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(GREY)
     axis.tick_params(colors=GREY, labelsize=9)
 
 
 def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-    """One line per name with its text at the right end; texts do not overlap. What is not finite has no point.
+    """One line per name with its text at the right end; texts do not overlap. Non-finite values have no point.
 
     Args:
         axis: The axis; its scales are set already.
         x: `[points]`.
         by_name: `[points]` values by name, smoothed.
-        texts: What stands at the end of each line.
+        texts: The text at the end of each line.
     """
     ends = {}
     for k, (name, values) in enumerate(by_name.items()):
@@ -111,7 +111,7 @@ def colour(k: int) -> str:
 
 
 def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, texts: Sequence[str]) -> None:
-    """Horizontal bars with a text at the end of each; what is not finite has no bar."""
+    """Horizontal bars with a text at the end of each; non-finite values have no bar."""
     finite = np.where(np.isfinite(values), values, 0.0)
     axis.barh(range(len(names)), finite, height=0.6, color=[colour(k) for k in range(len(names))])
     for k, text in enumerate(texts):
@@ -131,7 +131,7 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
         axis: The axis.
         message: The title.
         rows: The names of the rows.
-        values: `[rows, columns]`; what is not finite is empty.
+        values: `[rows, columns]`; the cells of non-finite values are empty.
         columns: The names of the columns; None if they are the rows, of which only the pairs below the diagonal are drawn.
     """
     if columns is None and len(rows) > 1:

@@ -45,7 +45,7 @@ def draw_model(trainer: Any) -> Any:
 
 
 def _balances_parameters(trainer: Any) -> bool:
-    options = trainer._options
+    options = trainer._setup.options
     return options is not None and options.balancer is not None and options.balance_at == "parameters"
 
 

@@ -1,4 +1,4 @@
-"""What a trainer is made of and what was configured, as tables."""
+"""The parts of a trainer and its options, as tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """The size as it stands in a sentence."""
+        """The size, in words."""
         return self.size if self.parameters is None else f"{self.size} parameters"
 
 
@@ -63,7 +63,7 @@ def _size(variable: Any) -> int:
 
 def parts_of(trainer: Any) -> list[Part]:
     """The encoder, and the heads' modules."""
-    rate = 1.0 if trainer._options is None else trainer._options.encoder_learning_rate
+    rate = 1.0 if trainer._setup.options is None else trainer._setup.options.encoder_learning_rate
     heads = [part(name, head.module, head.learning_rate) for name, head in trainer.heads.items()]
     return [part("encoder", trainer.encoder, rate), *heads]
 
@@ -89,8 +89,8 @@ def factor_of(rate: Any) -> str:
 
 
 def update_of(trainer: Any) -> list[tuple[str, str]]:
-    """What an update is made of: pairs of a stage and what happens in it; empty for a trainer that is not compiled."""
-    options = trainer._options
+    """The stages of an update, as pairs of a name and a description; empty for a trainer that is not compiled."""
+    options = trainer._setup.options
     if options is None:
         return []
     replicas = trainer.distribute_strategy.num_replicas_in_sync
@@ -112,7 +112,7 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
 
 def balancing_of(trainer: Any) -> str:
     """How and where the heads' gradients are combined, in words."""
-    options = trainer._options
+    options = trainer._setup.options
     if options is None or options.balancer is None:
         return "plain sum of the heads' gradients"
     every = "" if options.balance_every == 1 else f", solved in every {options.balance_every}th update"

@@ -1,4 +1,4 @@
-"""Tables for people: by rich, or in plain text where rich is not installed."""
+"""Tables: by rich, or in plain text where rich is not installed."""
 
 from __future__ import annotations
 

@@ -12,23 +12,23 @@ import tensorflow as tf
 
 # What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
-# What TensorFlow makes of an error of a Python generator: its class and message, then a trace.
+# TensorFlow's report of an error in a Python generator: its class and message, then a trace.
 _IN_GENERATOR = re.compile(r"(\w+: [^\n{}]*)\nTraceback \(most recent call last\):")
-# What TensorFlow makes of a worker that no longer answers.
+# TensorFlow's report of a worker that no longer answers.
 _OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error could be from|$)", re.DOTALL)
-# What AutoGraph makes of an error: lines of source code before it.
+# AutoGraph's report of an error: lines of source code before it.
 _WHILE_TRACED = re.compile(r"in user code:.*\n {4}(?:Value|Type)Error: (.*Received: .*)", re.DOTALL)
 
 
 def stop_unless(holds: tf.Tensor, message: Callable[[], Sequence[Any]]) -> list[tf.Tensor]:
-    """Raises an error unless a condition holds. Compiled by XLA, a graph goes on: XLA has no errors.
+    """Raises an error unless a condition holds. A graph compiled by XLA continues: XLA has no errors.
 
     Args:
         holds: A boolean scalar.
         message: Gives the parts of the message, strings and tensors of numbers; the first part begins with a backtick.
 
     Returns:
-        Control dependencies for what must not run otherwise.
+        Control dependencies for the operations that must not run otherwise.
     """
     if tf.executing_eagerly():
         if not bool(holds):
@@ -70,12 +70,12 @@ def errors_in_words() -> Iterator[None]:
             plain = RuntimeError(
                 "The other workers must run until `fit` ends, but one of them has stopped. Received: "
                 f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "
-                "`multihead.callbacks.Checkpoint`, in a folder that they share, it goes on where it was."
+                "`multihead.callbacks.Checkpoint`, in a folder that they share, training continues where it stopped."
             )
         elif of_generator is not None:
             plain = RuntimeError(
-                f"`x` raised an error while it made a batch. Received: {of_generator.group(1)}. What was trained before "
-                "stays; correct the generator, or go on from a checkpoint (`multihead.callbacks.Checkpoint`)."
+                f"`x` raised an error while it made a batch. Received: {of_generator.group(1)}. The updates made so "
+                "far are kept; correct the generator, or continue from a checkpoint (`multihead.callbacks.Checkpoint`)."
             )
         else:
             raise

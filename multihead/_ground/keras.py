@@ -14,15 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users
+
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
 
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
-
-# Keras 2 converts the control flow of a user's `call` if the enclosing function is converted; Keras 3 never does.
-AUTOGRAPH = not KERAS_3
-"""Whether functions that call users' modules are traced with AutoGraph."""
 
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
@@ -85,6 +83,13 @@ class KerasHooks:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
+def callbacks_of(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
 class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs.
 
@@ -101,7 +106,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
     def _select(self, logs: Any) -> dict[str, Any]:
         selected = self._shown(logs or {})
-        if not KERAS_3:  # Keras 2 would average over the steps what is an average of the steps already
+        if not KERAS_3:  # Keras 2 would average values that are averages over the steps already
             self._are_means.update(selected)
             self.stateful_metrics = self._are_means
         return selected
@@ -171,6 +176,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     },
     3: {
         **_OF_BOTH,
+        "Metric": ("_fn", "_fn_kwargs", "_direction"),
         "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
         "Layer": (
             "_clear_losses",
@@ -276,6 +282,16 @@ def recurrent_states(module: Any) -> list[tf.Variable]:
     return [tensor_variable(state) for state in states]
 
 
+@contextmanager
+def recurrent_states_kept(modules: Sequence[Any]) -> Iterator[None]:
+    """A context after which the recurrent states of modules are what they were before."""
+    states = [state for module in modules for state in recurrent_states(module)]
+    before = [tf.identity(state.read_value()) for state in states]
+    yield
+    for state, value in zip(states, before):
+        state.assign(value)
+
+
 def state_variables(module: Any) -> list[tf.Variable]:
     """The variables that running a module in training mode may change, each once.
 
@@ -327,13 +343,18 @@ def wrapped_function(metric: Any) -> Any:
     return metric._fn
 
 
+def metric_direction(metric: Any) -> str | None:
+    """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
+    return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
+
+
 def options_of(loss_or_metric: Any) -> dict[str, Any]:
     """The options that a loss or metric passes to the function that it wraps; none if it wraps no function."""
     return dict(getattr(loss_or_metric, "_fn_kwargs", {}))
 
 
 def serialized(loss_or_metric: Any) -> Any:
-    """What Keras saves of a loss or metric. Keras 3 leaves out some options, such as Huber's `delta`; they are added."""
+    """The serialized form of a loss or metric, with options that Keras 3 omits, such as Huber's `delta`."""
     saved = keras.saving.serialize_keras_object(loss_or_metric)
     accepted = inspect.signature(type(loss_or_metric).__init__).parameters
     for name, value in options_of(loss_or_metric).items():
@@ -405,7 +426,7 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Computes results of metrics over all replicas, inside a replica.
 
-    Keras 3 would return each replica's own results; Keras 2 would add up what each replica computes from them.
+    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
@@ -568,7 +589,7 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     model. Losses added by an earlier call are cleared first.
     """
     if not isinstance(module, keras.layers.Layer):
-        return module(*args)
+        return call_users(module, *args)
     module._clear_losses()
     parameters = inspect.signature(module.call).parameters
     if "training" in parameters:

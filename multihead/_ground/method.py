@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground import earlier
+from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
 from multihead._ground.validation import quoted
+
+_CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
+"""The methods that users write, in which Python's control flow may depend on tensors."""
 
 
 class Observation(NamedTuple):
@@ -58,21 +62,10 @@ class Method(keras.layers.Layer):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.uses = earlier.uses_of(cls)
-        hook = earlier.hook_of(cls)
-        if hook is not None:
-            cls.observe = hook  # type: ignore[method-assign]
-        creator = earlier.creator_of(cls)
-        if creator is not None:
-            cls.create_state = creator  # type: ignore[method-assign]
-        for flag, value in earlier.flags(cls.uses).items():
-            setattr(cls, flag, value)
-
-    def _declare(self, uses: Iterable[str]) -> None:
-        """Sets the needs of one instance."""
-        self.uses = tuple(uses)
-        for flag, value in earlier.flags(self.uses).items():
-            setattr(self, flag, value)
+        for name in _CALLED_IN_GRAPHS:
+            method = inspect.getattr_static(cls, name, None)
+            if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
+                setattr(cls, name, users(method))
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, so that options can refer to heads by name.
@@ -83,7 +76,7 @@ class Method(keras.layers.Layer):
         Raises:
             ValueError: An option names an unknown head, or `uses` contains an unknown name.
         """
-        unknown = {earlier.NAMES.get(name, name) for name in self.uses} - set(self._may_use)
+        unknown = set(self.uses) - set(self._may_use)
         if unknown:
             raise ValueError(
                 f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
@@ -118,9 +111,8 @@ class Method(keras.layers.Layer):
 
     def used(self, **known: Any) -> dict[str, Any]:
         """Selects the keyword arguments that the method uses; a value given as a function is computed only if used."""
-        known = {earlier.NAMES.get(name, name): value for name, value in known.items()}
-        found = {name: known.get(earlier.NAMES.get(name, name)) for name in self.uses}
-        return {name: value() if callable(value) else value for name, value in found.items() if value is not None}
+        found = {name: known[name] for name in self.uses if known.get(name) is not None}
+        return {name: value() if callable(value) else value for name, value in found.items()}
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         """Called once after each update, on every replica with the same arguments. By default it does nothing.
@@ -131,7 +123,6 @@ class Method(keras.layers.Layer):
             update: The results of the update.
             applied: Whether it was applied, a boolean scalar; an update with a non-finite gradient is skipped.
         """
-        return None  # AutoGraph cannot convert a function that is only a docstring
 
     def copy(self) -> Any:
         """An unbuilt copy with the same configuration and head names."""

@@ -1,4 +1,4 @@
-"""What the replicas of a `tf.distribute` strategy exchange."""
+"""Communication between the replicas of a `tf.distribute` strategy."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def all_reduce_sum(value: Any) -> Any:
     present = [gradient for gradient in value if gradient is not None]
     reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [])
     return [None if gradient is None else next(reduced) for gradient in value]
+
+
+def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    """The first replica's value, in the cross-replica context."""
+    return strategy.experimental_local_results(value)[0]
+
+
+def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
+    """Assigns a value to a variable on all replicas, in the cross-replica context."""
+    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
 
 
 def is_chief(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Argument checks. All error messages have the same form: argument, rule, what was received, what to do."""
+"""Argument checks. All error messages have the same form: argument, rule, received value, remedy."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def check_whole(argument: str, value: Any) -> int:
 def is_number(value: Any) -> bool:
     """Whether `value` is a finite real number and not a boolean."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(float(value))
+
+
+def as_python(value: Any) -> Any:
+    """A scalar of NumPy as a Python number; other values are returned unchanged."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
@@ -111,7 +116,7 @@ def check_dense(argument: str, value: Any) -> None:
     """
     if not isinstance(value, (tf.Tensor, tf.TensorSpec, tf.Variable)):
         kind = type(value).__name__.removesuffix("Spec")
-        remedy = "Fill it up, say with `.to_tensor(-1)`, and mark what is filled up by `ignore_label=-1`."
+        remedy = "Pad it, say with `.to_tensor(-1)`, and pass `ignore_label=-1`."
         if "Sparse" in kind:
             remedy = "Pass `tf.sparse.to_dense(...)` of it."
         raise TypeError(f"{argument} must be a dense tensor. Received: a {kind}. {remedy}")

@@ -1,1 +1,1 @@
-"""Checkpoints of a run of `fit`, and the run that goes on from one."""
+"""Checkpoints of a run of `fit`, and resumed runs."""

@@ -55,7 +55,7 @@ def decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _encoded(callback: Any) -> dict[str, tuple[Any, dict[str, np.ndarray]]]:
-    """What of a callback's attributes is data, each with its own arrays."""
+    """The serializable attributes of a callback, each with its own arrays."""
     state = callback.get_run_state() if hasattr(callback, "get_run_state") else vars(callback)
     found = {}
     for name, value in state.items():
@@ -86,7 +86,7 @@ class CallbackStates:
         self._first = [_encoded(each) for each in self._callbacks]
 
     def save(self, arrays: dict[str, np.ndarray]) -> list[Any]:
-        """What has changed, as JSON; arrays are added to `arrays`."""
+        """The changed attributes, as JSON; arrays are added to `arrays`."""
         return [
             {
                 "class": type(callback).__name__,
@@ -115,7 +115,7 @@ class CallbackStates:
 
 
 def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
-    """Makes the loggers of a run that goes on append to their files, from which the rows of later epochs are removed."""
+    """Makes the loggers of a resumed run append to their files, from which the rows of later epochs are removed."""
     for callback in callbacks:
         path = Path(os.fspath(callback.filename)) if isinstance(callback, keras.callbacks.CSVLogger) else None
         if path is None or not path.is_file():

@@ -1,4 +1,4 @@
-"""`Checkpoint`: where and when a run is saved, and loading what was saved."""
+"""`Checkpoint`: saves a run, and loads saved runs."""
 
 from __future__ import annotations
 

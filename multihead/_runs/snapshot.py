@@ -17,10 +17,10 @@ _DESCRIPTION = "description"
 
 
 class Snapshot(NamedTuple):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
-        description: What can be written as JSON.
+        description: The part that can be written as JSON.
         arrays: Arrays by name.
     """
 
@@ -68,7 +68,7 @@ def read(path: Path) -> Snapshot:
     if not raw.startswith(_MAGIC):
         raise ValueError(_refusal(path, f"a file that begins with {raw[:24]!r}", "Pass the folder of a `Checkpoint`"))
     if hashlib.sha256(content).digest() != raw[len(_MAGIC) : start]:
-        received = f"{len(raw)} bytes that do not have the digest which they were written with: the file is damaged"
+        received = f"{len(raw)} bytes whose digest differs from the saved one: the file is damaged"
         raise ValueError(_refusal(path, received, "Delete it, to begin again, or restore it from a copy"))
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import STACK, all_layers, random_states, state_variables, tensor_variable
+from multihead._ground.keras import STACK, all_layers, random_states, state_variables, tensor_variable, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
@@ -27,7 +27,7 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     parts["head weights"] = trainer.head_weights.variables
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
-    parts["trainer"] = trainer.own_state
+    parts["trainer"] = _own_state(trainer)
     found: dict[str, tf.Variable] = {}
     seen: set[int] = set()
     for part, variables in parts.items():
@@ -38,6 +38,25 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     return found
 
 
+def _own_state(trainer: Any) -> list[tf.Variable]:
+    """The variables of a built, compiled trainer that belong to none of its parts."""
+    built = trainer._built
+    own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state]
+    return [*own, built.logs.broken.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
+
+
+def names_of_logs(trainer: Any) -> list[str]:
+    """The names of the figures that a training step logs; none before the trainer is built."""
+    return [] if trainer._built is None else trainer._built.logs.names()
+
+
+def draw_from_variables(trainer: Any) -> None:
+    """Makes the layers of a trainer draw random numbers from variables; what was traced before would not."""
+    for module in (trainer.encoder, *(head.module for head in trainer.heads.values())):
+        if use_seed_variables(module):
+            trainer.train_function = None
+
+
 _METHODS = ("weighting", "balancer", "schedule")
 
 
@@ -46,12 +65,11 @@ def _of_module(module: Any) -> list[Any]:
 
 
 def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """What a checkpoint must have in common with the trainer that it is loaded into, in words by name."""
-    options = trainer.compile_options
+    """The properties that a checkpoint and the trainer must have in common, in words by name."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "accumulate_steps"):
-        parts[name] = str(options[name])
+        parts[name] = str(getattr(trainer._setup.options, name))
     for name in _METHODS:
         parts[name] = "none" if getattr(trainer, name) is None else _in_words(getattr(trainer, name))
     modules = {"encoder": trainer.encoder, **{f"head {name!r}": head.module for name, head in trainer.heads.items()}}

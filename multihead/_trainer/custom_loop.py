@@ -3,69 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import Gradient, tensor_variable
-from multihead._update.apply import Saved
-from multihead._update.faults import Broken
+from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network
-from multihead._update.pipeline import Update
+from multihead._update.roll_back import RollBack
+from multihead._update.update import Change, Update
 
 
-class ComputedGradients(list[tuple[Any, Any]]):
-    """Pairs of gradient and variable, with what only their computation knows. A list made of them is a plain one.
-
-    Attributes:
-        active: `[num_heads]`: which heads the update trains.
-        saved: What to put back if the update is skipped.
-        broken: What is not finite.
-        dropped: What was not finite before heads were dropped.
-    """
-
-    active: Any = None
-    saved: Saved = ()
-    broken: Broken | None = None
-    dropped: Broken | None = None
-
-    @classmethod
-    def of(cls, network: Network, update: Update, saved: Saved) -> ComputedGradients:
-        """The gradients of an update that is not applied yet. Run eagerly, idle heads have None for each variable."""
-        gradients = update.gradients.all
-        if tf.executing_eagerly():
-            active = update.active.numpy()
-            gradients = [gradient if active[of].any() else None for gradient, of in zip(gradients, network.owners)]
-        pairs = cls(zip(gradients, network.variables.all))
-        pairs.active, pairs.saved, pairs.broken, pairs.dropped = update.active, saved, update.broken, update.dropped
-        return pairs
-
-
-class ToApply(NamedTuple):
-    """An update to apply.
+class ComputedGradient(tuple[Any, Any]):
+    """A pair of gradient and variable that remembers its update, in whichever list it is.
 
     Attributes:
-        gradients: The gradients of the network's variables.
-        active: Which heads they train.
-        saved: What to restore if they are not applied.
-        broken: What is not finite.
-        dropped: What was not finite before heads were dropped, or None.
+        update: The update; None for a pair of another origin.
     """
 
-    gradients: Gradients
-    active: tf.Tensor
-    saved: Saved
-    broken: Broken
-    dropped: Broken | None
+    update: Update | None = None
 
 
-def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]]) -> ToApply:
+def pairs_of(network: Network, update: Update) -> list[tuple[Any, Any]]:
+    """The gradients of an update that is not applied yet. Run eagerly, idle heads have None for each variable."""
+    gradients = update.gradients.all
+    if tf.executing_eagerly():
+        active = update.active.numpy()
+        gradients = [gradient if active[of].any() else None for gradient, of in zip(gradients, network.owners)]
+    pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
+    for pair in pairs:
+        pair.update = update
+    return list(pairs)
+
+
+def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: tf.Tensor) -> Change:
     """The update that pairs of gradient and variable make.
+
+    Args:
+        network: The network.
+        grads_and_vars: The pairs. If those of `pairs_of` among them are of one update, they are applied as that update.
+        step: The number of updates applied so far.
 
     Raises:
         ValueError: A variable does not belong to the network.
     """
-    pairs = grads_and_vars if isinstance(grads_and_vars, ComputedGradients) else ComputedGradients(grads_and_vars)
+    pairs = list(grads_and_vars)
     given = {id(tensor_variable(variable)): gradient for gradient, variable in pairs}
     known = [id(tensor_variable(variable)) for variable in network.variables.all]
     if not set(given) <= set(known):
@@ -74,11 +57,21 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]]) -> ToA
             f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
         )
     gradients = Gradients.of([given.get(key) for key in known], network.variables)
-    active = _active_by_gradients(network, gradients) if pairs.active is None else pairs.active
     broken = Broken.of_gradients(network, gradients)
-    if pairs.broken is not None:  # the gradients may have been changed since
-        broken |= pairs.broken._replace(variables=broken.variables)
-    return ToApply(gradients, active, pairs.saved, broken, pairs.dropped)
+    updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
+    (update,) = updates.values() if len(updates) == 1 else (None,)
+    if update is not None:  # the gradients may have been changed since
+        broken |= update.broken._replace(variables=broken.variables)
+        return replace(update, gradients=gradients, clipped=gradients, step=step, broken=broken)
+    return Change(
+        gradients=gradients,
+        clipped=gradients,
+        step=step,
+        active=_active_by_gradients(network, gradients),
+        without_heads=True,
+        broken=broken,
+        roll_back=RollBack(),
+    )
 
 
 def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
@@ -87,7 +80,7 @@ def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
     A head counts by the variables that no other head trains, if it has any; without variables it is active.
 
     Returns:
-        `[num_heads + 1]` booleans; the last is True, so that gradients of the encoder alone are applied, too.
+        `[num_heads]` booleans.
     """
     active = []
     for k, positions in enumerate(network.own):
@@ -95,7 +88,7 @@ def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
         of_head = [gradients.heads[i] for i in alone or positions]
         found = [tf.reduce_any(tf.not_equal(_values(each), 0)) for each in of_head if each is not None]
         active.append(tf.reduce_any(found) if found else tf.constant(not of_head))
-    return tf.stack([*active, tf.constant(True)])
+    return tf.stack(active)
 
 
 def _values(gradient: Gradient) -> tf.Tensor:

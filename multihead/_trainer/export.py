@@ -12,18 +12,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import AUTOGRAPH, all_layers, call_module
+from multihead._ground.autograph import call_users, graph_function
+from multihead._ground.keras import all_layers, call_module
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead.heads import Head
 
 Step = Callable[[Any], Any] | None
 
 
-def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container[str]) -> tuple[Any, list[str]]:
-    """The path and the names of the heads that `export` was asked for.
+def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> list[str]:
+    """The names of the heads that `export` was asked for.
 
     Args:
-        path: The path, or the name of a head in the earlier order of the arguments.
         head: A head's name, several, or None for all.
         names: All heads.
         built: The heads that are built.
@@ -31,8 +31,6 @@ def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container
     Raises:
         ValueError: A head is unknown, or is not built.
     """
-    if path in names and isinstance(head, (str, os.PathLike)) and head not in names:
-        path, head = head, path
     asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
     for name in asked or [head]:
         check_choice("head", name, names)
@@ -41,7 +39,7 @@ def heads_to_export(path: Any, head: Any, names: Sequence[str], built: Container
                 f"`head` must be built before it is exported. Received: head={name!r}, without data since it was added. "
                 "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
-    return path, asked
+    return asked
 
 
 def export_heads(
@@ -90,7 +88,7 @@ def export_heads(
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
-            output = head.generate(representation) if step is None else step(head.read(representation))
+            output = head.generate(representation) if step is None else call_users(step, head.read(representation))
             step = finishers[head.name]
             output = output if step is None else call_module(step, output, training=False)
             _add_outputs(outputs, output, head.name, by_head)
@@ -99,11 +97,11 @@ def export_heads(
     steps = [preprocess, *generators.values(), *finishers.values()]
     parts = [encoder, *(head.module for head in heads), *(step for step in steps if step is not None)]
     with _without_cudnn(parts):
-        traced = tf.function(answer, autograph=AUTOGRAPH).get_concrete_function(**named)
+        signature = graph_function(answer).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.
     exported = tf.Module()
-    exported.holds = [*traced.variables, *_tables(traced, parts)]
-    tf.saved_model.save(exported, os.fspath(path), signatures=traced)
+    exported.holds = [*signature.variables, *_tables(signature, parts)]
+    tf.saved_model.save(exported, os.fspath(path), signatures=signature)
 
 
 def _check_callable(argument: str, step: Any) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import add_state
+from multihead.heads import Head
 
 
 class HeadWeights(keras.layers.Layer):
@@ -42,3 +43,12 @@ class HeadWeights(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Not used: the trainer creates this layer from the heads."""
         return {"values": {}}
+
+
+def kept_weights(heads: Sequence[Head]) -> HeadWeights:
+    """The weights of heads as variables, from which the heads read them; functions of the step stay what they are."""
+    found = HeadWeights({head.name: head.weight for head in heads if not callable(head.weight)})
+    for head in heads:
+        if not head.has_weight_function:
+            head.keep_weight_in(found.variable(head.name))
+    return found

@@ -86,7 +86,7 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
+def _warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
     """Warns of weights of heads that do not change the encoder's update.
 
     Args:
@@ -101,11 +101,11 @@ def warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None
             f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(head.name for head in weighted)}. Omit "
             "them, or choose a method that depends on them, such as UPGrad.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
-def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
+def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
 
     Args:
@@ -145,6 +145,9 @@ class CompileOptions:
     on_nonfinite: str
     max_skipped_updates: int | None
     check_labels: bool
+    run_eagerly: bool | None
+    steps_per_execution: int
+    jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
         """The checked options, with names replaced by methods that are bound to the heads.
@@ -167,9 +170,7 @@ class CompileOptions:
                 "Pass, for example, clipping.ByGlobalNorm(5.0)."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
-        telemetry = check_choice("telemetry", None if self.telemetry == "losses" else self.telemetry, LEVELS)
-        if self.telemetry == "losses":
-            warnings.warn("`telemetry='losses'` is now `telemetry=None`.", DeprecationWarning, stacklevel=3)
+        telemetry = check_choice("telemetry", self.telemetry, LEVELS)
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
@@ -192,6 +193,14 @@ class CompileOptions:
     def by_name(self) -> dict[str, Any]:
         """The options by argument name of `compile`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_keras(self) -> dict[str, Any]:
+        """The options that are passed on to the `compile` of Keras."""
+        options: dict[str, Any] = {
+            "run_eagerly": bool(self.run_eagerly),
+            "steps_per_execution": self.steps_per_execution,
+        }
+        return options if self.jit_compile is None else {**options, "jit_compile": self.jit_compile}
 
     def balancer_to_use(self) -> Any:
         """The balancer, wrapped if `balance_every` is above 1; None for the plain sum."""
@@ -223,3 +232,32 @@ class CompileOptions:
                 f"balance_at='representation' with {num_micro_batches} micro-batches and {num_replicas} replicas. Change "
                 "it, or use one batch without micro-batches, on one replica."
             )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a user has decided about a trainer.
+
+    Attributes:
+        heads: The heads, in the order in which they were added.
+        options: The options of `compile`; None before it, and again after `add_head` and `drop_head`.
+    """
+
+    heads: tuple[Head, ...] = ()
+    options: CompileOptions | None = None
+
+
+def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]) -> tuple[Any, CompileOptions]:
+    """The optimizer and the options of `compile`, checked together with the heads.
+
+    Raises:
+        ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
+        TypeError: An option has the wrong type.
+    """
+    if not heads:
+        raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
+    optimizer = check_optimizer(optimizer)
+    checked = options.checked([head.name for head in heads])
+    _warn_of_idle_weights(checked, heads)
+    _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
+    return optimizer, checked

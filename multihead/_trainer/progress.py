@@ -7,24 +7,24 @@ from typing import Any
 
 import keras
 
-from multihead._ground.keras import ProgressLine
+from multihead._data.arguments import Call
+from multihead._ground.keras import ProgressLine, callbacks_of
 from multihead.telemetry import LogMetrics
 
 
-def with_progress(arguments: dict[str, Any], metrics: Callable[[], LogMetrics | None]) -> dict[str, Any]:
-    """The arguments of `fit` or `evaluate` with a progress line that can be read.
+def with_progress(call: Call, metrics: Callable[[], LogMetrics | None]) -> Call:
+    """The call with a progress line that can be read.
 
     Args:
-        arguments: The arguments. They stay as they are if nothing is printed, or if they have a progress line of their own.
+        call: The call. It stays as it is if nothing is printed, or if it has a progress line or a `CallbackList` of its own.
         metrics: Returns the trainer's metrics, or None before they exist.
     """
-    callbacks = arguments.get("callbacks")
-    if arguments.get("verbose", "auto") == 0 or isinstance(callbacks, keras.callbacks.CallbackList):
-        return arguments
-    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    if any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given):
-        return arguments
-    return {**arguments, "callbacks": [*given, ProgressLine(lambda logs: shown(logs, metrics()))]}
+    callbacks = call.others.get("callbacks")
+    given, is_silent = callbacks_of(callbacks), call.others.get("verbose", "auto") == 0
+    has_own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
+    if is_silent or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
+        return call
+    return call.with_others(callbacks=[*given, ProgressLine(lambda logs: shown(logs, metrics()))])
 
 
 def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.optimizers import build_optimizer
 from multihead._trainer.options import CompileOptions
+from multihead._trainer.shapes import Shapes
 from multihead._update.backward import Measure
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, HeadsAtStep, SumHeads
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
-from multihead._update.rates import stages_of
+from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
+from multihead.balancing import Balancer
 from multihead.heads import Head
 
 
@@ -27,44 +29,43 @@ def build_spec(
     *,
     encoder: Any,
     heads: Sequence[Head],
-    predictions: Mapping[str, Predictions],
-    num_leaves: int,
+    shapes: Shapes,
     options: CompileOptions,
     balancer: Any,
     optimizer: Any,
-    ownership: Ownership | None,
     awake: tf.Variable,
     may_be_idle: bool,
-    faults: Faults | None,
+    earlier: UpdateSpec | None,
 ) -> UpdateSpec:
     """Creates the variables of the methods and the optimizer, and the specification of updates.
 
     Args:
         encoder: The built encoder.
         heads: The built heads.
-        predictions: The rank and mask of their predictions, by head name.
-        num_leaves: The number of floating-point leaves of the representation.
+        shapes: What they return.
         options: The options of `compile`.
         balancer: The balancer of the options, or a wrapper around it.
         optimizer: The optimizer.
-        ownership: The ownership from an earlier spec with the same heads and built optimizer, or None.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
         may_be_idle: Whether that may change.
-        faults: Those of an earlier spec, which are kept if they fit.
+        earlier: The specification for the same heads and optimizer before they were built again; None at first.
     """
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.schedule.build((len(heads),))
     network = Network.of(encoder, heads, options.weighting)
     if balancer is not None:
-        balancer.build(_shapes_of_rows(network, balancer, options.balance_at, num_leaves))
-    if ownership is None:
+        balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
+    known = [shapes.predictions[head.name] for head in heads]
+    if earlier is None:
         if balancer is not None and options.balance_at == "representation":
-            _warn_of_nothing_shared([head.name for head in heads], predictions)
+            _warn_of_nothing_shared([head.name for head in heads], known)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
-    known = [predictions[head.name] for head in heads]
+    else:
+        ownership = earlier.ownership
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
-    if faults is None or not faults.fits(network):
+    faults = None if earlier is None or not earlier.faults.fits(network) else earlier.faults
+    if faults is None:
         faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.accumulate_steps)
     return UpdateSpec(
         network=network,
@@ -80,16 +81,16 @@ def build_spec(
         may_be_idle=may_be_idle,
         faults=faults,
         check_labels=options.check_labels,
-        stages=stages_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
+        periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
 
 
-def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Predictions]) -> None:
+def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predictions]) -> None:
     """Warns if a pair of heads does not read a common tensor of the representation."""
-    apart = share_nothing([predictions[name] for name in names])
+    apart = share_nothing(predictions)
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(
@@ -101,17 +102,16 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Mapping[str, Pred
         )
 
 
-def _combiner(balancer: Any, options: CompileOptions) -> Callable[[Network, HeadsAtStep], Combiner]:
-    """A function that creates the combiner of one update."""
+def _combiner(balancer: Balancer | None, options: CompileOptions) -> Combiner:
+    """How the heads are combined, and what is measured at the representation."""
     gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
         measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
-        measure = measure or (RepresentationGradients.squared_norms if needs_norms else None)
-        return lambda network, heads: SumHeads(network, measure, heads)
+        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
     if options.balance_at == "representation":
-        return lambda network, heads: BalanceAtRepresentation(network, balancer, heads)
-    return lambda network, heads: BalanceAtParameters(network, balancer, gramian, heads)
+        return BalanceAtRepresentation(balancer)
+    return BalanceAtParameters(balancer, gramian)
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

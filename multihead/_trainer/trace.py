@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
 from multihead._ground.errors import in_short
 from multihead._ground.keras import (
-    AUTOGRAPH,
     all_layers,
     created_outside_of_graphs,
     keras_mask,
@@ -60,52 +60,70 @@ def trace_predictions(
         ValueError: A head's module cannot be built since the batch has no targets for it, cannot take what it reads or
             returns no tensor; or the encoder or a module reads trainable variables that it does not contain.
     """
-    reasons: list[ValueError] = []
-    found: dict[str, Predictions] = {}
-    num_leaves = 0
-    created: list[tf.Variable] = []
-    open_sizes = None if sample is None else _open_sizes(specs, sample)
+    tracer = _Tracer(encoder, heads, known)
+    if sample is None:
+        # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
+        created_outside_of_graphs(lambda: tracer.trace(specs))
+        return tracer.trace(specs)
+    with _state_kept([encoder, *(head.module for head in heads)]):
+        traced = tracer.run(sample.inputs, sample.targets)
+    sizes = _open_sizes(specs, sample)
+    return traced._replace(predictions={name: _with_open_sizes(each, sizes) for name, each in traced.predictions.items()})
 
-    def keep(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+
+class _Tracer:
+    """Forward passes of an encoder and heads.
+
+    Args:
+        encoder: The encoder.
+        heads: The heads.
+        known: The heads that are built.
+    """
+
+    def __init__(self, encoder: Any, heads: Sequence[Head], known: Mapping[str, Any]) -> None:
+        self._encoder = encoder
+        self._heads = heads
+        self._known = known
+        self._created: list[tf.Variable] = []
+
+    def trace(self, specs: Batch) -> Traced:
+        """Traces a forward pass for batches of some specs."""
+        results: list[Traced | ValueError] = []
+
+        def forward(inputs: Any, targets: dict[str, Any]) -> None:
+            if results:
+                return  # TensorFlow traces a function that has created variables again
+            try:
+                results.append(self.run(inputs, targets))
+            except ValueError as reason:
+                results.append(reason)  # raised after the trace: variables made in one that fails would have no value
+
+        graph_function(forward).get_concrete_function(specs.inputs, specs.targets)
+        (result,) = results
+        if isinstance(result, ValueError):
+            raise result from result.__cause__
+        return result
+
+    def run(self, inputs: Any, targets: dict[str, Any]) -> Traced:
+        """Runs a forward pass."""
+        with tf.variable_creator_scope(self._keep):
+            with _Reading() as reading:
+                given = call_encoder(self._encoder, inputs, training=False)
+            _check_held("`encoder`", self._encoder, reading.variables())
+            representation = DetachedRepresentation(given)
+            found = {}
+            for head in self._heads:
+                if head.teacher_forcing and head.name not in targets:
+                    _check_known(head, self._known, targets)
+                else:
+                    find_leaves, own = len(self._heads) > 1, targets.get(head.name)
+                    found[head.name] = _trace_head(head, representation, own, find_leaves=find_leaves)
+        return Traced(found, len(representation.leaves))
+
+    def _keep(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         """Keeps the variables of layers that live no longer than a call, so that they can be found."""
-        created.append(create(**options))
-        return created[-1]
-
-    def run(inputs: Any, targets: dict[str, Any]) -> None:
-        nonlocal num_leaves
-        with _Reading() as reading:
-            given = call_encoder(encoder, inputs, training=False)
-        _check_held("`encoder`", encoder, reading.variables())
-        representation = DetachedRepresentation(given)
-        num_leaves = len(representation.leaves)
-        for head in heads:
-            if head.teacher_forcing and head.name not in targets:
-                _check_known(head, known, targets)
-                continue
-            traced = _trace_head(head, representation, targets.get(head.name), find_leaves=len(heads) > 1)
-            found[head.name] = traced if open_sizes is None else _with_open_sizes(traced, open_sizes)
-
-    def forward(inputs: Any, targets: dict[str, Any]) -> None:
-        if found or reasons:
-            return  # TensorFlow traces a function that has created variables again
-        try:
-            with tf.variable_creator_scope(keep):
-                run(inputs, targets)
-        except ValueError as reason:
-            reasons.append(reason)  # raised once the trace is done: variables made in one that fails would have no value
-
-    if sample is not None:
-        with _state_kept([encoder, *(head.module for head in heads)]), tf.variable_creator_scope(keep):
-            run(sample.inputs, sample.targets)
-        return Traced(found, num_leaves)
-    traceable = tf.function(forward, autograph=AUTOGRAPH)
-    created_outside_of_graphs(lambda: traceable.get_concrete_function(specs.inputs, specs.targets))
-    found.clear()
-    reasons.clear()
-    tf.function(forward, autograph=AUTOGRAPH).get_concrete_function(specs.inputs, specs.targets)
-    if reasons:
-        raise reasons[0] from reasons[0].__cause__
-    return Traced(found, num_leaves)
+        self._created.append(create(**options))
+        return self._created[-1]
 
 
 @contextmanager

@@ -6,129 +6,69 @@ micro-batches add up.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground import replicas
 from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
-from multihead._update.encoder_gradients import Encoded, add_shared
+from multihead._update.combined import Combined
+from multihead._update.encoder_gradients import Encoded, HeadsPass
 from multihead._update.head_gradients import LossFactors, gradients_of_heads
 from multihead._update.labels import count_labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
+from multihead._update.weights import Losses, LossWeights, times_factors
 
 
-class Balanced(NamedTuple):
-    """The result of a balancer at the representation.
-
-    Attributes:
-        coefficients: `[num_heads]`; 0 for idle heads.
-        gramian: `[num_heads, num_heads]`, over all replicas.
-        square: The squared norm of the combined gradient where it is no sum of the heads' gradients, or None.
-    """
-
-    coefficients: tf.Tensor
-    gramian: tf.Tensor
-    square: tf.Tensor | None = None
-
-
-class CombinedAtRepresentation(NamedTuple):
-    """The heads' representation gradients, combined before the encoder's backward pass.
+class Sums(NamedTuple):
+    """The sums of micro-batches that do not depend on how the heads are combined.
 
     Attributes:
-        gradients: The combined gradient, one tensor per leaf or None.
-        factors: `[num_heads]`: the factor of each head's gradient.
-        gramian: The inner products measured on this replica, `[num_heads, num_heads]`, or None.
-        balanced: The result of the balancer, or None for the plain sum.
-    """
-
-    gradients: list[tf.Tensor | None]
-    factors: tf.Tensor
-    gramian: tf.Tensor | None
-    balanced: Balanced | None
-
-
-Combine = Callable[[RepresentationGradients, tf.Tensor], CombinedAtRepresentation]
-"""Combines the representation gradients, given these and the `[num_heads]` loss sums."""
-
-Measure = Callable[[RepresentationGradients], tf.Tensor]
-"""Computes the inner products of the representation gradients, `[num_heads, num_heads]`, or only their diagonal."""
-
-
-class EncoderPass(NamedTuple):
-    """How the heads' representation gradients go through the encoder.
-
-    Attributes:
-        combine: Combines the heads at the representation, so that one backward pass through the encoder is enough; None
-            computes the encoder gradients of each head.
-        measure: Computes inner products at the representation if `combine` is None; or None.
-        by_layer: Whether the heads' encoder gradients are computed beside the combined one, a boolean scalar; or None.
-    """
-
-    combine: Combine | None
-    measure: Measure | None
-    by_layer: tf.Tensor | None = None
-
-
-class MicroBatchGradients(NamedTuple):
-    """The sums that a micro-batch contributes to an update.
-
-    Attributes:
-        loss_sums: `[num_heads]` loss sums, not divided by counts.
+        losses: `[num_heads]` loss sums, not divided by counts.
         counts: `[num_heads]` counts of labelled elements.
         added_loss: Regularization and `add_loss` losses, times the micro-batch's factor.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
-        encoder: One gradient per encoder variable: of the combined losses and all added losses, or, while the heads are
-            not combined yet, of the added losses only.
-        per_head: For each head, one gradient of its loss per encoder variable; empty if the heads are combined.
-        gramian: Inner products measured at the representation, `[num_heads, num_heads]`, or None.
-        balanced: The result of a balancer at the representation, or None.
-        beside: As `per_head`, computed beside the combined gradient in an update that is measured by layer, and zeros in
-            the others; empty if `per_head` is not, or if nothing is measured by layer.
         broken: `[num_heads]`: in how many micro-batches a gradient at the representation, or of a shared variable, is not
             finite.
     """
 
-    loss_sums: tf.Tensor
+    losses: tf.Tensor
     counts: tf.Tensor
     added_loss: tf.Tensor
     own: list[list[Gradient]]
     added_own: list[list[Gradient]]
-    encoder: list[Gradient]
-    per_head: list[list[Gradient]]
-    gramian: tf.Tensor | None
-    balanced: Balanced | None
-    beside: list[list[Gradient]]
     broken: tf.Tensor
 
     @classmethod
-    def shapes(cls, network: Network, encoder_pass: EncoderPass) -> MicroBatchGradients:
-        """The dense shapes of all sums, for a micro-batch without examples.
+    def of(cls, micro_batch: MicroBatch, passed: HeadsPass) -> Sums:
+        """The sums of one micro-batch."""
+        zero, heads, encoded = tf.constant(0.0), passed.heads, passed.encoded
+        nothing: list[list[Gradient]] = [[None] * len(positions) for positions in encoded.network.own]
+        return cls(
+            losses=tf.stack([zero if head is None else head.loss_sum for head in heads]),
+            counts=count_labels(micro_batch.labels),
+            added_loss=tf.add_n([encoded.added_loss * encoded.factors.added, *(head.added_loss for head in passed.present)]),
+            own=[none if head is None else head.of_loss.own for none, head in zip(nothing, heads)],
+            added_own=[none if head is None else head.of_added.own for none, head in zip(nothing, heads)],
+            broken=tf.stack([zero if head is None else head.is_broken() for head in heads]),
+        )
 
-        Args:
-            network: The network.
-            encoder_pass: How the heads' gradients go through the encoder.
-        """
-
-        def of(variables: Sequence[Any]) -> list[Any]:
-            return [tf.constant(tf.TensorShape(variable.shape).as_list(), tf.int32) for variable in variables]
-
-        num_heads = len(network.heads)
-        vector, scalar = tf.constant([num_heads]), tf.constant([], tf.int32)
-        own = [of(network.own_tensors(k)) for k in range(num_heads)]
-        encoder = of(network.variables.encoder)
-        of_each_head = [encoder] * num_heads
-        per_head = of_each_head if encoder_pass.combine is None else []
-        beside = [] if encoder_pass.combine is None or encoder_pass.by_layer is None else of_each_head
-        gramian = None if encoder_pass.measure is None else tf.constant([num_heads, num_heads])
-        return cls(vector, vector, scalar, own, own, encoder, per_head, gramian, None, beside, vector)
+    @classmethod
+    def shapes(cls, network: Network) -> Sums:
+        """The dense shapes of the sums."""
+        vector, own = tf.constant([len(network.heads)]), [_shapes(network.own_tensors(k)) for k in range(len(network.heads))]
+        scalar = tf.constant([], tf.int32)
+        return cls(losses=vector, counts=vector, added_loss=scalar, own=own, added_own=own, broken=vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
-        """The gradients of `network.variables.heads`; where heads share a variable, their gradients are added.
+        """The gradients of `network.variables.heads` over all replicas; those of heads that share a variable are added.
 
         Args:
             network: The network.
@@ -139,7 +79,180 @@ class MicroBatchGradients(NamedTuple):
             for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):
                 of_loss = of_loss if factors is None else scaled(of_loss, factors[k])
                 totals[i] = added(totals[i], added(of_loss, of_added))
-        return totals
+        return replicas.all_reduce_sum(totals)
+
+
+Combine = Callable[[RepresentationGradients, Losses], Combined]
+"""Combines the representation gradients of a whole update, given these and the losses."""
+
+Measure = Callable[[RepresentationGradients], tf.Tensor]
+"""Computes the inner products of the representation gradients, `[num_heads, num_heads]`, or only their diagonal."""
+
+
+class CombinedGradients(NamedTuple):
+    """The gradients of an update of one micro-batch, whose heads are combined at the representation.
+
+    Attributes:
+        sums: The sums that do not depend on how the heads are combined.
+        encoder: One gradient per encoder variable, of the combined losses and all added losses.
+        per_head: For each head, one gradient of its loss per encoder variable; zeros in updates that are not measured by
+            layer, and none if no update is.
+        losses: The losses over all replicas, and their weights.
+        combined: The heads combined at the representation.
+    """
+
+    sums: Sums
+    encoder: list[Gradient]
+    per_head: list[list[Gradient]]
+    losses: Losses
+    combined: Combined
+
+
+class SummedGradients(NamedTuple):
+    """The gradients of a micro-batch whose heads are added up.
+
+    Attributes:
+        sums: As in `CombinedGradients`.
+        encoder: As in `CombinedGradients`.
+        per_head: As in `CombinedGradients`.
+        gramian: Inner products measured at the representation, `[num_heads, num_heads]`, or None.
+    """
+
+    sums: Sums
+    encoder: list[Gradient]
+    per_head: list[list[Gradient]]
+    gramian: tf.Tensor | None
+
+
+class GradientsPerHead(NamedTuple):
+    """The gradients of a micro-batch whose heads are combined after the last one.
+
+    Attributes:
+        sums: As in `CombinedGradients`.
+        added: One gradient per encoder variable, of the added losses.
+        per_head: For each head, one gradient of its loss per encoder variable.
+        gramian: As in `SummedGradients`.
+    """
+
+    sums: Sums
+    added: list[Gradient]
+    per_head: list[list[Gradient]]
+    gramian: tf.Tensor | None
+
+
+MicroBatchGradients = CombinedGradients | SummedGradients | GradientsPerHead
+
+
+class EncoderPass(ABC):
+    """How the heads' representation gradients go through the encoder."""
+
+    @property
+    @abstractmethod
+    def is_repeated(self) -> bool:
+        """Whether there may be several backward passes through the encoder."""
+
+    @abstractmethod
+    def gradients(self, passed: HeadsPass, sums: Sums) -> MicroBatchGradients:
+        """The backward pass, or passes, of a micro-batch.
+
+        Args:
+            passed: The forward pass, and the heads' backward passes.
+            sums: The micro-batch's sums.
+        """
+
+    @abstractmethod
+    def shapes(self, network: Network) -> Any:
+        """The dense shapes of the result, for a micro-batch without examples."""
+
+
+@dataclass(frozen=True)
+class CombinedPass(EncoderPass):
+    """Combines the heads before one backward pass, for an update of one micro-batch.
+
+    Attributes:
+        combine: Combines the heads.
+        weights: The weights of their losses.
+        by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
+    """
+
+    combine: Combine
+    weights: LossWeights
+    by_layer: tf.Tensor | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        return self.by_layer is not None
+
+    def gradients(self, passed: HeadsPass, sums: Sums) -> CombinedGradients:
+        losses = self.weights.weigh(sums.losses)
+        combined = self.combine(passed.at_representation, losses)
+        encoder = passed.combined(combined.gradients, times_factors(combined.coefficients, losses))
+        per_head = passed.by_head_if(self.by_layer)
+        return CombinedGradients(sums=sums, encoder=encoder, per_head=per_head, losses=losses, combined=combined)
+
+    def shapes(self, network: Network) -> None:
+        """None, since an only micro-batch is computed even if it has no examples."""
+
+
+@dataclass(frozen=True)
+class SummedPass(EncoderPass):
+    """Adds the heads up before one backward pass.
+
+    Attributes:
+        measure: Computes inner products at the representation, or None.
+        by_layer: As in `CombinedPass`.
+    """
+
+    measure: Measure | None
+    by_layer: tf.Tensor | None = None
+
+    @property
+    def is_repeated(self) -> bool:
+        return self.by_layer is not None
+
+    def gradients(self, passed: HeadsPass, sums: Sums) -> SummedGradients:
+        at_representation = passed.at_representation
+        return SummedGradients(
+            sums=sums,
+            encoder=passed.combined(at_representation.total(), tf.ones([len(passed.heads)])),
+            per_head=passed.by_head_if(self.by_layer),
+            gramian=None if self.measure is None else self.measure(at_representation),
+        )
+
+    def shapes(self, network: Network) -> SummedGradients:
+        encoder, num_heads = _shapes(network.encoder_tensors), len(network.heads)
+        gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
+        per_head = [] if self.by_layer is None else [encoder] * num_heads
+        return SummedGradients(sums=Sums.shapes(network), encoder=encoder, per_head=per_head, gramian=gramian)
+
+
+@dataclass(frozen=True)
+class PassPerHead(EncoderPass):
+    """One backward pass for each head, whose gradients are combined later.
+
+    Attributes:
+        measure: Computes inner products at the representation, or None.
+    """
+
+    measure: Measure | None
+
+    @property
+    def is_repeated(self) -> bool:
+        return True
+
+    def gradients(self, passed: HeadsPass, sums: Sums) -> GradientsPerHead:
+        added, per_head = passed.added(), passed.by_head()
+        gramian = None if self.measure is None else self.measure(passed.at_representation)
+        return GradientsPerHead(sums=sums, added=added, per_head=per_head, gramian=gramian)
+
+    def shapes(self, network: Network) -> GradientsPerHead:
+        added, num_heads = _shapes(network.encoder_tensors), len(network.heads)
+        gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
+        return GradientsPerHead(sums=Sums.shapes(network), added=added, per_head=[added] * num_heads, gramian=gramian)
+
+
+def _shapes(tensors: Sequence[Any]) -> list[Any]:
+    return [tf.constant(tf.TensorShape(tensor.shape).as_list(), tf.int32) for tensor in tensors]
 
 
 def micro_batch_gradients(
@@ -160,38 +273,7 @@ def micro_batch_gradients(
         conditional: For each head, whether it is computed only if it is active.
         encoder_pass: How the heads' gradients go through the encoder.
     """
-    combine, measure, by_layer = encoder_pass
-    encoded = Encoded.of(network, micro_batch.inputs, factors, persistent=combine is None or by_layer is not None)
+    encoded = Encoded.of(network, micro_batch.inputs, factors, persistent=encoder_pass.is_repeated)
     heads = gradients_of_heads(network, encoded.representation, micro_batch, factors, active, conditional)
-    present = [head for head in heads if head is not None]
-    nothing: list[tf.Tensor | None] = [None] * len(encoded.representation.leaves)
-    gradients = RepresentationGradients([nothing if head is None else head.of_loss.representation for head in heads])
-    of_added = RepresentationGradients([head.of_added.representation for head in present] or [nothing]).total()
-    loss_sums = tf.stack([tf.constant(0.0) if head is None else head.loss_sum for head in heads])
-    # No annotation inside a branch: AutoGraph, which Keras 2 may apply here, cannot convert it.
-    per_head: list[list[Gradient]] = []
-    beside: list[list[Gradient]] = []
-    if combine is None:
-        encoder = encoded.gradients(of_added, with_added=True)
-        per_head = encoded.of_each_head(heads, gradients)
-        given, gramian, balanced = None, None if measure is None else measure(gradients), None
-    else:
-        combined, given, gramian, balanced = combine(gradients, loss_sums)
-        encoder = encoded.gradients([added(a, b) for a, b in zip(combined, of_added)], with_added=True)
-        if by_layer is not None:
-            beside = encoded.of_each_head_if(by_layer, heads, gradients)
-    add_shared(encoder, network, heads, given)
-    empty = [[None] * len(positions) for positions in network.own]
-    return MicroBatchGradients(
-        loss_sums,
-        count_labels(micro_batch.labels),
-        tf.add_n([encoded.added_loss * factors.added] + [head.added_loss for head in present]),
-        [empty[k] if head is None else head.of_loss.own for k, head in enumerate(heads)],
-        [empty[k] if head is None else head.of_added.own for k, head in enumerate(heads)],
-        encoder,
-        per_head,
-        gramian,
-        balanced,
-        beside,
-        tf.stack([tf.constant(0.0) if head is None else head.is_broken() for head in heads]),
-    )
+    passed = HeadsPass(encoded, heads)
+    return encoder_pass.gradients(passed, Sums.of(micro_batch, passed))

@@ -48,7 +48,7 @@ def unpack(data: Any, head_names: Sequence[str]) -> Batch:
         for name, value in values.items():
             if tf.is_tensor(value) or isinstance(value, tf.TypeSpec):
                 check_dense(f"`{argument}[{name!r}]`", value)
-    return Batch(inputs, named_targets, named_weights)
+    return Batch(inputs=inputs, targets=named_targets, sample_weights=named_weights)
 
 
 def by_head(argument: str, values: Any, head_names: Sequence[str]) -> dict[str, Any]:
@@ -158,12 +158,21 @@ def _open_spec(value: Any) -> Any:
         spec = tf.type_spec_from_value(value)
     else:
         spec = tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
-    shape = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
+    return _with_shape(spec, [None, *spec.shape[1:]] if spec.shape.rank else spec.shape)
+
+
+def _with_shape(spec: Any, shape: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensorSpec(shape, spec.dtype)
-    return tf.TensorSpec(shape, spec.dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+def merged_spec(spec: Any, *others: Any) -> Any:
+    """A spec with each size open in which those of others differ; others of another kind or rank do not count."""
+    for other in others:
+        if type(other) is type(spec) and spec is not None and spec.shape.rank and spec.shape.rank == other.shape.rank:
+            spec = _with_shape(spec, [size if size == seen else None for size, seen in zip(spec.shape, other.shape)])
+    return spec
 
 
 def widened(specs: Batch, others: Batch) -> Batch:
@@ -172,20 +181,16 @@ def widened(specs: Batch, others: Batch) -> Batch:
     def by_head(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: _widened(spec, other[name]) if name in other else spec for name, spec in own.items()}
 
-    inputs = _widened(specs.inputs, others.inputs)
-    return Batch(inputs, by_head(specs.targets, others.targets), by_head(specs.sample_weights, others.sample_weights))
+    return Batch(
+        inputs=_widened(specs.inputs, others.inputs),
+        targets=by_head(specs.targets, others.targets),
+        sample_weights=by_head(specs.sample_weights, others.sample_weights),
+    )
 
 
 def _widened(specs: Any, others: Any) -> Any:
     own, other = tf.nest.flatten(specs), tf.nest.flatten(others)
-    return tf.nest.pack_sequence_as(specs, list(map(_widened_spec, own, other))) if len(own) == len(other) else specs
-
-
-def _widened_spec(spec: Any, other: Any) -> Any:
-    is_dense = isinstance(spec, tf.TensorSpec) and isinstance(other, tf.TensorSpec)
-    if not is_dense or not spec.shape.rank or spec.shape.rank != other.shape.rank:
-        return spec
-    return tf.TensorSpec([size if size == seen else None for size, seen in zip(spec.shape, other.shape)], spec.dtype)
+    return tf.nest.pack_sequence_as(specs, list(map(merged_spec, own, other))) if len(own) == len(other) else specs
 
 
 def sample_of(specs: Any) -> Any:

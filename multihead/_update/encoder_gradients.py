@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -50,7 +51,14 @@ class Encoded(NamedTuple):
                 representation = call_encoder(network.encoder, inputs, training=True)
             losses = list(getattr(network.encoder, "losses", []))
             added_loss = sum_of(losses)
-        return cls(network, factors, tape, DetachedRepresentation(representation), losses, added_loss)
+        return cls(
+            network=network,
+            factors=factors,
+            tape=tape,
+            representation=DetachedRepresentation(representation),
+            losses=losses,
+            added_loss=added_loss,
+        )
 
     def gradients(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
         """The encoder's backward pass: one gradient per encoder variable.
@@ -74,50 +82,80 @@ class Encoded(NamedTuple):
         found = self.tape.gradient(list(outputs), variables, output_gradients=list(cotangents))
         return with_none(self.factors.scaled_down(found), network.trains_encoder)
 
-    def of_each_head(
-        self, heads: Sequence[HeadGradients | None], at_representation: RepresentationGradients
-    ) -> list[list[Gradient]]:
-        """For each head, one gradient of its loss per encoder variable, in a backward pass for each.
+
+class HeadsPass(NamedTuple):
+    """The forward pass of a micro-batch, and the backward passes of the heads down to the representation.
+
+    Attributes:
+        encoded: The encoder's forward pass.
+        heads: The heads' losses and gradients; None for a head without targets in the micro-batch.
+    """
+
+    encoded: Encoded
+    heads: list[HeadGradients | None]
+
+    @property
+    def present(self) -> list[HeadGradients]:
+        """The heads with targets in the micro-batch."""
+        return [head for head in self.heads if head is not None]
+
+    @property
+    def at_representation(self) -> RepresentationGradients:
+        """The gradients of the heads' losses at the representation."""
+        nothing = self._nothing
+        return RepresentationGradients([nothing if head is None else head.of_loss.representation for head in self.heads])
+
+    @property
+    def _nothing(self) -> list[tf.Tensor | None]:
+        return [None] * len(self.encoded.representation.leaves)
+
+    @property
+    def _of_added(self) -> list[tf.Tensor | None]:
+        """The gradients of the losses that the heads' modules add, at the representation."""
+        return RepresentationGradients([head.of_added.representation for head in self.present] or [self._nothing]).total()
+
+    def combined(self, at_representation: Sequence[tf.Tensor | None], factors: tf.Tensor) -> list[Gradient]:
+        """One gradient per encoder variable: of the combined losses and of all added losses, in one backward pass.
 
         Args:
-            heads: The heads' gradients.
-            at_representation: Those of their losses at the representation.
+            at_representation: The heads' combined gradient, one tensor per leaf or None.
+            factors: `[num_heads]`: the factors of the heads' losses in it.
         """
-        rows = [self.gradients(each, with_added=False) for each in at_representation.by_head]
-        for k, head in enumerate(heads):
-            if head is not None:
-                for i, of_loss in zip(self.network.shared[k], head.of_loss.shared):
-                    rows[k][i] = added(rows[k][i], of_loss)
+        leaves = [added(a, b) for a, b in zip(at_representation, self._of_added)]
+        total = self.encoded.gradients(leaves, with_added=True)
+        for k, i, of_loss, of_added in self._shared():
+            total[i] = added(added(total[i], scaled(of_loss, factors[k])), of_added)
+        return total
+
+    def added(self) -> list[Gradient]:
+        """One gradient per encoder variable: of all added losses."""
+        total = self.encoded.gradients(self._of_added, with_added=True)
+        for _, i, _, of_added in self._shared():
+            total[i] = added(total[i], of_added)
+        return total
+
+    def by_head(self) -> list[list[Gradient]]:
+        """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
+        rows = [self.encoded.gradients(each, with_added=False) for each in self.at_representation.by_head]
+        for k, i, of_loss, _ in self._shared():
+            rows[k][i] = added(rows[k][i], of_loss)
         return rows
 
-    def of_each_head_if(
-        self, condition: tf.Tensor, heads: Sequence[HeadGradients | None], at_representation: RepresentationGradients
-    ) -> list[list[Gradient]]:
-        """`of_each_head` if the condition holds; otherwise no backward pass runs, and all gradients are zero."""
-        shapes = [tf.shape(tensor) for tensor in self.network.encoder_tensors]
+    def by_head_if(self, condition: tf.Tensor | None) -> list[list[Gradient]]:
+        """`by_head` if the condition holds; otherwise no backward pass runs, and all gradients are zero.
 
-        def flat() -> list[Gradient]:
-            return [each for row in self.of_each_head(heads, at_representation) for each in row]
+        Args:
+            condition: A boolean scalar; None if it never holds, and then there are no gradients.
+        """
+        if condition is None:
+            return []
+        shapes = [tf.shape(tensor) for tensor in self.encoded.network.encoder_tensors]
+        found = iter(computed_if(condition, lambda: list(chain(*self.by_head())), shapes * len(self.heads)))
+        return [[next(found) for _ in shapes] for _ in self.heads]
 
-        found = iter(computed_if(condition, flat, shapes * len(heads)))
-        return [[next(found) for _ in shapes] for _ in heads]
-
-
-def add_shared(
-    encoder: list[Gradient], network: Network, heads: Sequence[HeadGradients | None], factors: Sequence[Any] | None
-) -> None:
-    """Adds the gradients of the encoder's variables that a head's module also contains.
-
-    Args:
-        encoder: The encoder's gradients, which are changed.
-        network: The network.
-        heads: The heads' gradients.
-        factors: The heads' factors in the combined gradient; None leaves their losses out.
-    """
-    for k, head in enumerate(heads):
-        if head is None:
-            continue
-        for i, of_loss, of_added in zip(network.shared[k], head.of_loss.shared, head.of_added.shared):
-            if factors is not None:
-                encoder[i] = added(encoder[i], scaled(of_loss, factors[k]))
-            encoder[i] = added(encoder[i], of_added)
+    def _shared(self) -> Iterator[tuple[int, int, Gradient, Gradient]]:
+        """The encoder's variables that a head's module also contains: head, position, gradients of its loss and of added."""
+        for k, head in enumerate(self.heads):
+            if head is not None:
+                for i, of_loss, of_added in zip(self.encoded.network.shared[k], head.of_loss.shared, head.of_added.shared):
+                    yield k, i, of_loss, of_added

@@ -1,4 +1,4 @@
-"""Updates that are not finite: whose loss or gradient it is, how many were skipped in a row, and when to stop."""
+"""Updates that are not finite: the last one, how many were skipped in a row, and when to stop."""
 
 from __future__ import annotations
 
@@ -7,84 +7,71 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground import replicas
 from multihead._ground.errors import stop_unless
-from multihead._ground.gradients import is_finite
-from multihead._ground.keras import Gradient, first_replica_variable, variable_name
+from multihead._ground.keras import first_replica_variable, variable_name
 from multihead._ground.validation import quoted
-from multihead._update.network import Gradients, Network
+from multihead._update.broken import Broken
+from multihead._update.network import Network
+from multihead._update.update import Change
 
 ON_NONFINITE = ("skip", "raise", "drop_head")
 """The values of `on_nonfinite=`."""
 
 
-class Broken(NamedTuple):
-    """What of an update is not finite, before clipping; equal on all replicas.
+class Memory(NamedTuple):
+    """What `Faults` remembers between updates: names for the parts of one int64 vector.
 
     Attributes:
-        heads: `[num_heads]` booleans: the loss, or one of the gradients, of a head that the update trains.
-        losses: `[num_heads]` booleans: the loss.
-        variables: A boolean for the gradient of each of the network's variables.
+        vector: `[4 + num_heads + number of variables]`: how many faults there were since an update was applied; whether
+            training must stop; then of the last fault: the number of updates before it, the position in the epoch of its
+            first batch, or -1, and which heads and which variables were not finite.
+        num_heads: The number of heads.
     """
 
-    heads: tf.Tensor
-    losses: tf.Tensor
-    variables: tf.Tensor
+    vector: Any
+    num_heads: int
 
     @classmethod
-    def of_gradients(cls, network: Network, gradients: Gradients) -> Broken:
-        """Of an update whose losses are not known."""
-        variables = _broken(gradients.all)
-        return cls(_broken_heads(network, variables), tf.zeros([len(network.heads)], tf.bool), variables)
+    def of(cls, *, in_a_row: Any, stops: Any, step: Any, batch: Any, heads: tf.Tensor, variables: tf.Tensor) -> Memory:
+        """Packs the parts into one vector."""
+        scalars = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops, step, batch)])
+        vector = tf.concat([scalars, tf.cast(heads, tf.int64), tf.cast(variables, tf.int64)], axis=0)
+        return cls(vector, int(heads.shape[0]))
 
-    @classmethod
-    def of(
-        cls,
-        network: Network,
-        gradients: Gradients,
-        active: tf.Tensor,
-        loss_sums: tf.Tensor,
-        at_representation: tf.Tensor,
-        norms: tf.Tensor | None,
-    ) -> Broken:
-        """Of an update.
-
-        Args:
-            network: The network.
-            gradients: The gradients, reduced over replicas.
-            active: `[num_heads]`: which heads the update trains.
-            loss_sums: `[num_heads]` loss sums of this replica.
-            at_representation: `[num_heads]`: above 0 where a gradient of this replica at the representation is not finite.
-            norms: `[num_heads]` norms of the heads' gradients, or None.
-        """
-        variables = _broken(gradients.all)
-        flags = tf.stack([~tf.math.is_finite(loss_sums), at_representation > 0])
-        losses, at_representation = tf.unstack(replicas.on_any_replica(flags))
-        heads = losses | _broken_heads(network, variables) | at_representation
-        if norms is not None:
-            heads |= ~tf.math.is_finite(norms)
-        return cls(active & heads, active & losses, variables)
+    def counting(self, *, in_a_row: Any, stops: Any) -> Memory:
+        """The same last fault, with other counts."""
+        counts = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops)])
+        return self._replace(vector=tf.concat([counts, self.vector[2:]], axis=0))
 
     @property
-    def is_any(self) -> tf.Tensor:
-        """Whether there is anything, a boolean scalar."""
-        return tf.reduce_any(self.heads) | tf.reduce_any(self.variables)
+    def in_a_row(self) -> Any:
+        """The number of faults since an update was applied."""
+        return self.vector[0]
 
-    def __or__(self, other: Broken) -> Broken:
-        return Broken(*(a | b for a, b in zip(self, other)))
+    @property
+    def stops(self) -> Any:
+        """1 if training must stop, else 0."""
+        return self.vector[1]
 
+    @property
+    def step(self) -> Any:
+        """The number of updates before that of the last fault."""
+        return self.vector[2]
 
-def _broken(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """A boolean per gradient: whether it is not finite."""
-    flags = [tf.constant(False) if gradient is None else ~is_finite(gradient) for gradient in gradients]
-    return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+    @property
+    def batch(self) -> Any:
+        """The position in the epoch of the first batch of the last fault, from 0; -1 if it is not known."""
+        return self.vector[3]
 
+    @property
+    def heads(self) -> Any:
+        """`[num_heads]`: 1 where a head of the last fault was not finite, else 0."""
+        return self.vector[4 : 4 + self.num_heads]
 
-def _broken_heads(network: Network, variables: tf.Tensor) -> tf.Tensor:
-    """`[num_heads]` booleans: whether a gradient of one of the head's own variables is not finite."""
-    first = len(network.variables.encoder)
-    positions = [[first + i for i in own] for own in network.own]
-    return tf.stack([tf.reduce_any(tf.gather(variables, own)) if own else tf.constant(False) for own in positions])
+    @property
+    def variables(self) -> Any:
+        """1 for each variable whose gradient was not finite in the last fault, else 0."""
+        return self.vector[4 + self.num_heads :]
 
 
 class Faults:
@@ -106,9 +93,8 @@ class Faults:
         self._limit = limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        # The number of faults in a row; whether training must stop; and of the last fault its update, the position of its
-        # batch in the epoch, its heads and its variables.
-        self.state = first_replica_variable(tf.zeros([4 + len(self._heads) + len(self._variables)], tf.int64))
+        size = 4 + len(self._heads) + len(self._variables)
+        self.state = first_replica_variable(tf.zeros([size], tf.int64))  # the vector of `Memory`
 
     @property
     def drops_heads(self) -> bool:
@@ -120,53 +106,47 @@ class Faults:
         names = [variable_name(variable) for variable in network.variables.all]
         return self._variables == names and self._heads == [head.name for head in network.heads]
 
-    def to_drop(self, broken: Broken, active: tf.Tensor, loss_scale: tf.Tensor | None) -> tf.Tensor:
+    def to_drop(self, update: Change, loss_scale: tf.Tensor | None) -> tf.Tensor:
         """`[num_heads]` booleans: the heads that sit out an update; none if there is no other head to train."""
+        broken = update.broken
         heads = broken.heads if loss_scale is None else tf.where(loss_scale > 1, broken.losses, broken.heads)
-        return heads & tf.reduce_any(active & ~heads)
+        return heads & tf.reduce_any(update.active & ~heads)
 
     def observe(
-        self,
-        broken: Broken,
-        applied: tf.Tensor,
-        active: tf.Tensor,
-        step: tf.Tensor,
-        batch: tf.Tensor | None,
-        loss_scale: tf.Tensor | None,
+        self, update: Change, applied: tf.Tensor, batch: tf.Tensor | None, loss_scale: tf.Tensor | None
     ) -> list[Any]:
         """Remembers an update, and stops if it must.
 
         Args:
-            broken: What of it was not finite.
+            update: The update.
             applied: Whether it was applied.
-            active: Which heads it was to train.
-            step: The number of updates applied before it.
             batch: The position of its first batch in the epoch, if it is known.
             loss_scale: The factor of loss scaling, or None.
 
         Returns:
             Control dependencies of what must not run otherwise.
         """
-        skipped = ~applied & tf.reduce_any(active)
-        counts = tf.constant(True)
+        broken, skipped = update.reported, ~applied & update.trains_any
+        is_counted = tf.constant(True)
         if loss_scale is not None:
-            counts = tf.reduce_any(broken.losses) | (loss_scale <= 1)
-        fault = skipped & counts
-        before = tf.identity(self.state.read_value())
-        run = tf.where(fault, before[0] + 1, tf.where(applied, tf.constant(0, tf.int64), before[0]))
+            is_counted = tf.reduce_any(broken.losses) | (loss_scale <= 1)
+        fault = skipped & is_counted
+        before = Memory(tf.identity(self.state.read_value()), len(self._heads))
+        earlier, was_stopped = before.in_a_row, before.stops
+        run = tf.where(fault, earlier + 1, tf.where(applied, tf.constant(0, tf.int64), earlier))
         stops = fault & tf.constant(self.mode == "raise")
         if self._limit is not None:
             stops |= fault & (run >= self._limit)
-        place = tf.stack([tf.cast(step, tf.int64), tf.constant(-1, tf.int64) if batch is None else tf.cast(batch, tf.int64)])
-        last = tf.concat([place, tf.cast(broken.heads, tf.int64), tf.cast(broken.variables, tf.int64)], axis=0)
-        last = tf.where((skipped | broken.is_any) & (before[1] == 0), last, before[2:])
-        counted = tf.stack([run, tf.maximum(before[1], tf.cast(stops, tf.int64))])
-        done = self.state.assign(tf.concat([counted, last], axis=0))
+        counts = {"in_a_row": run, "stops": tf.maximum(was_stopped, tf.cast(stops, tf.int64))}
+        place = {"step": update.step, "batch": tf.constant(-1, tf.int64) if batch is None else batch}
+        last = Memory.of(**counts, **place, heads=broken.heads, variables=broken.variables)
+        is_new = (skipped | broken.is_any) & tf.equal(was_stopped, 0)
+        done = self.state.assign(tf.where(is_new, last.vector, before.counting(**counts).vector))
         if tf.executing_eagerly():
             self.stop()
             return []
         with tf.control_dependencies([tf.identity(done)]):
-            return stop_unless(~stops, lambda: self._in_numbers(step, run, broken))
+            return stop_unless(~stops, lambda: self._in_numbers(update.step, run, broken))
 
     def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, broken: Broken) -> list[Any]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
@@ -182,11 +162,11 @@ class Faults:
         Raises:
             ValueError: It must.
         """
-        run, stopped, *_ = state = self._now()
-        if not stopped:
+        memory = self._now()
+        if not memory.stops:
             return
-        message = self._message(run)
-        self.state.assign([0, 0, *state[2:]])  # another `fit` may follow
+        message = self._message(memory.in_a_row)
+        self.state.assign(memory.counting(in_a_row=0, stops=0).vector)  # another `fit` may follow
         raise ValueError(message)
 
     def _message(self, run: int) -> str:
@@ -211,20 +191,20 @@ class Faults:
 
     def when(self) -> str:
         """The update and the batch of the last fault."""
-        _, _, step, batch, *_ = self._now()
-        batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {batch + self._window - 1}"
-        return f"at update {step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
+        memory = self._now()
+        batch, end = memory.batch, memory.batch + self._window - 1
+        batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {end}"
+        return f"at update {memory.step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
 
     def _names(self) -> tuple[list[str], list[str]]:
-        flags = self._now()[4:]
-        heads = [name for name, flag in zip(self._heads, flags) if flag]
-        variables = [name for name, flag in zip(self._variables, flags[len(self._heads) :]) if flag]
-        return heads, variables
+        memory = self._now()
+        heads = [name for name, flag in zip(self._heads, memory.heads) if flag]
+        return heads, [name for name, flag in zip(self._variables, memory.variables) if flag]
 
-    def _now(self) -> list[int]:
+    def _now(self) -> Memory:
         with tf.init_scope():
             values = tf.distribute.get_strategy().experimental_local_results(self.state)
-            return tf.convert_to_tensor(values[0]).numpy().tolist()
+            return Memory(tf.convert_to_tensor(values[0]).numpy().tolist(), len(self._heads))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -113,12 +113,14 @@ def head_gradients(
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
         found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factors.scaled_up(factor)))
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
-        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found[:num_leaves]]
-        return LossGradients(dense, with_none(found[num_leaves:end], trains_own), with_none(found[end:], trains_shared))
+        return LossGradients(
+            representation=[None if each is None else tf.convert_to_tensor(each) for each in found[:num_leaves]],
+            own=with_none(found[num_leaves:end], trains_own),
+            shared=with_none(found[end:], trains_shared),
+        )
 
     of_loss = gradients(loss_sum, factors.heads[k])
-    nothing = LossGradients([None] * len(representation.leaves), [None] * len(trains_own), [None] * len(trains_shared))
-    of_added = gradients(added_loss, added_factor) if added_losses else nothing
+    of_added = gradients(added_loss, added_factor) if added_losses else tf.nest.map_structure(lambda _: None, of_loss)
     head.update_metrics(labels.targets, predictions, labels.weights)
     if all(gradient is None for gradient in of_loss.representation) and not trains_shared:
         raise ValueError(
@@ -126,7 +128,7 @@ def head_gradients(
             "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
             "and operations that have no gradient."
         )
-    return HeadGradients(loss_sum, added_loss * added_factor, of_loss, of_added)
+    return HeadGradients(loss_sum=loss_sum, added_loss=added_loss * added_factor, of_loss=of_loss, of_added=of_added)
 
 
 def head_gradients_if(
@@ -138,10 +140,13 @@ def head_gradients_if(
     factors: LossFactors,
 ) -> HeadGradients:
     """`head_gradients` if the head is active; otherwise nothing is computed, and all sums are zero."""
-    sources = (representation.leaves, network.own_tensors(k), network.shared_tensors(k))
-    of_loss = LossGradients(*([tf.shape(source) for source in group] for group in sources))
+    of_loss = LossGradients(
+        representation=[tf.shape(leaf) for leaf in representation.leaves],
+        own=[tf.shape(tensor) for tensor in network.own_tensors(k)],
+        shared=[tf.shape(tensor) for tensor in network.shared_tensors(k)],
+    )
     scalar = tf.zeros([0], tf.int32)
-    shapes = HeadGradients(scalar, scalar, of_loss, of_loss)
+    shapes = HeadGradients(loss_sum=scalar, added_loss=scalar, of_loss=of_loss, of_added=of_loss)
 
     def flat() -> list[Any]:
         return tf.nest.flatten(head_gradients(network, k, representation, labels, factors))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import keras_mask, recurrent_states
+from multihead._ground.keras import keras_mask, recurrent_states_kept
 from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network
@@ -76,15 +76,12 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
     if not any(masked):
         return [None] * len(network.heads)
     modules = (network.encoder, *(head.module for head in network.heads))
-    before = [(state, tf.identity(state.read_value())) for module in modules for state in recurrent_states(module)]
-    representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
-    masks = [
-        keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
-        for head, is_masked in zip(network.heads, masked)
-    ]
-    for state, value in before:
-        state.assign(value)
-    return masks
+    with recurrent_states_kept(modules):
+        representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
+        return [
+            keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
+            for head, is_masked in zip(network.heads, masked)
+        ]
 
 
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:

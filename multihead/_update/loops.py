@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import AUTOGRAPH, in_xla
-from multihead._update.batch import open_batch_size
+from multihead._ground.autograph import graph_function
+from multihead._ground.keras import in_xla
+from multihead._update.batch import merged_spec, open_batch_size
 
 
 def can_loop() -> bool:
@@ -24,8 +25,7 @@ def by_spec(nests: Sequence[Any]) -> list[list[Any]]:
 
 def common_spec(nests: Sequence[Any]) -> Any:
     """The specs of nests that differ in nothing but the number of examples, which is open unless it is known to be equal."""
-    first, *others = [tf.nest.map_structure(_spec, nest) for nest in nests]
-    return first if all(other == first for other in others) else open_batch_size(nests[0])
+    return tf.nest.map_structure(lambda *tensors: merged_spec(*map(_spec, tensors)), *nests)
 
 
 def _spec(tensor: Any) -> Any:
@@ -56,8 +56,8 @@ def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
     """
     if len(nests) == 1 or not can_loop():
         return [compute(nest) for nest in nests]
-    traced = tf.function(compute, autograph=AUTOGRAPH)
-    return [result for group in by_spec(nests) for result in _in_a_loop(traced, group)]
+    in_graph = graph_function(compute)
+    return [result for group in by_spec(nests) for result in _in_a_loop(in_graph, group)]
 
 
 def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:
@@ -78,13 +78,18 @@ def components(nest: Any) -> list[Any]:
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]
 
 
+def with_none(present: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
+    """A list with None where another has None, and what is present at the other places."""
+    left = iter(present)
+    return [None if each is None else next(left) for each in like]
+
+
 def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
     """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
     found = [array.read(place) for array in arrays]
     for tensor, other in zip(found, components(like)):
         tensor.set_shape(other.shape)
-    left = iter(found)
-    flat = [None if leaf is None else next(left) for leaf in tf.nest.flatten(like, expand_composites=True)]
+    flat = with_none(found, like=tf.nest.flatten(like, expand_composites=True))
     return tf.nest.pack_sequence_as(like, flat, expand_composites=True)
 
 

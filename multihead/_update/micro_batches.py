@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import added, computed_if, zeros_like
-from multihead._ground.keras import AUTOGRAPH
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
-from multihead._update.loops import Stored, by_spec, can_loop, common_spec
+from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components, with_none
 
 
 class MicroBatch(NamedTuple):
@@ -52,10 +52,9 @@ class MicroBatches(Sequence[MicroBatch]):
 
 
 def part(batch: MicroBatch, place: Any, number: int) -> MicroBatch:
-    """One of a number of parts of a batch, whose sizes differ by at most one; an empty one for a place behind the last."""
+    """One of a number of parts of a batch, whose sizes differ by at most one."""
     size = batch_size(batch.inputs)
-    start, end = (tf.minimum(size * at // number, size) for at in (place, place + 1))
-    return rows(batch, start, end)
+    return rows(batch, size * place // number, size * (place + 1) // number)
 
 
 def _copied(nest: Any) -> Any:
@@ -116,10 +115,9 @@ def accumulate(
     traced = (
         compute_if_any
         if tf.executing_eagerly()
-        else tf.function(
+        else graph_function(
             compute_if_any,
             reduce_retracing=True,
-            autograph=AUTOGRAPH,
             # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
             experimental_attributes={"_noinline": True},
         )
@@ -142,8 +140,7 @@ def _one_by_one(
     for i, micro_batch in enumerate(parts):
         if i % num_folds in filled and not has_examples[i]:
             continue
-        before = [t for t in tf.nest.flatten(folds, expand_composites=True) if t is not None]
-        with tf.control_dependencies(before):
+        with tf.control_dependencies(components(folds)):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
             sums = compute(_copied(micro_batch))
         fold = i % num_folds
@@ -152,61 +149,44 @@ def _one_by_one(
 
 
 def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any], num_folds: int) -> list[list[Any]]:
-    """The sums of each fold, by a loop over the micro-batches of batches with equal specs: the graph holds one of them."""
+    """The sums of each fold, by loops over the micro-batches of batches with equal specs: the graph holds one of them."""
     folds: list[list[Any]] = [[None] * len(shapes) for _ in range(num_folds)]
-    turn, number = 0, micro_batches.number
+    start, number = 0, micro_batches.number
     for batches in by_spec(micro_batches.batches):
         spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
         results = compute.get_concrete_function(spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
         zeros = [zeros_like(result, shape) for result, shape in zip(results, shapes)]
         folds = [plus(fold, zeros) for fold in folds]
-        with tf.control_dependencies(tf.nest.flatten(_without_none(folds), expand_composites=True)):
-            batches = [_copied(batch) for batch in batches]
-        # The fold of the first micro-batch comes first.
-        turned = _plus_all(compute, batches, number, [*folds[turn:], *folds[:turn]])
-        folds = [*turned[num_folds - turn :], *turned[: num_folds - turn]]
-        turn = (turn + len(batches) * number) % num_folds
+        with tf.control_dependencies(components(folds)):
+            stored = Stored([_copied(batch) for batch in batches])
+        end = start + len(batches) * number
+        for i in range(num_folds):
+            places = range((i - start) % num_folds, end - start, num_folds)
+            with tf.control_dependencies(components(folds)):
+                folds[i] = _plus_all(compute, stored, number, places, folds[i])
+        start = end
     return folds
 
 
-def _plus_all(compute: Any, batches: Sequence[MicroBatch], number: int, folds: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The folds with the results of the micro-batches of batches with equal specs, which go to them in turn."""
-    stored, last = Stored(batches), len(batches) - 1
-    groups = -(-len(batches) * number // len(folds))
+def _plus_all(compute: Any, stored: Stored, number: int, places: range, sums: list[Any]) -> list[Any]:
+    """A fold's sums with the results of the micro-batches at some places in batches with equal specs."""
 
-    def at(place: tf.Tensor) -> MicroBatch:
-        if number == 1 and len(batches) % len(folds) == 0:
-            return stored[place]
-        batch = tf.minimum(place // number, last)
-        return part(stored[batch], place - batch * number, number)
+    def add(place: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+        micro_batch = stored[place] if number == 1 else part(stored[place // number], place % number, number)
+        total = plus(with_none(present, like=sums), compute(micro_batch))
+        return place + places.step, [each for each in total if each is not None]
 
-    def plus_group(group: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        sums = _with_none(present, folds)
-        for i, fold in enumerate(sums):
-            sums[i] = plus(fold, compute(at(group * len(folds) + i)))
-        return group + 1, _without_none(sums)
-
-    present = _without_none(folds)
+    present = [each for each in sums if each is not None]
     _, present = tf.while_loop(
-        lambda group, _: group < groups,
-        plus_group,
-        (tf.constant(0), present),
+        lambda place, _: place < places.stop,
+        add,
+        (tf.constant(places.start), present),
         shape_invariants=(tf.TensorShape([]), [_open(each) for each in present]),
         parallel_iterations=1,
-        maximum_iterations=groups,
+        maximum_iterations=len(places),
     )
-    return _with_none(present, folds)
-
-
-def _without_none(folds: Sequence[Sequence[Any]]) -> list[Any]:
-    return [each for sums in folds for each in sums if each is not None]
-
-
-def _with_none(present: Sequence[Any], folds: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The inverse of `_without_none`, for results with None in the same places."""
-    left = iter(present)
-    return [[None if each is None else next(left) for each in sums] for sums in folds]
+    return with_none(present, like=sums)
 
 
 def _open(gradient: Any) -> Any:

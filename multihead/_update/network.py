@@ -53,7 +53,7 @@ class Gradients(NamedTuple):
         """Splits a list in the order of `Variables.all`."""
         end = len(variables.encoder) + len(variables.heads)
         encoder, heads = gradients[: len(variables.encoder)], gradients[len(variables.encoder) : end]
-        return cls(list(encoder), list(heads), list(gradients[end:]))
+        return cls(encoder=list(encoder), heads=list(heads), weighting=list(gradients[end:]))
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Network:
         own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable.
         shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
         learned_by: For each variable in `variables.weighting`, the heads that train it.
+        stateful: For each head, whether a forward pass in training mode may change variables of its module.
         frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
@@ -76,6 +77,7 @@ class Network:
     own: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
+    stateful: tuple[bool, ...]
     frozen: frozenset[int] = frozenset()
 
     @classmethod
@@ -97,7 +99,15 @@ class Network:
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
-        return cls(encoder, tuple(heads), Variables(of_encoder, of_heads, learned), tuple(own), tuple(shared), owners)
+        return cls(
+            encoder=encoder,
+            heads=tuple(heads),
+            variables=Variables(encoder=of_encoder, heads=of_heads, weighting=learned),
+            own=tuple(own),
+            shared=tuple(shared),
+            learned_by=owners,
+            stateful=tuple(bool(state_variables(head.module)) for head in heads),
+        )
 
     @property
     def encoder_tensors(self) -> list[tf.Variable]:
@@ -144,14 +154,11 @@ class Network:
                     found[id(layer)] = layer
         return list(found.values())
 
-    def state_of(self, k: int) -> list[tf.Variable]:
-        """The variables that a forward pass of head `k` in training mode may change, such as moving averages."""
-        return state_variables(self.heads[k].module)
-
     @property
     def state(self) -> list[tf.Variable]:
-        """The variables that a forward pass of the encoder and the heads in training mode may change."""
-        found = [*state_variables(self.encoder), *(v for k in range(len(self.heads)) for v in self.state_of(k))]
+        """The variables that a forward pass in training mode may change, such as moving averages."""
+        modules = [self.encoder, *(head.module for head in self.heads)]
+        found = [variable for module in modules for variable in state_variables(module)]
         return list({id(variable): variable for variable in found}.values())
 
     @property

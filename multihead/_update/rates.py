@@ -1,4 +1,4 @@
-"""The factors of applied steps and of weight decay, variable by variable, in each stage of training."""
+"""The factors of applied steps and of weight decay, variable by variable, in each period of training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from multihead.rates import Factor, factor_at, factors_at, largest, starts_of
 
 
 class Rates(NamedTuple):
-    """The factors in one stage.
+    """The factors in one period of training, in which the same variables are frozen.
 
     Attributes:
-        start: The step at which the stage begins.
+        start: The step at which the period begins.
         steps: The factor of the applied step of each variable of the network.
         decays: The factor of the optimizer's weight decay of each variable.
         positions: The positions of the encoder's variables, and of each head's own, among these.
@@ -47,8 +47,8 @@ class Rates(NamedTuple):
         return tf.stack([tf.cast(factor_at(value, step), tf.float32) for value in values])
 
 
-def stages_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple[Rates, ...]:
-    """The factors of all variables, from those of the encoder and of the heads, in the order of the stages.
+def periods_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple[Rates, ...]:
+    """The factors of all variables, from those of the encoder and of the heads, in the order of the periods.
 
     The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
     heads share has the largest of their factors. A weighting's variables have the factor 1.
@@ -59,24 +59,24 @@ def stages_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple[
         encoder_decay: Its `encoder_weight_decay`.
 
     Raises:
-        ValueError: In one of the stages, everything is frozen.
+        ValueError: In one of the periods, everything is frozen.
     """
     heads = network.heads
     of_heads = [rate for head in heads for rate in (head.learning_rate, head.weight_decay)]
     num_encoder = len(network.variables.encoder)
     own = (tuple(num_encoder + i for i in positions) for positions in network.own)
     positions = (tuple(range(num_encoder)), *own)
-    stages = []
+    periods = []
     for start in starts_of([encoder_rate, encoder_decay, *of_heads]):
         steps = _of_variables(network, encoder_rate, [head.learning_rate for head in heads], start)
         decays = _of_variables(network, encoder_decay, [head.weight_decay for head in heads], start)
-        stages.append(Rates(start, steps, decays, positions))
+        periods.append(Rates(start=start, steps=steps, decays=decays, positions=positions))
         if steps and all(factor == 0 for factor in steps):
             raise ValueError(
                 "`learning_rate` and `encoder_learning_rate` must leave something to train at every step. Received: "
                 f"everything is frozen from step {start} on. Give the encoder or a head a factor above 0."
             )
-    return tuple(stages)
+    return tuple(periods)
 
 
 def _of_variables(network: Network, encoder: Any, heads: Sequence[Any], step: int) -> tuple[Factor, ...]:

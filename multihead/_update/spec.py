@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._update.combine import Combiner, HeadsAtStep
+from multihead._ground.method import Method
+from multihead._update.combine import Combiner
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
+from multihead.balancing import Balancer
+from multihead.clipping import AbstractClipping
+from multihead.schedules import AbstractSchedule
+from multihead.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class UpdateSpec:
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         schedule: The schedule, which decides which heads train at a step.
-        combiner: Creates the combiner of one update, for the network.
+        combiner: Combines the heads.
         num_micro_batches: Micro-batches per batch.
         clip: Limits the gradients, or None.
         ownership: The variables that must not change while their heads are idle.
@@ -35,8 +39,8 @@ class UpdateSpec:
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
         faults: What happens to updates that are not finite.
         check_labels: Whether values of labels and sample weights are checked in each batch.
-        stages: The factors of learning rates and weight decay in each stage of training, in order.
-        stage: The position of the present stage.
+        periods: The factors of learning rates and weight decay in each period of training, in order.
+        period: The number of the present period.
         pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
         layers: The encoder's layers.
         layers_every: The heads' gradients are measured by layer in every so many updates; 0 in none.
@@ -44,31 +48,31 @@ class UpdateSpec:
 
     network: Network
     predictions: Sequence[Predictions]
-    weighting: Any
-    balancer: Any
-    schedule: Any
-    combiner: Callable[[Network, HeadsAtStep], Combiner]
+    weighting: Weighting | None
+    balancer: Balancer | None
+    schedule: AbstractSchedule
+    combiner: Combiner
     num_micro_batches: int
-    clip: Any
+    clip: AbstractClipping | None
     ownership: Ownership
     awake: tf.Variable
     may_be_idle: bool
     faults: Faults
     check_labels: bool
-    stages: tuple[Rates, ...]
+    periods: tuple[Rates, ...]
     layers: Layers
     pairs: tuple[tuple[int, int], ...]
     layers_every: int = 0
-    stage: int = 0
+    period: int = 0
 
     @property
     def rates(self) -> Rates:
-        """The factors of learning rates and weight decay in the present stage."""
-        return self.stages[self.stage]
+        """The factors of learning rates and weight decay in the present period."""
+        return self.periods[self.period]
 
-    def stage_at(self, step: int) -> int:
-        """The position of the stage of a step."""
-        return max(i for i, rates in enumerate(self.stages) if rates.start <= step)
+    def period_at(self, step: int) -> int:
+        """The number of the period that a step belongs to."""
+        return max(i for i, rates in enumerate(self.periods) if rates.start <= step)
 
     def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
         """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
@@ -76,12 +80,12 @@ class UpdateSpec:
             return None
         return tf.equal((step + 1) % self.layers_every, 0)
 
-    def in_stage(self, stage: int) -> UpdateSpec:
-        """The specification of updates in a stage, which compute no gradients of what is frozen in it."""
-        return replace(self, stage=stage, network=replace(self.network, frozen=self.stages[stage].frozen))
+    def in_period(self, period: int) -> UpdateSpec:
+        """The specification of updates in a period, which compute no gradients of variables that are frozen in it."""
+        return replace(self, period=period, network=replace(self.network, frozen=self.periods[period].frozen))
 
     @property
-    def methods(self) -> list[Any]:
+    def methods(self) -> list[Method]:
         """The weighting, the balancer and the schedule, without None."""
         return [each for each in (self.weighting, self.balancer, self.schedule) if each is not None]
 

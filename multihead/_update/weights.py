@@ -10,24 +10,7 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.validation import quoted
 from multihead.heads import Head
-
-
-class TotalLoss(NamedTuple):
-    """The total loss of an update.
-
-    Attributes:
-        total: This replica's contribution to the total loss, without added losses.
-        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
-        losses: `[num_heads]`: the losses passed to the weighting, over all replicas; None without a weighting.
-        regularizer: The part of the total that does not depend on the losses, or None.
-        learned: The gradients of the weighting's variables.
-    """
-
-    total: tf.Tensor
-    weights: tf.Tensor
-    losses: tf.Tensor | None
-    regularizer: tf.Tensor | None
-    learned: list[tf.Tensor]
+from multihead.weighting import Weighting
 
 
 def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
@@ -45,88 +28,172 @@ def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
         return tf.identity(weights)
 
 
-class LossWeights:
-    """The weights of the heads' losses in one update.
+class LossWeights(NamedTuple):
+    """The weights of the heads' losses in one update, before the losses are known.
 
     Loss-dependent weights are known only after the last micro-batch of the update. Therefore a weight has two factors:
     each element's loss is multiplied by the fixed factor, and gradients are multiplied by the loss-dependent one later.
 
-    Args:
-        weighting: A weighting, or None for a weighted sum.
-        head_weights: `[num_heads]`: the weights of the heads at this step.
-        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
-        active: `[num_heads]` booleans.
-        step: The number of updates applied so far.
-
     Attributes:
-        counts: As given.
-        depend_on_losses: Whether there is a loss-dependent factor.
+        weighting: A weighting, or None for a weighted sum.
+        step: The number of updates applied so far.
+        active: `[num_heads]` booleans: which heads the update trains.
+        counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+        of_heads: `[num_heads]`: the weights of the heads at this step.
         fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
         per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
     """
 
-    def __init__(
-        self, weighting: Any, head_weights: tf.Tensor, counts: tf.Tensor, active: tf.Tensor, step: tf.Tensor
-    ) -> None:
-        self._weighting = weighting
-        self._head_weights = head_weights
-        self.counts = counts
-        self._active = active
-        self._used = {} if weighting is None else weighting.used(step=step)
-        self._means: tf.Tensor | None = None
-        self._weighed: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
-        self.depend_on_losses = weighting is not None and "losses" in weighting.uses
-        self.fixed = tf.where(active, head_weights, 0.0)
-        if weighting is not None and not self.depend_on_losses:
-            self.fixed *= weighting.weigh(tf.zeros_like(head_weights), active, **self._used)[0]
-        self.per_element = tf.math.divide_no_nan(self.fixed, counts)
+    weighting: Weighting | None
+    step: tf.Tensor
+    active: tf.Tensor
+    counts: tf.Tensor
+    of_heads: tf.Tensor
+    fixed: tf.Tensor
+    per_element: tf.Tensor
 
-    def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: the unweighted mean losses of the update, reduced over replicas once.
+    @classmethod
+    def of(
+        cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, active: tf.Tensor, step: tf.Tensor
+    ) -> LossWeights:
+        """The weights at a step.
 
         Args:
-            loss_sums: `[num_heads]` loss sums of this replica, over all micro-batches.
+            weighting: A weighting, or None for a weighted sum.
+            of_heads: `[num_heads]`: the weights of the heads at this step.
+            counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
+            active: `[num_heads]` booleans.
+            step: The number of updates applied so far.
         """
-        if self._means is None:
-            self._means = tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
-        return self._means
+        fixed = tf.where(active, of_heads, 0.0)
+        if weighting is not None and "losses" not in weighting.uses:
+            fixed *= weighting.weigh(tf.zeros_like(of_heads), active, **weighting.used(step=step))[0]
+        per_element = tf.math.divide_no_nan(fixed, counts)
+        known = {"active": active, "counts": counts, "of_heads": of_heads}
+        return cls(weighting=weighting, step=step, **known, fixed=fixed, per_element=per_element)
 
-    def factors(self, loss_sums: tf.Tensor) -> tf.Tensor | None:
-        """`[num_heads]` loss-dependent factors, by which gradients must still be multiplied; None if there are none.
+    @property
+    def depend_on_losses(self) -> bool:
+        """Whether there is a loss-dependent factor."""
+        return self.weighting is not None and "losses" in self.weighting.uses
+
+    def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: the unweighted mean losses of the update, reduced over replicas.
+
+        Args:
+            loss_sums: `[num_heads]` loss sums of this replica over all micro-batches, from any forward pass on them.
+        """
+        return tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
+
+    def times_means(self, means: tf.Tensor) -> tf.Tensor:
+        """`[num_heads]`: mean losses times the weights of the heads; 0 for idle heads."""
+        return tf.where(self.active, self.of_heads * means, 0.0)
+
+    def weigh(self, loss_sums: tf.Tensor) -> Losses:
+        """The losses of the update, and what their weights are; to be called once.
 
         Args:
             loss_sums: As for `mean_losses`.
         """
-        return self._weigh(loss_sums)[1] if self.depend_on_losses else None
+        if self.weighting is None:
+            return SummedLosses(given=self, sums=loss_sums)
+        means = self.mean_losses(loss_sums)
+        weighted = self.times_means(means)
+        factors, total = self.weighting.weigh(weighted, self.active, **self.weighting.used(step=self.step))
+        return WeighedLosses(given=self, means=means, weighted=weighted, by_weighting=factors, total_of_all=total)
 
-    def total(self, loss_sums: tf.Tensor, norms: tf.Tensor | None) -> TotalLoss:
+
+class TotalLoss(NamedTuple):
+    """The total loss of an update.
+
+    Attributes:
+        total: This replica's contribution to the total loss, without added losses.
+        weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
+        regularizer: The part of the total that does not depend on the losses, or None.
+        learned: The gradients of the weighting's variables.
+    """
+
+    total: tf.Tensor
+    weights: tf.Tensor
+    regularizer: tf.Tensor | None
+    learned: list[tf.Tensor]
+
+
+class SummedLosses(NamedTuple):
+    """The losses of an update whose total is their weighted sum.
+
+    Attributes:
+        given: The weights.
+        sums: `[num_heads]` loss sums of this replica, over all micro-batches.
+    """
+
+    given: LossWeights
+    sums: tf.Tensor
+
+    @property
+    def factors(self) -> None:
+        """None: there is no loss-dependent factor."""
+        return None
+
+    @property
+    def means(self) -> tf.Tensor:
+        """`[num_heads]`: the unweighted mean losses over all replicas."""
+        return self.given.mean_losses(self.sums)
+
+    @property
+    def weighted(self) -> tf.Tensor:
+        """`[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads."""
+        return self.given.times_means(self.means)
+
+    def total(self, norms: tf.Tensor | None) -> TotalLoss:
+        """The total loss; `norms` are as for `WeighedLosses.total`."""
+        total = tf.reduce_sum(self.given.per_element * self.sums)
+        return TotalLoss(total=total, weights=self.given.fixed, regularizer=None, learned=[])
+
+
+class WeighedLosses(NamedTuple):
+    """The losses of an update, and their weights by a weighting.
+
+    Attributes:
+        given: The weights before the losses were known.
+        means: `[num_heads]`: the unweighted mean losses over all replicas.
+        weighted: `[num_heads]`: the mean losses times the weights of the heads; 0 for idle heads.
+        by_weighting: `[num_heads]`: the derivatives of the total loss with respect to `weighted`.
+        total_of_all: The total loss over all replicas.
+    """
+
+    given: LossWeights
+    means: tf.Tensor
+    weighted: tf.Tensor
+    by_weighting: tf.Tensor
+    total_of_all: tf.Tensor
+
+    @property
+    def factors(self) -> tf.Tensor | None:
+        """`[num_heads]` factors by which gradients must still be multiplied; None if the fixed ones are the weights."""
+        return self.by_weighting if self.given.depend_on_losses else None
+
+    def total(self, norms: tf.Tensor | None) -> TotalLoss:
         """The total loss, its weights, and the gradients of the weighting's variables.
 
         Args:
-            loss_sums: As for `mean_losses`.
             norms: `[num_heads]` norms of the heads' weighted gradients where they are combined, or None.
         """
-        if self._weighting is None:
-            return TotalLoss(tf.reduce_sum(self.per_element * loss_sums), self.fixed, None, None, [])
-        losses, weights, total = self._weigh(loss_sums)
+        weighting: Any = self.given.weighting
         if norms is not None:
-            norms = tf.math.divide_no_nan(norms, weights)
-        learned = self._weighting.gradients(losses, norms, self._active, **self._used)
-        regularizer = self._weighting.regularizer(self._active)
-        return TotalLoss(total / replicas.num_replicas(), self._head_weights * weights, losses, regularizer, learned)
+            norms = tf.math.divide_no_nan(norms, self.by_weighting)
+        used = weighting.used(step=self.given.step)
+        return TotalLoss(
+            total=self.total_of_all / replicas.num_replicas(),
+            weights=self.given.of_heads * self.by_weighting,
+            regularizer=weighting.regularizer(self.given.active),
+            learned=weighting.gradients(self.weighted, norms, self.given.active, **used),
+        )
 
-    def weighted_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
-        """`[num_heads]`: mean losses times the weights of the heads, over all replicas; 0 for idle heads.
 
-        Args:
-            loss_sums: As for `mean_losses`, from any forward pass on the update's examples.
-        """
-        means = tf.math.divide_no_nan(replicas.all_reduce_sum(loss_sums), self.counts)
-        return tf.where(self._active, self._head_weights * means, 0.0)
+Losses = SummedLosses | WeighedLosses
 
-    def _weigh(self, loss_sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The losses, and the weighting's weights and total; computed once."""
-        if self._weighed is None:
-            losses = tf.where(self._active, self._head_weights * self.mean_losses(loss_sums), 0.0)
-            self._weighed = (losses, *self._weighting.weigh(losses, self._active, **self._used))
-        return self._weighed
+
+def times_factors(coefficients: tf.Tensor, losses: Losses) -> tf.Tensor:
+    """`[num_heads]` coefficients times the loss-dependent factors, if there are any."""
+    return coefficients if losses.factors is None else coefficients * losses.factors

@@ -19,8 +19,6 @@ def balance(
     step: Any = None,
     losses: Any = None,
     folds: Any = None,
-    update: Any = None,
-    halves: Any = None,
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 
@@ -36,8 +34,6 @@ def balance(
         losses: `[num_heads]` losses, for balancers that use them.
         folds: `[num_heads, num_heads]`, for balancers that use it: the mean inner products of the heads' gradients on
             different folds of the examples.
-        update: Deprecated name of `step`.
-        halves: Deprecated name of `folds`.
 
     Returns:
         One dense gradient per variable, with the variable's shape and the gradients' dtype; None if every head's gradient
@@ -50,7 +46,8 @@ def balance(
     Example:
         >>> first = [tf.constant([-4.0, 1.0]), tf.constant([[1.0]])]
         >>> second = [tf.constant([6.0, 1.0]), tf.constant([[1.0]])]
-        >>> [gradient.numpy().tolist() for gradient in balance([first, second], "mgda")]
+        >>> balanced = balance([first, second], "mgda")
+        >>> [gradient.numpy().tolist() for gradient in balanced]
         [[0.0, 1.0], [[1.0]]]
     """
     chosen = get(balancer)
@@ -72,7 +69,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    used = chosen.used(**known_by_name(update if step is None else step, losses, halves if folds is None else folds))
+    used = chosen.used(**known_by_name(step, losses, folds))
     results: list[tf.Tensor | None] = [None] * lengths[0]
     for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
         dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)

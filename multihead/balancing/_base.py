@@ -23,7 +23,7 @@ class Balancer(Method):
     implement `coefficients`: the update is `d = sum_k coefficients_k g_k`. If the method needs the gradients themselves,
     name `"gradients"` in `uses` and implement `combine`.
 
-    A row of zeros is an idle head: it must not change what the other heads get.
+    A row of zeros is an idle head: it must not change the coefficients of the other heads.
 
     Attributes:
         uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products) and, passed as
@@ -144,16 +144,7 @@ class Balancer(Method):
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
-    def __call__(
-        self,
-        matrix: Any,
-        *,
-        step: Any = None,
-        losses: Any = None,
-        folds: Any = None,
-        update: Any = None,
-        halves: Any = None,
-    ) -> tf.Tensor:
+    def __call__(self, matrix: Any, *, step: Any = None, losses: Any = None, folds: Any = None) -> tf.Tensor:
         """Combines the rows of a matrix.
 
         Args:
@@ -162,8 +153,6 @@ class Balancer(Method):
             step: The number of updates applied so far, for methods that depend on it (0 if None).
             losses: `[num_heads]` losses, for methods that use them.
             folds: `[num_heads, num_heads]`, for methods that use it; see `num_folds`.
-            update: Deprecated name of `step`.
-            halves: Deprecated name of `folds`.
 
         Returns:
             `[num_parameters]`, float64 for a float64 matrix, otherwise float32.
@@ -178,7 +167,6 @@ class Balancer(Method):
             self.build((num_heads, matrix.shape[1]))
         self._check_state(num_heads)
         check_finite_rows([matrix], self.head_names)
-        step, folds = (update if step is None else step), (halves if folds is None else folds)
         return self.call(matrix, known_by_name(step, losses, folds))
 
 

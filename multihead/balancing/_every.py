@@ -29,7 +29,7 @@ class Every(Balancer):
         super().__init__(name=f"{balancer.name}_every_{steps}")
         self.balancer = balancer
         self.steps = steps
-        self._declare(dict.fromkeys([*balancer.uses, "step"]))
+        self.uses = tuple(dict.fromkeys([*balancer.uses, "step"]))
         self.num_folds, self.levels, self.max_heads = balancer.num_folds, balancer.levels, balancer.max_heads
         self.head_names = balancer.head_names
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground import earlier
 from multihead._ground.keras import keras
 from multihead._ground.validation import quoted
 from multihead.balancing._base import Balancer
@@ -37,7 +36,8 @@ class Chain(Balancer):
             common.
 
     Example:
-        >>> Chain("EqualNorms", "UPGrad")([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        >>> chain = Chain("EqualNorms", "UPGrad")
+        >>> chain([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.2924, 3.8124, 3.8124]
     """
 
@@ -55,7 +55,7 @@ class Chain(Balancer):
                 "`steps` must have a level in common, representation or parameters. "
                 f"Received: {quoted(f'{type(step).__name__} at {step.levels}' for step in self.steps)}. Change one."
             )
-        self._declare(dict.fromkeys(earlier.NAMES.get(name, name) for step in self.steps for name in step.uses))
+        self.uses = tuple(dict.fromkeys(name for step in self.steps for name in step.uses))
         for number, step in enumerate(self.steps):  # TensorFlow's checkpoints do not look into Keras 3's lists
             setattr(self, f"step_{number}", step)
         self.num_folds = max(step.num_folds for step in self.steps)

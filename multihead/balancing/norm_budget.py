@@ -41,7 +41,8 @@ class NormBudget(Balancer):
             than 1.
 
     Example:
-        >>> NormBudget({1: 0.3})([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        >>> budget = NormBudget({1: 0.3})
+        >>> budget([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [-2.2302, 1.2950, 1.2950]
     """
 

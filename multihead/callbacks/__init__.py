@@ -1,4 +1,4 @@
-"""Callbacks: runs that continue where they stopped, stopping and selecting by each head's figures, and records."""
+"""Callbacks: checkpoints and resumed runs, early stopping and selection by head, and records of updates."""
 
 from multihead._runs.checkpoint import Checkpoint
 from multihead.callbacks._ledger_callback import Ledger, TensorBoardByHead

@@ -1,9 +1,9 @@
-"""The best figure so far, and the weights that go with it."""
+"""The best figure so far, copies of weights, and options by head."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,27 +44,27 @@ class Best:
         return value - self._min_delta > best if self._is_max else value + self._min_delta < best
 
 
-class Weights:
-    """A copy of the values of variables.
-
-    Args:
-        variables: The variables, or their values.
-    """
-
-    def __init__(self, variables: Iterable[Any]) -> None:
-        self.values = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
-
-    def restore(self, variables: Iterable[tf.Variable]) -> None:
-        """Sets variables to the copied values."""
-        for variable, value in zip(variables, self.values, strict=True):
-            variable.assign(value)
-
-
-def weights_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+def _variables(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
     """All variables of the encoder and of some heads, each once."""
     modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
     found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
     return list({id(variable): variable for variable in found}.values())
+
+
+def values_of(trainer: Any, heads: Sequence[str]) -> list[np.ndarray]:
+    """Copies of the values of all variables of the encoder and of some heads."""
+    return [np.array(tf.convert_to_tensor(variable)) for variable in _variables(trainer, heads)]
+
+
+def restore(trainer: Any, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
+    """Sets the variables of the encoder and of some heads to the result of `values_of`."""
+    for variable, value in zip(_variables(trainer, heads), values, strict=True):
+        variable.assign(value)
+
+
+def by_head(option: Any, head: str, default: Any) -> Any:
+    """The value for a head of an option that is one value, or a dict of values by head name."""
+    return option.get(head, default) if isinstance(option, Mapping) else option
 
 
 def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], rule: str, example: Any) -> Any:
@@ -73,11 +73,10 @@ def check_by_head(argument: str, option: Any, is_valid: Callable[[Any], bool], r
     Raises:
         ValueError: A value breaks the rule.
     """
-    by_head = dict(option) if isinstance(option, Mapping) else None
-    for value in [option] if by_head is None else by_head.values():
+    for value in option.values() if isinstance(option, Mapping) else [option]:
         if not is_valid(value):
             raise ValueError(
                 f"`{argument}` must be {rule}, or a dict of these by head name. Received: {argument}={option!r}. "
                 f"Pass, for example, {example!r}."
             )
-    return option if by_head is None else by_head
+    return dict(option) if isinstance(option, Mapping) else option

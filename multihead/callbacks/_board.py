@@ -55,7 +55,7 @@ class Board:
         self._writer.flush()
 
     def tag(self, name: str) -> str:
-        """The name in TensorBoard of a figure: its group, which is a head where it belongs to one, and the rest."""
+        """The name in TensorBoard of a figure: its group (its head, if it has one) and the rest."""
         if name.startswith("val_"):
             group, _, rest = self.tag(name.removeprefix("val_")).partition("/")
             return f"{group}/val_{rest}"
@@ -77,7 +77,7 @@ def cosines(figures: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str]
     """The matrix of cosines between heads, and with the update, from figures by name.
 
     Returns:
-        The names of rows and columns, and the matrix; NaN for what is not known. Nothing if no cosine is known.
+        The names of rows and columns, and the matrix; NaN for unknown cosines. Nothing if no cosine is known.
     """
     names = [*heads, "update"]
     values = np.full([len(names), len(names)], np.nan)

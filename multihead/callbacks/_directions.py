@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from multihead._ground.keras import wrapped_function
+from multihead._ground.keras import metric_direction, wrapped_function
 from multihead.heads import Head
 from multihead.heads._metrics import log_name
 from multihead.losses._known import is_keras
@@ -21,8 +21,9 @@ _HIGHER = (
     "acc Accuracy BinaryAccuracy CategoricalAccuracy SparseCategoricalAccuracy TopKCategoricalAccuracy "
     "SparseTopKCategoricalAccuracy AUC Precision Recall F1Score FBetaScore R2Score IoU BinaryIoU MeanIoU OneHotIoU "
     "OneHotMeanIoU TruePositives TrueNegatives PrecisionAtRecall RecallAtPrecision SensitivityAtSpecificity "
-    "SpecificityAtSensitivity PearsonCorrelation ConcordanceCorrelation"
+    "SpecificityAtSensitivity"
 )
+# For Keras 2, and for functions and counts, whose direction Keras 3 does not know either.
 _BY_NAME = {
     **{name.lower(): "min" for name in _LOWER.split()},
     **{name.lower(): "max" for name in _HIGHER.split()},
@@ -44,16 +45,18 @@ def direction(figure: str, head: Head) -> str | None:
 
 
 def _of_metric(spec: Any) -> str | None:
-    """The direction of a metric, or of what one is made of; only Keras's own are known."""
+    """The direction of a metric, or of its specification; known for Keras's own metrics and their subclasses."""
     if isinstance(spec, str):
-        return _by_name(spec)
+        return _by_name(spec) or metric_direction(keras.metrics.get(spec))
+    spec = spec() if isinstance(spec, type) else spec
+    known = metric_direction(spec)
+    if known is not None:
+        return known
     if type(spec) is keras.metrics.MeanMetricWrapper:
         spec = wrapped_function(spec)
     if isinstance(spec, keras.metrics.Metric):
-        spec = type(spec)
-    if isinstance(spec, type):
-        of_keras = [_by_name(kind.__name__) for kind in spec.__mro__ if is_keras(kind)]
-        return next((known for known in of_keras if known is not None), None)
+        of_keras = [_by_name(kind.__name__) for kind in type(spec).__mro__ if is_keras(kind)]
+        return next((found for found in of_keras if found is not None), None)
     return _by_name(getattr(spec, "__name__", "")) if is_keras(spec) else None
 
 

@@ -51,7 +51,7 @@ def keep_until(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def as_text(line: Mapping[str, Any]) -> str:
-    """A line as it stands in the file; what is not finite is null, and numbers have as many digits as float32 needs."""
+    """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
     return json.dumps(_plain(line), ensure_ascii=False) + "\n"
 
 

@@ -13,10 +13,10 @@ from multihead.callbacks._per_update import PerUpdate
 
 
 class Ledger(PerUpdate):
-    """Writes the figures of updates to a file, one line of JSON per update, while training goes on.
+    """Writes the figures of updates to a file, one line of JSON per update, during training.
 
     A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the figures of
-    `compile(telemetry=)` of this update alone, by their names in the logs, with null for what it does not have, such as the
+    `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the
     norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same figures in each
     layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
     each epoch with validation, a line with the `val_...` figures follows.
@@ -55,10 +55,11 @@ class Ledger(PerUpdate):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [line for line in keep_until(self.path, step) if "applied" in line]
         self.path.touch()
-        if figures is not None and figures.averaged and not figures.has_averages and lines:
+        averaged = () if figures is None else figures.layout.averaged
+        if averaged and lines and not figures.has_averages:
             last: dict[str, Any] = next((line for line in reversed(lines) if line["applied"]), {})
-            values = {name: last.get(f"{name}_average") for name in figures.averaged}
-            counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in figures.averaged}
+            values = {name: last.get(f"{name}_average") for name in averaged}
+            counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in averaged}
             figures.restore_averages(values, counts)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -73,9 +74,9 @@ class Ledger(PerUpdate):
 
 
 class TensorBoardByHead(PerUpdate):
-    """Shows the figures of updates in TensorBoard while training goes on, grouped by head.
+    """Shows the figures of updates in TensorBoard during training, grouped by head.
 
-    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for what belongs to no
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for figures of no
     head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean cosines between
     the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and matplotlib. Keras's own
     `TensorBoard` can be used as well, with the same folder.

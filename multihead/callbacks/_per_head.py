@@ -9,10 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.replicas import is_chief
 from multihead._ground.validation import check_head_names, is_number, quoted
-from multihead.callbacks._backup import Backup
-from multihead.callbacks._best import Best, Weights, check_by_head, weights_of
+from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._directions import direction
 
 
@@ -42,9 +40,6 @@ class PerHead(keras.callbacks.Callback):
         idle: Whether a head that has stopped improving becomes idle. False: it is trained further, and training stops when
             no head has improved for `patience` epochs.
         single_task: The figures of single-task models, by head name, for `delta_m`.
-        backup_dir: A folder in which the state is saved after each epoch, as by Keras's `BackupAndRestore`: a run that was
-            interrupted and is started again continues with it. It is deleted at the end of training. Put `BackupAndRestore`
-            after this callback.
 
     Attributes:
         best: The best figure of each head.
@@ -72,7 +67,6 @@ class PerHead(keras.callbacks.Callback):
         start_from_epoch: int = 0,
         idle: bool = True,
         single_task: Mapping[str, float] | None = None,
-        backup_dir: Any = None,
     ) -> None:
         super().__init__()
         if monitor is not None and (not isinstance(monitor, Mapping) or not monitor):
@@ -94,20 +88,17 @@ class PerHead(keras.callbacks.Callback):
         )
         self.patience, self.start_from_epoch = patience, start_from_epoch
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
-        self._backup = None if backup_dir is None else Backup(backup_dir)
         self._figures: dict[str, str] = {}
         self._modes: dict[str, str] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._bests = {head: Best(self._modes[head], self._of(self.min_delta, head, 0.0)) for head in self._figures}
+        self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._figures}
         self._best_score = Best("max", 0.0)
         self._rows: dict[int, dict[str, float]] = {}
-        self._weights: dict[str | None, Weights] = {}
+        self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
         self.idle_heads: list[str] = []
-        self._newly_idle: list[str] = []
         self.stopped_epoch = 0
-        self._is_started = False
 
     @property
     def best(self) -> dict[str, float | None]:
@@ -147,7 +138,7 @@ class PerHead(keras.callbacks.Callback):
                 f"{quoted(name for name in self._weights if name is not None)}. Pass one of these, with "
                 "`restore_best_weights=True`."
             )
-        self._weights[head].restore(weights_of(self.model, [head]))
+        restore(self.model, [head], self._weights[head])
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
@@ -188,18 +179,6 @@ class PerHead(keras.callbacks.Callback):
                     f"{name}(monitor={callback.monitor!r}) for lower values. Pass `mode='max'`."
                 )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
-        if self._is_started:
-            return
-        self._is_started = True
-        if self._backup is not None:
-            rows, load = self._backup.read(epoch)
-            for earlier, values in rows.items():
-                self._count(earlier, values)
-            self._weights = load({head: self._epoch_of(head) for head in [*self._bests, None]})
-        self._set_idle()
-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
         logs = {} if logs is None else logs
@@ -207,61 +186,54 @@ class PerHead(keras.callbacks.Callback):
         if values is None:
             return
         logs[self.score_name] = self._score(values)
-        for improved in self._count(epoch, values):
-            if self.restore_best_weights:
-                names = list(self.model.heads) if improved is None else [improved]
-                self._weights[improved] = Weights(weights_of(self.model, names))
-        self._set_idle(epoch)
-        if self._backup is not None and is_chief(self.model):
-            self._backup.write(self._rows, {head: (self._epoch_of(head), kept) for head, kept in self._weights.items()})
+        improved, newly_idle = self._add(epoch, values)
+        for name in improved if self.restore_best_weights else []:
+            self._weights[name] = values_of(self.model, list(self.model.heads) if name is None else [name])
+        for head in newly_idle:
+            self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._figures[head]} was {self.best[head]}")
+        self._apply()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Called by Keras."""
         if self.idle:
             self.model.set_idle([])
-        self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more" if self.stopped_epoch else None)
+        if self.stopped_epoch:
+            self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
-            self._weights[None].restore(weights_of(self.model, list(self.model.heads)))
-        if self._backup is not None and is_chief(self.model):
-            self._backup.delete()
+            restore(self.model, list(self.model.heads), self._weights[None])
 
     def get_run_state(self) -> dict[str, Any]:
-        """Called by `Checkpoint`: what the callback knows of the run."""
-        weights = [[head, kept.values] for head, kept in self._weights.items()]
-        return {"rows": self._rows, "weights": weights}
+        """Called by `Checkpoint`: the figures of all epochs and the kept weights."""
+        return {"rows": self._rows, "weights": [[name, values] for name, values in self._weights.items()]}
 
     def set_run_state(self, state: Mapping[str, Any]) -> None:
-        """Called by `Checkpoint`: restores what `get_run_state` has returned."""
+        """Called by `Checkpoint`: restores the result of `get_run_state`."""
         self._clear()
         for epoch, values in state["rows"].items():
-            self._count(epoch, values)
-        self._weights = {head: Weights(values) for head, values in state["weights"]}
-        self._is_started = True
-        self._set_idle()
+            self._add(epoch, values)
+        self._weights = dict(state["weights"])
+        self._apply()
 
-    def _count(self, epoch: int, values: dict[str, float]) -> list[str | None]:
-        """Adds the figures of an epoch to the state; the heads, and None for the score, which are better than before."""
+    def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str]]:
+        """Adds the figures of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
         self._rows[epoch] = values
-        self._newly_idle = []
         if epoch < self.start_from_epoch:
-            return []
+            return [], []
         improved: list[str | None] = [head for head, best in self._bests.items() if best.add(epoch, values[head])]
         ended = [head for head, best in self._bests.items() if head not in improved and best.wait >= self.patience]
-        self._newly_idle = [head for head in ended if self.idle and epoch > 0 and head not in self.idle_heads]
-        self.idle_heads += self._newly_idle
-        finished = self.idle_heads if self.idle else ended
-        if epoch > 0 and len(finished) == len(self._bests):
+        newly_idle = [head for head in ended if self.idle and epoch > 0 and head not in self.idle_heads]
+        self.idle_heads += newly_idle
+        if epoch > 0 and len(self.idle_heads if self.idle else ended) == len(self._bests):
             self.stopped_epoch = epoch
-        return [*improved, None] if self._best_score.add(epoch, self._score(values)) else improved
+        if self._best_score.add(epoch, self._score(values)):
+            improved.append(None)
+        return improved, newly_idle
 
-    def _set_idle(self, epoch: int | None = None) -> None:
-        """Makes heads idle as the state says, or stops training."""
+    def _apply(self) -> None:
+        """Makes heads idle, or stops training, according to the state."""
         if self.idle:
             self.model.set_idle(self.idle_heads)
-        for head in [] if epoch is None else self._newly_idle:
-            best = f"{self._figures[head]} was {self.best[head]}"
-            self._say(f"Epoch {(epoch or 0) + 1}: head {head!r} is idle; its best {best}")
         if self.stopped_epoch:
             self.model.stop_training = True
 
@@ -277,14 +249,15 @@ class PerHead(keras.callbacks.Callback):
         )
 
     def _score(self, values: Mapping[str, float]) -> float:
-        signs = {head: 1.0 if self._modes[head] == "max" else -1.0 for head in values}
-        if not self.single_task:
-            return float(np.mean([signs[head] * value for head, value in values.items()]))
-        base = self.single_task
-        return float(np.mean([signs[head] * (value - base[head]) / abs(base[head]) for head, value in values.items()]))
+        gains = []
+        for head, value in values.items():
+            base = self.single_task[head] if self.single_task else None
+            gain = value if base is None else (value - base) / abs(base)
+            gains.append(gain if self._modes[head] == "max" else -gain)
+        return float(np.mean(gains))
 
     def _mode_of(self, head: str, figure: str) -> str:
-        mode = self._of(self.mode, head, "auto")
+        mode = by_head(self.mode, head, "auto")
         mode = direction(figure, self.model.heads[head]) if mode == "auto" else mode
         if mode is None:
             raise ValueError(
@@ -293,13 +266,6 @@ class PerHead(keras.callbacks.Callback):
             )
         return mode
 
-    def _epoch_of(self, head: str | None) -> int | None:
-        return self.best_score_epoch if head is None else self.best_epoch[head]
-
-    def _say(self, text: str | None) -> None:
-        if self.verbose and text is not None:
+    def _say(self, text: str) -> None:
+        if self.verbose:
             sys.stdout.write(f"{text}\n")
-
-    @staticmethod
-    def _of(option: Any, head: str, default: Any) -> Any:
-        return option.get(head, default) if isinstance(option, Mapping) else option

@@ -1,4 +1,4 @@
-"""What callbacks share that write the figures of single updates: which updates are new, and their steps."""
+"""The base of callbacks that write the figures of single updates: it finds the new updates and their steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
-        if self.model._options.telemetry is None:
+        if self.model._setup.options.telemetry is None:
             raise ValueError(
                 f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
                 "them to `compile`."
@@ -64,7 +64,7 @@ class PerUpdate(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        if not self._is_begun:  # now every other callback has restored what it restores
+        if not self._is_begun:  # now every other callback has restored its state
             self._is_begun = True
             figures = self._figures()
             self._seen, self._step, self._calls = figures.num_recorded if figures else 0, self.model._num_updates(), 0
@@ -74,7 +74,7 @@ class PerUpdate(keras.callbacks.Callback):
         """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
-        if self._calls * self.model._steps_at_once >= self.every - self._step % self.every:
+        if self._calls * self.model._setup.options.steps_per_execution >= self.every - self._step % self.every:
             self._read()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -87,7 +87,7 @@ class PerUpdate(keras.callbacks.Callback):
             self.write_validation({"step": self._step, "epoch": epoch, **validation})
 
     def _figures(self) -> Any:
-        return None if self.model._logs is None else self.model._logs.figures
+        return None if self.model._built is None else self.model._built.logs.figures
 
     def _read(self) -> None:
         figures, number = self._figures(), self.model._num_updates()

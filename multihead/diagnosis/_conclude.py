@@ -24,7 +24,7 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 
 
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures batches and says what is found; see `_measure.measure` for the arguments and what changes."""
+    """Measures batches and draws conclusions; see `_measure.measure` for the arguments and side effects."""
     raw = measure(spec, batches, step, loss_scale)
     targets = [
         targets_of(head, predictions.spec, labels)

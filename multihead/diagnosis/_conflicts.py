@@ -76,7 +76,7 @@ def equal_heads(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 
 def cannot_tell(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Pairs of heads with opposed gradients of which nobody can tell yet whether they conflict."""
+    """Pairs of heads with opposed gradients for which a conflict can be neither shown nor excluded yet."""
     said = set(left_behind(found))
     untold = [
         (i, j)
@@ -98,7 +98,7 @@ def cannot_tell(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            f"It cannot be told whether some heads oppose each other: {pairs}. What is left of their gradients is mostly "
+            f"It cannot be told whether some heads oppose each other: {pairs}. The rest of their gradients is mostly "
             "noise, which differs from batch to batch. Measure more or larger batches if it matters; otherwise change "
             "nothing.",
             "noise",

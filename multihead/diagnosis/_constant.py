@@ -1,4 +1,4 @@
-"""What each head would lose with a constant prediction: the measure of whether it has learned anything from its inputs."""
+"""Each head's loss with a constant prediction, which shows whether the head has learned anything from its inputs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads import Head
-from multihead.losses._elements import aligned, with_columns
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS
+from multihead.losses._shapes import Elements, aligned, with_columns
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_MANY = 64  # more elements than these are enough to see whether a loss depends on the size of the batch
 
 
 class Targets(NamedTuple):
-    """What is known of a head's labels.
+    """Statistics of a head's labels.
 
     Attributes:
         constant_loss: The mean loss of the best constant prediction that was found; NaN if none gives a finite loss.
@@ -60,7 +59,7 @@ def targets_of(head: Head, predictions: tf.TensorSpec, labels: Sequence[Labels |
 
 
 def _kind(head: Head, shape: tf.TensorShape, targets: tf.Tensor) -> str:
-    """What the labels are: class numbers, rows such as distributions, or numbers."""
+    """The kind of the labels: class numbers, rows such as distributions, or numbers."""
     if head.loss.over is not None:
         return head.loss.over
     is_classes = targets.dtype.is_integer and shape[-1] > 1 and targets.shape.rank in (shape.rank - 1, shape.rank)
@@ -81,8 +80,7 @@ def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> 
     rows = []
     for each in labels:
         targets = aligned(each.targets, shape, head.loss.over)
-        weights = each.weights
-        weights = tf.reshape(weights, tf.concat([tf.shape(weights), [1] * (targets.shape.rank - weights.shape.rank)], 0))
+        weights = Elements(targets, each.weights.shape.rank).with_inner(each.weights)
         wide = tf.cast(targets, tf.float64).numpy()
         rows.append(np.where(np.broadcast_to(weights.numpy() > 0, wide.shape), wide, np.nan).reshape(-1, wide.shape[-1]))
     return np.concatenate(rows)

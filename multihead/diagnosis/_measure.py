@@ -10,17 +10,21 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import schedules
+from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import as_rows, gramian, norm_of_present, scaled
-from multihead._ground.keras import AUTOGRAPH, Gradient, tensor_variable
-from multihead._update.backward import MicroBatchGradients
+from multihead._ground.keras import Gradient, tensor_variable
+from multihead._update.backward import GradientsPerHead
 from multihead._update.batch import Batch, batch_size
-from multihead._update.combine import Combined, Combiner, HeadsAtStep, SumHeads, products_of
+from multihead._update.combine import Combiner, SumHeads
+from multihead._update.combined import Combined
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
 from multihead._update.pipeline import compute_update
+from multihead._update.products import products_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead.losses._elements import with_columns
+from multihead._update.weights import Losses
+from multihead.losses._shapes import with_columns
 
 
 class Measured(NamedTuple):
@@ -58,26 +62,22 @@ class Measured(NamedTuple):
 class Measure(Combiner):
     """The plain sum, which also keeps each head's gradients of the encoder's parameters.
 
-    Args:
-        network: The encoder and the heads.
-        heads: The heads in this update.
-
     Attributes:
-        rows: For each head, the gradients of its weighted loss, one per encoder variable.
+        rows: For each head, the gradients of its weighted loss in the latest update, one per encoder variable.
     """
 
     measure = staticmethod(RepresentationGradients.gramian)
 
-    def __init__(self, network: Network, heads: HeadsAtStep) -> None:
-        self._sum = SumHeads(network, self.measure, heads)
-        self._heads = heads
+    def __init__(self) -> None:
         self.rows: list[list[Gradient]] = []
 
-    def combine(self, gathered: MicroBatchGradients, folds: Sequence[MicroBatchGradients]) -> Combined:
-        factors = self._heads.weights.factors(gathered.loss_sums)
-        rows = enumerate(gathered.per_head)
+    def combine_heads(
+        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
+    ) -> Combined:
+        factors, rows = losses.factors, enumerate(gathered.per_head)
         self.rows = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in rows]
-        return self._sum.combine(gathered, folds)._replace(gramian=products_of(self.rows))
+        found = SumHeads(self.measure).combine_heads(network, gathered, folds, losses)
+        return found._replace(gramian=products_of(self.rows))
 
 
 def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Measured:
@@ -95,16 +95,11 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
     names, layers = spec.layers
 
     def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
-        combiners: list[Measure] = []
-
-        def combiner(network: Network, heads: HeadsAtStep) -> Measure:
-            combiners.append(Measure(network, heads))
-            return combiners[-1]
-
+        combiner = Measure()
         alone = replace(spec, schedule=together, num_micro_batches=1, combiner=combiner, layers_every=0)
         update = compute_update(alone, [batch], step, loss_scale)
         gradients = update.gradients.of_losses
-        rows = _dense_rows(network, combiners[-1].rows)
+        rows = _dense_rows(network, combiner.rows)
         labels = read_labels(network, spec.predictions, batch, check=False)
         found = {
             "losses": update.loss_sums,
@@ -119,11 +114,11 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         }
         return found, rows, labels
 
-    traced = tf.function(figures, reduce_retracing=True, autograph=AUTOGRAPH)
+    measure = graph_function(figures, reduce_retracing=True)
     by_batch, labels = [], []
     sums: list[tf.Tensor] = []
     for batch in batches:
-        found, rows, of_batch = traced(batch)
+        found, rows, of_batch = measure(batch)
         by_batch.append({name: value.numpy() for name, value in found.items()})
         labels.append(of_batch)
         sums = [a + b for a, b in zip(sums, rows)] if sums else rows

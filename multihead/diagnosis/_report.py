@@ -21,9 +21,9 @@ class Finding(str):
     """A sentence about the heads.
 
     Args:
-        sentence: What was found, and what to do about it.
-        kind: A short name of what was found, such as `"scale"`; see `Diagnosis`.
-        heads: The heads that it is about.
+        sentence: The finding and its remedy.
+        kind: A short name of the finding, such as `"scale"`; see `Diagnosis`.
+        heads: The heads concerned.
     """
 
     kind: str
@@ -74,9 +74,9 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         finite: `[heads]`: whether all losses and gradients were finite.
-        factors: By head, a factor of its loss; together they do part of what the suggestion does, without a balancer: pass
+        factors: By head, a factor of its loss; they have part of the suggestion's effect, without a balancer: pass
             them as `weighting=weighting.Fixed(diagnosis.factors)`. Empty if the heads need none.
-        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` that it is about.
+        findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
         suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. Empty if the plain
             sum is the safest choice.
     """
@@ -115,16 +115,19 @@ class Diagnosis:
         return "\n\n".join([*tables, "\n".join(f"- {finding}" for finding in self.findings)])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Title, columns and rows of the tables that `print` and rich show."""
-        columns = ["head", "loss", "constant", "progress", "weight", "labelled"]
-        columns += ["norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
-        rows = []
+        """Title, columns and rows of the tables that `print` and rich show; each fits a terminal of 80 columns."""
+        losses, gradients = [], []
         for k, head in enumerate(self.heads):
+            loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))
+            losses.append([head, loss, constant, self.progress[k], weight, f"{self.labelled[k]:.0%}"])
             figures = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
-            first = [f"{self.losses[k]:.4g}", f"{self.constant_losses[k]:.4g}", self.progress[k], f"{self.weights[k]:.4g}"]
-            last = [f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k])]
-            rows.append([head, *first, f"{self.labelled[k]:.0%}", *last])
-        found = [(f"Heads, over {self.batches} batches", columns, rows)]
+            gradients.append([head, *(f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k]))])
+        of_losses = ["head", "loss", "constant", "progress", "weight", "labelled"]
+        of_gradients = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
+        found = [
+            (f"Losses of the heads over {self.batches} batches", of_losses, losses),
+            ("Gradients of the heads", of_gradients, gradients),
+        ]
         pairs = list(itertools.combinations(range(len(self.heads)), 2))
         if pairs:
             rows = [
@@ -154,7 +157,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """All figures, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
 
-        What is not a finite number is None.
+        Non-finite numbers are None.
         """
         plain = {name: _as_json(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]

@@ -1,4 +1,4 @@
-"""What the figures mean: one small rule per finding, each of which returns sentences for people who only want to train."""
+"""The interpretation of the figures: one small rule per finding, in sentences for people who only want to train."""
 
 from __future__ import annotations
 
@@ -294,11 +294,11 @@ RULES: tuple[Rule, ...] = (
 """The rules, in the order in which their findings are shown."""
 
 NOTES: tuple[Rule, ...] = (_conflicts.cannot_tell, different_tensors, configured_balancer)
-"""Rules about what the figures cannot tell; alone they do not mean that anything is wrong."""
+"""Rules about the limits of the figures; alone they do not mean that anything is wrong."""
 
 
 def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
-    """All findings about a diagnosis; one says so if nothing stands out."""
+    """All findings about a diagnosis; a finding of its own if there are no others."""
     findings = [finding for rule in RULES for finding in rule(found, spec)]
     if not findings:
         findings.append(_nothing(found))

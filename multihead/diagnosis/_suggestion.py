@@ -26,12 +26,12 @@ Not 1, because weights do not follow the norms as these change.
 """
 
 _LEAST_SHARE = 1 / 3
-"""The share that a head which leads keeps, however many others there are. Of six heads on a small encoder, one that fell to
+"""The share that the leading head keeps, however many others there are. Of six heads on a small encoder, one that fell to
 a sixth ended worse than by the plain sum; with a third, it did not, and the others gained the same."""
 
 _HAS_LEARNED, _STILL_MOVING = 0.5, -0.1
-"""The part of the loss of a constant prediction that a head has removed which learns well, and one whose outputs are still
-far from the mean of its labels."""
+"""The fraction of the loss of a constant prediction that a head has removed: above the first number, it learns well; below
+the second, its outputs are still far from the mean of its labels."""
 
 
 def level_of(found: Diagnosis) -> str:

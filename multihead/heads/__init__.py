@@ -1,4 +1,4 @@
-"""Heads: what each is made of, and what of the data it is trained on."""
+"""Heads: their modules, losses, labels and metrics."""
 
 from multihead.heads._head import Head
 

@@ -11,22 +11,23 @@ import numpy as np
 import tensorflow as tf
 
 from multihead import losses
+from multihead._ground.autograph import call_users
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
-from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
 from multihead.heads._labels.missing import mask_missing, with_same_sizes, without_class_weights
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
-from multihead.losses._elements import aligned, with_columns
 from multihead.losses._known import CLASSES
+from multihead.losses._shapes import aligned, with_columns
 from multihead.rates import check_rate
 
 Weight = float | Callable[[tf.Tensor], Any]
 
 
 class Head:
-    """What the trainer knows about one head.
+    """One head: its module, loss, labels and metrics.
 
     Args:
         name: The key of the head's targets, sample weights and logs.
@@ -145,15 +146,15 @@ class Head:
         """Regularization and `add_loss` losses of the module's last call."""
         return list(getattr(self.module, "losses", []))
 
-    def weight_at(self, update: tf.Tensor) -> tf.Tensor:
-        """The head's weight at an update; a float32 scalar.
+    def weight_at(self, step: tf.Tensor) -> tf.Tensor:
+        """The head's weight at a step, the number of updates applied so far; a float32 scalar.
 
         Raises:
             ValueError: A function returns something other than one number.
         """
         if self._weight_variable is not None:
             return tf.identity(tensor_variable(self._weight_variable).read_value())
-        weight = self._weight(update) if callable(self._weight) else self._weight
+        weight = call_users(self._weight, step) if callable(self._weight) else self._weight
         try:
             result = tf.convert_to_tensor(weight)
         except (ValueError, TypeError):
@@ -196,7 +197,7 @@ class Head:
                 "Add the method."
             )
         generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
-        return generate(representation)
+        return call_users(generate, representation)
 
     def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
         """Checks the specs of targets and predictions against the loss, and creates the metrics.
@@ -303,7 +304,7 @@ def check_ignore_label(label: Any) -> float | None:
     Raises:
         TypeError: It is something else.
     """
-    label = label.item() if hasattr(label, "item") and getattr(label, "shape", None) == () else label
+    label = as_python(label)
     if label is None or is_number(label):
         return label
     raise TypeError(
@@ -320,7 +321,7 @@ def check_weight(weight: Any) -> Weight:
     """
     if callable(weight):
         return weight
-    weight = weight.item() if hasattr(weight, "item") and getattr(weight, "shape", None) == () else weight
+    weight = as_python(weight)
     if not is_number(weight) or weight < 0:
         raise ValueError(
             "`weight` must be a finite number of at least 0, or a function of the step. "

@@ -1,4 +1,4 @@
-"""A head's metrics: made of what Keras takes, named apart in the logs, and fed with labelled elements only."""
+"""A head's metrics: created as in Keras, with distinct names in the logs, and updated with labelled elements only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from multihead._ground.keras import options_of, snake_case, wrapped_function
 from multihead._ground.validation import quoted
-from multihead.losses._elements import aligned, aligned_shape, with_columns
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
+from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
 FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate", "updates")
-"""What the trainer itself may log of a head, as `{head}_{figure}`."""
+"""The figures of a head that the trainer itself may log, as `{head}_{figure}`."""
 
 OF_PAIRS = ("cosine",)
-"""What it may log of a pair of heads, as `{head}_{other}_{figure}`."""
+"""The figures of a pair of heads, as `{head}_{other}_{figure}`."""
 
 TOTALS = (
     "loss",
@@ -31,7 +31,7 @@ TOTALS = (
     "learning_rate",
     "lr",
 )
-"""What it, or Keras, logs of no head."""
+"""The figures that belong to no head, of the trainer or of Keras."""
 
 _OVER_ELEMENTS = (
     "Accuracy BinaryAccuracy BinaryCrossentropy Hinge SquaredHinge LogCoshError MeanAbsoluteError MeanSquaredError Poisson "
@@ -53,13 +53,13 @@ _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossen
 
 
 class HeadMetric(NamedTuple):
-    """A metric with what it reads.
+    """A metric and the part of targets and predictions that it reads.
 
     Attributes:
         metric: The Keras metric.
         over: `"elements"`, `"rows"` or `"classes"`; None if it is not known: then it gets targets and predictions as they
             are, and one weight per row.
-        by_column: Whether it tells the columns apart although it counts elements.
+        by_column: Whether it distinguishes columns although it counts elements.
         column: The only column that it reads, or None.
     """
 
@@ -70,11 +70,11 @@ class HeadMetric(NamedTuple):
 
     @classmethod
     def of(cls, metric: Any) -> HeadMetric:
-        """Finds out what a Keras metric reads."""
+        """Determines from a Keras metric which elements it reads."""
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
-            what = known(wrapped_function(metric), options)
-            return cls(metric, None if what is None else what.over)
+            function = known(wrapped_function(metric), options)
+            return cls(metric, None if function is None else function.over)
         if not is_keras(type(metric)) or options.get("axis", -1) != -1:
             return cls(metric, None)
         if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
@@ -127,9 +127,8 @@ class HeadMetric(NamedTuple):
         if self.over is None:
             self.metric.update_state(targets, predictions, sample_weight=weights)
             return
-        shape = tf.shape(predictions) if self.over == ELEMENTS else tf.shape(predictions)[:-1]
         num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
-        weights = _spread(weights, shape, rank if self.over == ELEMENTS else rank - 1)
+        weights = Elements(targets, rank if self.over == ELEMENTS else rank - 1).spread(weights)
         if self.column is not None:
             weights = weights[..., self.column]
         if self.over == ROWS:  # some of Keras 2 take no other dtype
@@ -142,14 +141,8 @@ class HeadMetric(NamedTuple):
         )
 
 
-def _spread(weights: tf.Tensor, shape: tf.Tensor, rank: int) -> tf.Tensor:
-    """Weights for all elements of a shape, from those for its first axes."""
-    ones = [1] * (rank - weights.shape.rank)
-    return tf.broadcast_to(tf.reshape(weights, tf.concat([tf.shape(weights), ones], axis=0)), shape)
-
-
 def check_metrics(metrics: Any, head: str) -> list[Any]:
-    """Returns what `add_head` was given as metrics, configurations as metrics.
+    """Returns the `metrics` of `add_head`, with configurations replaced by metrics.
 
     Raises:
         TypeError: It is no list.
@@ -172,7 +165,7 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
 
 
 def _found(spec: Any, head: str) -> Any:
-    """What Keras finds for a name, a configuration, a class, a function or a metric."""
+    """Keras's metric for a name or a configuration; a class, a function or a metric is returned unchanged."""
     found, cause = None, None
     try:
         found = keras.metrics.get(spec)
@@ -187,7 +180,7 @@ def _found(spec: Any, head: str) -> Any:
 
 
 def log_name(spec: Any) -> str:
-    """The name of a metric, or of what one is made of, in the logs."""
+    """The name in the logs of a metric or of its specification."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, type):
@@ -226,7 +219,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
     """Checks that no two figures of a trainer have one name in the logs, and no metric serves two heads.
 
     Args:
-        heads: Pairs of a head's name and its metrics, or what they are made of.
+        heads: Pairs of a head's name and its metrics or their specifications.
 
     Raises:
         ValueError: Two figures would overwrite each other, or a metric object would mix two heads.
@@ -251,7 +244,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
 
 
 def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
-    """Names in the logs, with what they stand for."""
+    """Names in the logs, with their meanings."""
     heads = list(heads)
     yield from ((f"{name}{end}", "a figure of no head") for name in TOTALS for end in ("", "_average"))
     for one, other in itertools.combinations([head for head, _ in heads], 2):

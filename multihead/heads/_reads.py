@@ -12,7 +12,7 @@ from multihead._ground.validation import quoted
 
 
 def check_reads(reads: Any) -> Any:
-    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of such.
+    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these.
 
     Raises:
         TypeError: It is something else.
@@ -38,7 +38,7 @@ def select(representation: Any, reads: Any, head: str) -> Any:
     """The part of a representation that a head reads.
 
     Args:
-        representation: What the encoder returns.
+        representation: The encoder's outputs.
         reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest or, where it leads
             nowhere, several entries; a list of these, which selects a list of their parts.
         head: The head's name.
@@ -84,7 +84,7 @@ def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) ->
     else:
         hint = f"Pass one of {quoted(entries)}." if entries else "Leave `reads` out."
     return (
-        f"`reads` of head {head!r} must name what the encoder gives. Received: reads={reads!r}, and the encoder gives "
+        f"`reads` of head {head!r} must name outputs of the encoder. Received: reads={reads!r}; the encoder returns "
         f"{described(representation)}. {hint}"
     )
 
@@ -103,7 +103,7 @@ def described(representation: Any) -> str:
 
 
 def encode_reads(reads: Any) -> Any:
-    """`reads` as what JSON can hold: it makes no difference between tuples and lists."""
+    """`reads` in a form for JSON, which does not distinguish tuples from lists."""
     if isinstance(reads, list):
         return {"parts": [encode_reads(each) for each in reads]}
     return {"path": list(reads)} if isinstance(reads, tuple) else reads

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import AUTOGRAPH, keras_mask, options_of, targets_for_loss, with_logits
+from multihead._ground.keras import keras_mask, options_of, targets_for_loss, with_logits
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
+from multihead.losses._shapes import aligned, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -38,7 +40,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         if not 0 <= label_smoothing < 1:
             raise ValueError(
                 "`label_smoothing` must be at least 0 and below 1. "
-                f"Received: label_smoothing={label_smoothing!r}. Pass 0 to leave it off."
+                f"Received: label_smoothing={label_smoothing!r}. Pass 0 to disable it."
             )
         self.padding_id = padding_id
         self.label_smoothing = label_smoothing
@@ -63,15 +65,15 @@ class SequenceCrossentropy(keras.losses.Loss):
 
 
 class ElementLoss:
-    """What the trainer uses of a loss: its values, one per element, unreduced.
+    """A loss as the trainer uses it: unreduced, with one value per element.
 
     Args:
         function: `function(y_true, y_pred)`.
         name: Name for messages.
         ignore_label: A label that marks an element without a label, or None.
-        original: What the user passed, for the configuration.
-        known: What is known of the function, or None for one that is not Keras's own. Its values then say what its
-            elements are: one value per prediction, or one per row, step or example (the first axes of the predictions).
+        original: The loss as passed by the user, for the configuration.
+        known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
+            values: one per prediction, or one per row, step or example (the first axes of the predictions).
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class ElementLoss:
         try:
             if self.runs_eagerly:
                 return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
-            traced = tf.function(computed, autograph=AUTOGRAPH).get_concrete_function(targets, predictions)
+            graph = graph_function(computed).get_concrete_function(targets, predictions)
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):
@@ -138,7 +140,7 @@ class ElementLoss:
                 f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
                 f"targets, or the module's number of units. The loss says: {in_short(first)}"
             ) from error
-        return traced.structured_outputs.shape.rank
+        return graph.structured_outputs.shape.rank
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
@@ -176,53 +178,21 @@ class ElementLoss:
 
     def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
         try:
-            return self._function(targets, predictions)
+            return call_users(self._function, targets, predictions)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
             if self.known is not None or targets.dtype.is_floating:
                 raise
         # Keras 2 leaves integers as they are, and Keras 3 does not.
-        return self._function(tf.cast(targets, predictions.dtype), predictions)
+        return call_users(self._function, tf.cast(targets, predictions.dtype), predictions)
 
 
 def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    """Zeros of a shape whose open sizes are larger than the number of rows, so that they are told apart."""
+    """Zeros of a shape whose open sizes are larger than the number of rows, to distinguish them."""
     return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
 
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
-
-
-def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
-    """The shape of predictions as a loss sees them: `[batch]` is `[batch, 1]`."""
-    return shape.concatenate(1) if shape.rank == 1 else shape
-
-
-def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
-    """Targets with the axes that a loss, or a metric, expects for predictions of a shape.
-
-    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
-
-    Args:
-        targets: The targets.
-        shape: The predictions' shape, of rank 2 at least.
-        over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
-    """
-    change = _change_of_rank(targets.shape, shape, over)
-    return targets[..., tf.newaxis] if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
-
-
-def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
-    """The shape of `aligned` targets of a shape."""
-    change = _change_of_rank(targets, shape, over)
-    return targets.concatenate(1) if change > 0 else targets[:-1] if change < 0 else targets
-
-
-def _change_of_rank(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> int:
-    if over == CLASSES:
-        return -1 if targets.rank == shape.rank and targets[-1] in (1, None) else 0
-    is_one = shape[-1] == 1 or (shape[-1] is None and over is not None)
-    return 1 if targets.rank == shape.rank - 1 and is_one else 0
 
 
 def get(loss: Any) -> ElementLoss:
@@ -258,8 +228,8 @@ def get(loss: Any) -> ElementLoss:
             )
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
             return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
-        what = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
-        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, what)
+        properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
+        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, properties)
     if is_keras(loss):
         return _of_keras(loss, loss.__name__, original, {})
     if callable(loss):
@@ -271,12 +241,12 @@ def get(loss: Any) -> ElementLoss:
 
 
 def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
-    """The loss of one of Keras's functions with keyword arguments; what it ignores is an `ignore_label`."""
+    """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
     if function.__name__ == "circle":
         raise ValueError(
             "`loss` must be a sum over examples, so that it does not depend on how a batch is split. Received: "
             f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
         )
-    what = known(function, options)
+    properties = known(function, options)
     ignored = options.pop("ignore_class", None)
-    return ElementLoss(functools.partial(function, **options), name, ignored, original, what)
+    return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)

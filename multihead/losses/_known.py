@@ -1,4 +1,4 @@
-"""What is known of Keras's own losses and metrics: what one value of them is about, and which labels they take."""
+"""Keras's own losses and metrics: the elements that have one value each, and the labels that are valid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
-"""What one term of a function reads.
+"""The part of the predictions that one value of a function depends on.
 
 - `"elements"`: one target and one prediction; the function is the mean of such terms over the last axis.
 - `"rows"`: all targets and predictions along the last axis, which cannot be taken apart.
@@ -70,7 +70,7 @@ def is_keras(function: Any) -> bool:
 
 
 def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known | None:
-    """What is known of a function with some keyword arguments; None for one that is not Keras's own."""
+    """The properties of a function of Keras with some keyword arguments; None for other functions."""
     if not is_keras(function) or (options or {}).get("axis", -1) not in (-1, (-1,), [-1]):
         return None
     return _FUNCTIONS.get(getattr(function, "__name__", ""))

@@ -1,4 +1,4 @@
-"""The figures of updates: what Keras's logs, the ledger and TensorBoard show of each head.
+"""The figures of updates: the statistics of each head in Keras's logs, the ledger and TensorBoard.
 
 `FIGURES` lists them, and docs/watching.md explains each. For head `k`, with `g_k` the gradient of its weighted loss at the
 level where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a
@@ -36,7 +36,7 @@ with that head's metrics. 0 would be the best value that a callback can see (`Ea
 finite shows as such.
 """
 
-from multihead.telemetry._figures import Figure
+from multihead.telemetry._layout import Figure
 from multihead.telemetry._logs import FIGURES, LEVELS, LogMetrics, with_report
 
 __all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]

@@ -12,14 +12,15 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
-from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
 from multihead._ground.validation import quoted
-from multihead._update.faults import Broken
+from multihead._update.broken import Broken
 from multihead._update.network import Gradients
-from multihead._update.pipeline import Update
 from multihead._update.spec import UpdateSpec
+from multihead._update.update import Update
 from multihead.heads import Head
-from multihead.telemetry._figures import Figure, UpdateFigures
+from multihead.telemetry._figures import UpdateFigures
+from multihead.telemetry._layout import Figure
 
 LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
@@ -35,7 +36,7 @@ class BrokenGradients(keras.metrics.Metric):
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
     def update_state(self, broken: Broken, num_replicas: int) -> None:
-        """Adds what of one update is not finite."""
+        """Adds the non-finite gradients of one update."""
         self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
         self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
 
@@ -63,8 +64,8 @@ def _shares(update: Update) -> tf.Tensor | None:
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 
-def _global_norm(gradients: Gradients | None) -> tf.Tensor:
-    return norm_of_present([] if gradients is None else gradients.of_losses)
+def _global_norm(gradients: Gradients) -> tf.Tensor:
+    return norm_of_present(gradients.of_losses)
 
 
 def _is_clipped(update: Update) -> tf.Tensor:
@@ -81,7 +82,7 @@ def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
 
 
 def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
-    return len(spec.stages) > 1 or any(rates.may_change for rates in spec.stages)
+    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
 
 
 def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
@@ -109,6 +110,16 @@ def _cosines_with_update(update: Update) -> tf.Tensor | None:
     found = update.combined.cosines
     return None if found is None else found[:-1, -1]
 
+
+def _losses(update: Update) -> tf.Tensor:
+    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
+
+
+LOSSES = (
+    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, averaged=True),
+    Figure("loss", _losses, _shows_norms, metric=None, averaged=True),
+)
+"""The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
 
 # To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
 FIGURES = (
@@ -145,7 +156,7 @@ class LogMetrics:
         self.variables = spec.network.variables.all
         self.total = keras.metrics.Mean(name="loss", dtype="float32")
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
-        self.figures = UpdateFigures(spec, level, FIGURES, latest)
+        self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
         self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
@@ -172,7 +183,7 @@ class LogMetrics:
         self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
         self.figures.update(update, applied)
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
-        self.broken.update_state(update.broken if update.dropped is None else update.broken | update.dropped, num_replicas)
+        self.broken.update_state(update.reported, num_replicas)
 
     def next_batch(self, number: int) -> tf.Tensor:
         """The position in the epoch of the next batch, from 0, after which that many are counted."""
@@ -219,12 +230,12 @@ class LogMetrics:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
-        of_update, of_heads, of_pairs = self.figures.results()
-        logs.update(of_update)
+        found, layout = self.figures.by_name(), self.figures.layout
+        logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
             logs.update(self._head_logs(k, head))
-            logs.update(of_heads[head.name])
-        logs.update(of_pairs)
+            logs.update({name: found[name] for name in layout.logged("head", k)})
+        logs.update({name: found[name] for name in layout.logged("pair")})
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
@@ -261,12 +272,12 @@ class LogMetrics:
 
 
 def _has_any(mean: Any) -> tf.Tensor:
-    """Whether a `keras.metrics.Mean` is of anything."""
+    """Whether a `keras.metrics.Mean` has counted anything."""
     return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
 
 
 def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
-    """A figure where the condition holds, else NaN; what is not floating is left as it is."""
+    """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
     figure = tf.convert_to_tensor(figure)
     return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
 
@@ -310,7 +321,7 @@ class _Report(keras.callbacks.Callback):
         if not number:
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
-                "Check what it is made from: a file, a filter or a split may be empty, or a generator may be at its end."
+                "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
             )
         if metrics.weighting is not None:
             metrics.weighting.end_epoch()
@@ -325,9 +336,7 @@ def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any
         metrics: Returns the trainer's metrics, or None before they exist.
         callbacks: The callbacks passed to `fit`.
     """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.insert(0, _Report(metrics, list(callbacks.callbacks)))
-        return callbacks
-    given = [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = callbacks_of(callbacks)
     # First, so that a checkpoint at the end of an epoch holds what that end changes.
-    return [_Report(metrics, given), *given]
+    given.insert(0, _Report(metrics, list(given)))
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

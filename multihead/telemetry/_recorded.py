@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead.telemetry._layout import Layout
 
 DECAY = 0.98
 """The decay of running averages per update: half of the weight is on the last 34 updates."""
@@ -21,37 +22,29 @@ class Recorded(keras.metrics.Metric):
     A replica holds its part of each figure; a read from outside adds up the parts.
 
     Args:
-        means: The names of figures that are averaged over the epoch.
-        sums: The names of figures that are added up.
-        averages: The names of those figures that also have a running average.
-        others: The names of figures that are only kept for the latest updates.
+        layout: Where each figure lies in the vectors.
         latest: The number of latest updates that are kept.
     """
 
-    def __init__(
-        self, *, means: Sequence[str], sums: Sequence[str], averages: Sequence[str], others: Sequence[str], latest: int
-    ) -> None:
+    def __init__(self, layout: Layout, latest: int) -> None:
         super().__init__(name="recorded", dtype="float32")
-        self.names = [*means, *sums]
-        self.averaged = list(averages)
-        self.columns = [*self.names, *(f"{name}_average" for name in averages), *others, "applied"]
-        self._num_sums = len(sums)
-        self._positions = [self.names.index(name) for name in averages]
-        size = len(self.names)
+        self._layout = layout
+        self._positions = [layout.columns[name] for name in layout.averaged]
+        size, num_averages = len(layout.names), len(layout.averaged)
         self.totals = self.add_weight(name="totals", shape=(size,), initializer="zeros")
         self.weights_of_totals = self.add_weight(name="weights_of_totals", shape=(size,), initializer="zeros")
-        self.averages = self.add_weight(name="averages", shape=(len(averages),), initializer="zeros")
-        self.average_counts = self.add_weight(name="average_counts", shape=(len(averages),), initializer="zeros")
-        self.latest = self.add_weight(name="latest", shape=(latest, len(self.columns)), initializer="zeros")
+        self.averages = self.add_weight(name="averages", shape=(num_averages,), initializer="zeros")
+        self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), initializer="zeros")
+        self.latest = self.add_weight(name="latest", shape=(latest, len(layout.columns)), initializer="zeros")
         self._num_recorded = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
-    def update_state(self, values: tf.Tensor, counts: tf.Tensor, others: tf.Tensor, applied: tf.Tensor) -> None:
+    def update_state(self, values: tf.Tensor, counts: tf.Tensor, of_layers: tf.Tensor, applied: tf.Tensor) -> None:
         """Adds one update.
 
         Args:
-            values: This replica's part of each figure of `names`.
+            values: This replica's part of each figure.
             counts: Whether each of them counts in this update.
-            others: This replica's part of the figures of `others`; NaN where there is none.
+            of_layers: This replica's part of the figures of all layers; NaN where there is none.
             applied: Whether the update was applied.
         """
         part = 1.0 / replicas.num_replicas()
@@ -61,7 +54,7 @@ class Recorded(keras.metrics.Metric):
         columns = [tf.where(counts, values, float("nan"))]
         if self._positions:
             columns.append(self._average(tf.gather(used, self._positions), tf.gather(counts, self._positions), part))
-        columns += [others, [tf.where(applied, part, 0.0)]]
+        columns += [of_layers, [tf.where(applied, part, 0.0)]]
         row = tf.concat(columns, axis=0)[tf.newaxis]
         kept = tensor_variable(self.latest)
         kept.assign(row if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], row], axis=0))
@@ -82,23 +75,23 @@ class Recorded(keras.metrics.Metric):
         return tf.where(number > 0, new, float("nan"))
 
     def reset_state(self) -> None:
-        """Resets what is of an epoch; running averages and the latest updates stay."""
+        """Resets the sums over the epoch; running averages and the latest updates stay."""
         for variable in (self.totals, self.weights_of_totals):
             variable.assign(tf.zeros(variable.shape))
 
     def result(self) -> tf.Tensor:
-        """The figures of `names`, over the epoch so far; 0 for what did not count in any update."""
+        """All figures over the epoch so far; 0 for those that counted in no update."""
         totals, weights = (tf.convert_to_tensor(tensor_variable(v)) for v in (self.totals, self.weights_of_totals))
-        end = len(self.names) - self._num_sums
-        return tf.concat([tf.math.divide_no_nan(totals[:end], weights[:end]), totals[end:]], axis=0)
+        return tf.where(self._layout.is_sum, totals, tf.math.divide_no_nan(totals, weights))
 
     def by_name(self) -> dict[str, tf.Tensor]:
-        """The results by name, running averages included."""
-        results = dict(zip(self.names, tf.unstack(self.result(), num=len(self.names))))
+        """The results and the running averages, by name."""
+        names, averaged = self._layout.names, self._layout.averaged
         averages = tf.convert_to_tensor(tensor_variable(self.averages))
         counts = tf.convert_to_tensor(tensor_variable(self.average_counts))
-        known = tf.unstack(tf.where(counts > 0, averages, float("nan")), num=len(self.averaged))
-        return {**results, **{f"{name}_average": value for name, value in zip(self.averaged, known)}}
+        known = tf.unstack(tf.where(counts > 0, averages, float("nan")), num=len(averaged))
+        results = dict(zip(names, tf.unstack(self.result(), num=len(names))))
+        return {**results, **{f"{name}_average": value for name, value in zip(averaged, known)}}
 
     @property
     def number_variable(self) -> tf.Variable:
@@ -111,20 +104,20 @@ class Recorded(keras.metrics.Metric):
         return int(tf.convert_to_tensor(self._num_recorded.value))
 
     def read_latest(self) -> np.ndarray:
-        """`[updates, columns]`: the latest updates, oldest first; what an update does not have is NaN."""
+        """`[updates, columns]`: the latest updates, oldest first; NaN for missing values."""
         number = self.num_recorded
         rows = np.asarray(tf.convert_to_tensor(tensor_variable(self.latest)))
         return rows[len(rows) - min(number, len(rows)) :]
 
     @property
     def has_averages(self) -> bool:
-        """Whether a running average is of anything yet."""
+        """Whether any update has contributed to a running average yet."""
         return bool(tf.reduce_any(tf.convert_to_tensor(tensor_variable(self.average_counts)) > 0))
 
     def restore_averages(self, values: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """Sets running averages, of a run that continues, by the names of their figures."""
-        known = [values.get(name) is not None for name in self.averaged]
-        new = [values[name] if is_known else 0.0 for name, is_known in zip(self.averaged, known)]
-        numbers = [counts.get(name, 0) if is_known else 0 for name, is_known in zip(self.averaged, known)]
+        """Sets the running averages of a resumed run, by the names of their figures; 0 for figures without a value."""
+        known = {name: value for name, value in values.items() if value is not None}
+        new = [known.get(name, 0.0) for name in self._layout.averaged]
+        numbers = [counts.get(name, 0) if name in known else 0 for name in self._layout.averaged]
         tensor_variable(self.averages).assign(tf.constant(new, tf.float32))
         tensor_variable(self.average_counts).assign(tf.constant(numbers, tf.float32))

@@ -1,7 +1,7 @@
 """Checks that your own balancer, weighting or schedule satisfies the contract that the trainer relies on.
 
 Each function checks copies of a method and raises an `AssertionError` that names the first check that fails and its input;
-otherwise it returns a `Report` of what was checked.
+otherwise it returns a `Report` of the checks.
 """
 
 from multihead.testing._balancers import check_balancer

@@ -44,7 +44,7 @@ def check_balancer(
         xla: Pass False to skip compilation, which takes most of the time.
 
     Returns:
-        What was checked.
+        A report of the checks.
 
     Raises:
         AssertionError: A check failed; the message names the check and the gradients.

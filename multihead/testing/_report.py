@@ -1,4 +1,4 @@
-"""What a check has checked."""
+"""The result of a check: the rules that hold."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.autograph import graph_function
+
 
 class Report:
-    """What a `check_*` function has checked. All of it holds: the first rule that is broken raises an error.
+    """The rules that a `check_*` function has checked. All of them hold: the first broken rule raises an error.
 
     Args:
-        method: What is checked.
-        inputs: What it is given, for the error messages.
+        method: The checked method.
+        inputs: A description of its inputs, for the error messages.
 
     Attributes:
         name: The method's class.
@@ -29,7 +31,7 @@ class Report:
 
     @property
     def checks(self) -> list[str]:
-        """The rules that were checked, each once, as what the method must do."""
+        """The rules that were checked, each once; each completes the sentence "The method must ..."."""
         return list(self._checks)
 
     def require(self, holds: Any, rule: str, given: str, detail: str = "") -> None:
@@ -37,7 +39,7 @@ class Report:
 
         Args:
             holds: Whether it holds.
-            rule: What the method must do.
+            rule: The rule; it completes the sentence "The method must ...".
             given: The input on which it was checked.
             detail: What to add to the rule if it does not hold.
 
@@ -63,7 +65,7 @@ class Report:
 
 def traced(function: Callable[..., Any], *arguments: Any, xla: bool = False) -> Any:
     """A graph of a function for arguments like these; traced here, so that TensorFlow does not warn of many traces."""
-    return tf.function(function, jit_compile=xla).get_concrete_function(*arguments)
+    return graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
 
 
 def state_of(method: Any) -> list[np.ndarray]:

@@ -45,7 +45,7 @@ def check_schedule(
         xla: Pass False to skip compilation.
 
     Returns:
-        What was checked.
+        A report of the checks.
 
     Raises:
         AssertionError: A check failed; the message names the check and the updates before it.

@@ -40,7 +40,7 @@ def check_weighting(
         xla: Pass False to skip compilation.
 
     Returns:
-        What was checked.
+        A report of the checks.
 
     Raises:
         AssertionError: A check failed; the message names the check and the losses.

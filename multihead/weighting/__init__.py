@@ -5,7 +5,6 @@ depend on the losses are computed by a class: pass an instance (or its name) as 
 `MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses.
 """
 
-from multihead._ground.keras import add_state
 from multihead.weighting._base import Weighting
 from multihead.weighting._registry import get
 from multihead.weighting.dwa import DWA
@@ -31,6 +30,5 @@ __all__ = [
     "SmoothTchebycheff",
     "Uncertainty",
     "Weighting",
-    "add_state",
     "get",
 ]

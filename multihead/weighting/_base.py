@@ -152,13 +152,12 @@ class Weighting(Method):
         """See `__call__`."""
         return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
-    def __call__(self, losses: Any, *, step: Any = 0, update: Any = None) -> tf.Tensor:
+    def __call__(self, losses: Any, *, step: Any = 0) -> tf.Tensor:
         """Computes the weights for the given losses, without changing the state.
 
         Args:
             losses: `[num_heads]` numbers.
             step: The number of updates applied so far, for methods that use it.
-            update: Deprecated name of `step`.
 
         Returns:
             `[num_heads]` float32.
@@ -180,7 +179,7 @@ class Weighting(Method):
                 f"Received: {losses.shape[0]}. Use one weighting per set of heads."
             )
         self.build((losses.shape[0],))
-        return self.call(losses, tf.cast(step if update is None else update, tf.int64))
+        return self.call(losses, tf.cast(step, tf.int64))
 
 
 def values(variables: Sequence[Any]) -> tf.Tensor:

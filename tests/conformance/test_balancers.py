@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing
-from tests.helpers import reference, tiny
+from tests.helpers import balancing_reference, reference, tiny
+from tests.helpers.balancers import ALL, make
+from tests.helpers.cases import quick
 
 METHODS = ["Sum", "EqualNorms", "UPGrad", "MGDA", "NashMTL", "IMTLG", "PCGrad"]
 
@@ -25,10 +27,10 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
         return made.gradients([batch])[0], made.variables
 
     if method == "PCGrad":
-        count = len(reference.coefficients(method, np.eye(3)))
-        wanted = [by_hand(lambda gramian, i=i: reference.coefficients(method, gramian)[i]) for i in range(count)]
+        count = len(balancing_reference.coefficients_of_pcgrad(np.eye(3)))
+        wanted = [by_hand(lambda g, i=i: balancing_reference.coefficients_of_pcgrad(g)[i]) for i in range(count)]
     else:
-        wanted = [by_hand(lambda gramian: reference.coefficients(method, gramian))]
+        wanted = [by_hand(lambda gramian: balancing_reference.coefficients(method, gramian))]
     errors = []
     for gradients, variables in wanted:
         pairs = [(actual[id(tiny.tensor_variable(v))], g) for g, v in zip(gradients, variables)]
@@ -37,11 +39,10 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
     assert min(errors) < 2e-6
 
 
-@pytest.mark.one_in(2)
 def test_norm_budget_holds_in_the_logs():
     batch = tiny.data(16)
     trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
-    free = tiny.trainer("adam")
+    free = tiny.shared("adam")
     assert tiny.fit_once(free, *batch).history["size_share"][0] > 0.3
     history = tiny.fit_once(trainer, *batch, epochs=3).history
     assert max(history["size_share"]) <= 0.2 + 1e-5
@@ -49,25 +50,29 @@ def test_norm_budget_holds_in_the_logs():
     np.testing.assert_allclose(shares, 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper()])
-def test_every_balancer_trains_or_says_why_not(method):
-    made = getattr(balancing, method)
-    if not (isinstance(made, type) and issubclass(made, balancing.Balancer)) or made is balancing.Balancer:
-        pytest.skip("no method")
-    try:
-        balancer = made()
-    except TypeError:
-        balancer = made(balancing.EqualNorms(), balancing.UPGrad())
+def one_of_each_kind_first():
+    """The methods, of those that ask for the same at the same levels one before all others; and the number of such kinds."""
+    kinds = {}
+    for name in ALL:
+        made = make(name)
+        kinds.setdefault((*made.uses, *made.levels, made.num_folds, type(made).observe), []).append(name)
+    names = [name for rank in range(len(ALL)) for same in kinds.values() for name in same[rank : rank + 1]]
+    return len(kinds), names
+
+
+@pytest.mark.parametrize("method", quick(*one_of_each_kind_first()))
+def test_every_balancer_trains(method):
+    balancer = make(method)
     level = balancer.levels[-1]
     trainer = tiny.trainer("sgd", balancer=balancer, balance_at=level, run_eagerly=True)
     history = tiny.fit_once(trainer, *tiny.data(8), epochs=2).history
     assert history["skipped_updates"][-1] == 0 and np.isfinite(history["loss"]).all()
 
 
-@pytest.mark.parametrize("slices", [1, 4])
-def test_sdmgrad_takes_the_slices_for_halves(slices):
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_sdmgrad_compares_folds_of_micro_batches(micro_batches):
     inputs, targets = tiny.data(12)
-    trainer = tiny.trainer("sgd", balancer=balancing.SDMGrad(), balance_at="parameters", micro_batches=slices)
+    trainer = tiny.trainer("sgd", balancer=balancing.SDMGrad(), balance_at="parameters", micro_batches=micro_batches)
     trainer.compute_gradients((inputs, targets))  # builds
     trainer.balancer.reset()
     modules = {name: head.module for name, head in trainer.heads.items()}
@@ -87,12 +92,12 @@ def test_sdmgrad_takes_the_slices_for_halves(slices):
         gradients = [tape.gradient(loss, variables, unconnected_gradients="zero") for loss in losses.values()]
         return np.array([np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in each]) for each in gradients])
 
-    step = 12 // max(slices, 2)
+    step = 12 // max(micro_batches, 2)
     odd = np.arange(12) // step % 2 == 1
     whole, one, other = rows(np.arange(12)), rows(np.flatnonzero(~odd)), rows(np.flatnonzero(odd))
     between = one @ other.T
     by_hand = balancing.SDMGrad()
-    expected = by_hand(whole.astype("float64"), halves=(between + between.T) / 2)
+    expected = by_hand(whole.astype("float64"), folds=(between + between.T) / 2)
     pairs = trainer.compute_gradients((inputs, targets))
     count = len(trainer.encoder.trainable_variables)
     actual = np.concatenate([np.ravel(tf.convert_to_tensor(gradient)) for gradient, _ in pairs[:count]])
@@ -100,8 +105,7 @@ def test_sdmgrad_takes_the_slices_for_halves(slices):
     assert not np.allclose(by_hand(whole.astype("float64")), expected, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.mark.one_in(2)
-def test_kept_coefficients_serve_several_updates():
+def test_cached_coefficients_serve_several_updates():
     inputs, targets = tiny.data(8)
     trainer = tiny.trainer("sgd", balancer="EqualNorms", balance_every=3)
     coefficients = []

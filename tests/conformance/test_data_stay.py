@@ -33,7 +33,7 @@ def test_labels_of_a_generator_stay(two_replicas, replicas):
             "kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy", ignore_label=-1
         )
         trainer.add_head("size", keras.layers.Dense(1), "mse")
-        trainer.compile("sgd", micro_batches=2)
+        trainer.compile("sgd", micro_batches=2, run_eagerly=replicas)
     batch = (x, {"kind": kind, "size": size}, {"size": weights})
     signature = tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), batch)
     data = tf.data.Dataset.from_generator(lambda: iter([batch] * 3), output_signature=signature)

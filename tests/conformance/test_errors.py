@@ -32,7 +32,10 @@ ERRORS = {
     "metrics": (lambda: add(empty_trainer(), metrics="mae"), r"`metrics` must be a list"),
     "balancer": (lambda: add(empty_trainer()).compile("sgd", balancer="UBGrad"), r"UPGrad"),
     "level": (lambda: add(empty_trainer()).compile("sgd", balance_at="parameter"), r"Did you mean 'parameters'\?"),
-    "slices": (lambda: add(empty_trainer()).compile("sgd", micro_batches=0), r"`micro_batches` must be a whole number"),
+    "micro-batches": (
+        lambda: add(empty_trainer()).compile("sgd", micro_batches=0),
+        r"`micro_batches` must be a whole number",
+    ),
     "steps": (lambda: add(empty_trainer()).compile("sgd", accumulate_steps=1.5), r"`accumulate_steps` must be a whole"),
     "clip": (
         lambda: add(empty_trainer()).compile("sgd", clip=5.0),

@@ -119,7 +119,6 @@ def test_ledger_is_computed_from_the_gradients_of_the_true_update(case, tmp_path
     assert second["loss"] == pytest.approx(losses, rel=tolerance)
 
 
-@pytest.mark.one_in(2)
 def test_figures_at_the_parameters_are_those_of_all_layers_together(tmp_path):
     rows, _ = by_hand()
     made = trainer(telemetry="full", balancer=balancing.EqualNorms(), balance_at="parameters", layers_every=1)

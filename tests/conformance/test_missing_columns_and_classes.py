@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from tests.helpers import reference, tiny
+from tests.helpers import balancing_reference, tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import BALANCINGS, GATHERINGS, assert_alike
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
@@ -64,7 +65,7 @@ def by_tape(balancer, level):
     coefficients = [1, 1]
     if balancer is not None:
         rows = np.stack(rows).astype("float64")
-        coefficients = reference.coefficients(balancer, rows @ rows.T)
+        coefficients = balancing_reference.coefficients(balancer, rows @ rows.T)
     by_head = [tape.gradient(loss, shared) for loss in losses]
     gradients = [sum(c * g.numpy() for c, g in zip(coefficients, of_heads)) for of_heads in zip(*by_head)]
     gradients += [g.numpy() for g in own]
@@ -94,18 +95,20 @@ def trained(gathering, balancer, level, **options):
     ("gathering", "balanced", "eagerly"),
     [
         ("whole", "sum", True),
-        ("slices", "cut", False),
-        ("slices", "parameters", True),
+        ("micro-batches", "representation", False),
+        ("micro-batches", "parameters", True),
         ("batches", "parameters", False),
-        ("batches", "cut", True),
-        ("both", "sum", False),
+        ("batches", "representation", True),
+        pytest.param("both", "sum", False, marks=pytest.mark.thorough),
     ],
 )
 def test_an_update_is_that_of_a_tape(gathering, balanced, eagerly):
     assert_alike(trained(gathering, *BALANCINGS[balanced], run_eagerly=eagerly), by_tape(*BALANCINGS[balanced]))
 
 
-@pytest.mark.parametrize(("gathering", "balanced"), [("batches", "cut"), ("slices", "parameters")])
+@pytest.mark.parametrize(
+    ("gathering", "balanced"), quick(1, [("batches", "representation"), ("micro-batches", "parameters")])
+)
 def test_an_update_of_two_replicas_is_that_of_a_tape(two_replicas, gathering, balanced):
     expected = by_tape(*BALANCINGS[balanced])
     with two_replicas.scope():
@@ -113,6 +116,5 @@ def test_an_update_of_two_replicas_is_that_of_a_tape(two_replicas, gathering, ba
     assert_alike(actual, expected)
 
 
-@pytest.mark.one_in(2)
 def test_a_compiled_update_is_that_of_a_tape():
     assert_alike(trained("whole", "UPGrad", "representation", jit_compile=True), by_tape("UPGrad", "representation"))

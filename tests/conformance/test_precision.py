@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
-COMPILED = {"representation": {}, "parameters, in slices": {"balance_at": "parameters", "micro_batches": 2}}
+COMPILED = {"representation": {}, "parameters, in micro-batches": {"balance_at": "parameters", "micro_batches": 2}}
 
 
 def updated(policy, compiled):
@@ -23,15 +24,17 @@ def updated(policy, compiled):
     return tiny.weights_of(trainer), history, trainer
 
 
-@pytest.fixture(scope="module", params=COMPILED)
-def single(request):
-    """Some options, and the weights and logs in single precision with them."""
-    return request.param, *updated("float32", request.param)[:2]
+CASES = [
+    ("representation", "mixed_float16", 4e-3),
+    ("parameters, in micro-batches", "mixed_bfloat16", 3e-2),
+    ("representation", "mixed_bfloat16", 3e-2),
+    ("parameters, in micro-batches", "mixed_float16", 4e-3),
+]
 
 
-@pytest.mark.parametrize(("policy", "tolerance"), [("mixed_float16", 4e-3), ("mixed_bfloat16", 3e-2)])
-def test_mixed_precision_makes_the_same_updates(single, policy, tolerance):
-    compiled, wanted, full = single
+@pytest.mark.parametrize(("compiled", "policy", "tolerance"), quick(2, CASES))
+def test_mixed_precision_makes_the_same_updates(compiled, policy, tolerance):
+    wanted, full, _ = updated("float32", compiled)
     actual, mixed, trainer = updated(policy, compiled)
     assert all(weight.dtype == np.float32 for weight in actual)
     for name in ("tag_norm", "price_norm", "size_norm", "price_coefficient"):
@@ -48,7 +51,7 @@ def test_variables_of_another_precision_are_updated_in_it(compiled):
         keras.mixed_precision.set_global_policy(policy)
         trainer = tiny.trainer(keras.optimizers.SGD(1.0), balancer="EqualNorms", **COMPILED[compiled])
         trainer.compute_gradients(batch)  # builds
-        variables = [tiny.tensor_variable(variable) for variable in trainer._spec.network.variables.all]
+        variables = [tiny.tensor_variable(variable) for variable in trainer._built.spec.network.variables.all]
         start = start or tiny.values(variables)
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value.astype(policy))
@@ -67,7 +70,6 @@ def test_a_method_that_combines_gradients_does_so_in_any_precision(policy):
     assert bool(trainer.apply_gradients(trainer.compute_gradients(tiny.data(4))))
 
 
-@pytest.mark.one_in(2)
 def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     inputs, targets = tiny.data(8)
     keras.mixed_precision.set_global_policy("mixed_float16")
@@ -76,11 +78,11 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=scale)
     trainer = tiny.trainer(optimizer)
     trainer.compute_gradients((inputs, targets))
-    before = tiny.values(trainer._spec.network.variables.all)
+    before = tiny.values(trainer._built.spec.network.variables.all)
     with pytest.warns(RuntimeWarning, match="not finite"):
         history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
     assert history["skipped_updates"] == [1.0, 1.0]
-    for old, new in zip(before, tiny.values(trainer._spec.network.variables.all), strict=True):
+    for old, new in zip(before, tiny.values(trainer._built.spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
     assert tiny.values([trainer.update_count, trainer.optimizer.iterations]) == [0, 0]
     from multihead._ground.optimizers import loss_scale
@@ -88,7 +90,6 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     assert float(loss_scale(trainer.optimizer)) == scale / 4
 
 
-@pytest.mark.one_in(2)
 def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     def broken(y_true, y_pred):
         return y_pred[:, 0] * tf.where(y_true[:, 0] > 5, float("inf"), 1.0)
@@ -103,7 +104,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     trainer.fit(inputs, fine, verbose=0)
     state = lambda: tiny.values(
         [
-            *trainer._spec.network.variables.all,
+            *trainer._built.spec.network.variables.all,
             *trainer.optimizer.variables,
             *trainer.balancer.variables,
             trainer.update_count,

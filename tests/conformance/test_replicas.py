@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._ground import replicas
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import (
     BALANCINGS,
     OPTIMIZERS,
@@ -36,13 +37,17 @@ def assert_replicas_alike(trainer, strategy):
 
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),
-    [
-        ("whole", "cut", 0.3, True, "adam"),
-        ("whole", "parameters", None, True, "momentum"),
-        ("slices", "cut", None, True, "momentum"),
-        ("batches", "sum", 0.3, True, "adam"),
-        ("both", "parameters", 0.3, False, "adam"),
-    ],
+    quick(
+        2,
+        [
+            ("whole", "representation", 0.3, True, "adam"),
+            ("both", "parameters", None, True, "momentum"),
+            ("whole", "parameters", None, True, "momentum"),
+            ("micro-batches", "representation", None, True, "momentum"),
+            ("batches", "sum", 0.3, True, "adam"),
+            ("both", "parameters", 0.3, False, "adam"),
+        ],
+    ),
 )
 def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, balanced, clip, missing, optimizer):
     balancer, level = BALANCINGS[balanced]
@@ -53,7 +58,6 @@ def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, bal
     assert_replicas_alike(trainer, strategy)
 
 
-@pytest.mark.one_in(2)
 def test_logs_and_evaluation_are_over_all_replicas(strategy):
     data = tf.data.Dataset.from_tensor_slices(tiny.data(14)).batch(7)
     figures = []
@@ -71,7 +75,6 @@ def test_logs_and_evaluation_are_over_all_replicas(strategy):
             np.testing.assert_allclose(alone[name], both[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.one_in(2)
 def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strategy, monkeypatch):
     """Beside the counts and the usual sum of gradients, one [heads, heads] matrix crosses between replicas.
 
@@ -107,7 +110,6 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
     assert flags and all(each == (tf.bool, [2, num_heads]) for each in flags)
 
 
-@pytest.mark.one_in(2)
 def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):
     with strategy.scope():
         trainer = tiny.trainer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.cases import pairwise
 from tests.helpers.gathering import (
     BALANCINGS,
     GATHERINGS,
@@ -11,7 +12,6 @@ from tests.helpers.gathering import (
     assert_alike,
     batches_of_updates,
     expected,
-    pairwise,
     trained,
 )
 

@@ -61,7 +61,6 @@ def test_heads_on_parts_train_as_by_a_tape():
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
 def test_reads_are_saved_and_exported(tmp_path):
     trainer = two_heads()
     trainer.fit(X, Y, verbose=0)
@@ -129,7 +128,6 @@ def test_predictions_that_are_no_tensor_are_refused(output):
         one_head(lambda representation: tf.nest.map_structure(lambda _: representation, output))
 
 
-@pytest.mark.one_in(2)
 def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameters():
     trainer = two_heads(balancer="UPGrad")
     with pytest.warns(UserWarning, match="no common tensor.*'a' and 'b'.*`compile`") as caught:

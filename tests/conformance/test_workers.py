@@ -14,7 +14,7 @@ from tests.helpers.workers import run_workers
 OPTIONS = {"balancer": "UPGrad", "accumulate_steps": 2, "micro_batches": 2}
 
 
-@pytest.mark.one_in(2)  # the other stack runs the workers of docs/howto/several_machines.md
+@pytest.mark.programs
 def test_two_workers_make_the_updates_of_one_device(tmp_path):
     codes = run_workers("worker", [[OPTIONS]], tmp_path, timeout=240)
     assert codes == [[0, 0]], (tmp_path / "0_0.log").read_text()[-3000:]

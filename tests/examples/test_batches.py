@@ -1,19 +1,111 @@
-"""Batches: every row once, like lengths together, values swapped anew in text and target."""
+"""Texts to ids and back, against plain Python; batches with every row once, similar lengths together, and swapped values."""
 
 from __future__ import annotations
 
+import random
+import re
+import unicodedata
+
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from examples.seq2seq_price import text
 from examples.seq2seq_price.batches import (
+    END_ID,
+    UNKNOWN_ID,
     Examples,
+    TargetReader,
     Vectorizers,
+    append_end,
     buckets_by_length,
+    build_vocabulary,
     evaluation_batches,
+    longest,
     padding_share,
+    standardize_source,
+    standardize_target,
     training_batches,
+    vectorizer,
 )
+
+pytestmark = pytest.mark.programs
+
+TARGETS = [
+    "name[The Eagle], eatType[coffee shop], near[Café Rouge]",
+    "£20-25, isn't (x)!",
+    "2 large oak desk varnished; 1 pine chair; express",
+    "x - y -z a- b",
+    "ein wor@@ t mit f@@ ug@@ en .",
+    "שלום 👩‍👩‍👧 é हिन्दी में",
+    "...",
+    "",
+]
+
+
+def encode(texts, standardize=standardize_target):
+    vocabulary = build_vocabulary(texts, standardize)
+    return vocabulary, append_end(vectorizer(vocabulary, standardize)(tf.constant(texts)))
+
+
+def test_targets_come_back_as_they_were():
+    vocabulary, ids = encode(TARGETS)
+    assert TargetReader(vocabulary)(ids.to_tensor()) == TARGETS
+
+
+def test_random_targets_come_back():
+    generator = random.Random(0)
+    pieces = ["a", "Bc", "7", "é", "[", "],", "£", "-", " ", " ", "🙂"]
+    targets = ["".join(generator.choices(pieces, k=generator.randrange(12))) for _ in range(300)]
+    vocabulary, ids = encode(targets)
+    assert TargetReader(vocabulary)(ids.to_tensor()) == [" ".join(target.split()) for target in targets]
+
+
+def test_reading_stops_at_the_end():
+    vocabulary, ids = encode(["a b"])
+    tail = tf.concat([ids.to_tensor(), ids.to_tensor()], axis=1)
+    assert TargetReader(vocabulary)(tail) == ["a b"]
+
+
+def test_special_ids():
+    vocabulary, ids = encode(["b a", "a"])
+    assert vocabulary == ["<start>", "<end>", "a", "b"]
+    assert ids.to_list() == [[5, 4, END_ID], [4, END_ID]]
+    unknown = vectorizer(vocabulary, standardize_target)(tf.constant(["a c"]))
+    assert unknown.to_list() == [[4, UNKNOWN_ID]]
+
+
+def words_and_punctuation(line):
+    """What a source's tokens are, found letter by letter."""
+    tokens, kind = [], None
+    for letter in line.lower():
+        new = None if letter.isspace() else unicodedata.category(letter)[0] in "LMN" or letter == "_"
+        if new is not None:
+            tokens[-1:] = [tokens[-1] + letter] if new == kind else [*tokens[-1:], letter]
+        kind = new
+    return tokens
+
+
+@pytest.mark.parametrize("line", [*TARGETS, "ÉTÉ costs £20-£25, IT ISN'T so."])
+def test_sources_keep_every_character_but_case(line):
+    standardized = standardize_source(tf.constant(line)).numpy().decode()
+    assert standardized.split() == words_and_punctuation(line)
+
+
+def test_rare_words_are_unknown_ones():
+    lines = ["the cat", "the dog", "the cat"]
+    assert build_vocabulary(lines, standardize_source, least=2) == ["<start>", "<end>", "the", "cat"]
+    assert longest(["a, b", "c"], standardize_source) == 3
+
+
+def test_the_layer_survives_saving(tmp_path):
+    layer = vectorizer(["<start>", "<end>", "isn", "'", "t"], standardize_source)
+    config = keras.saving.serialize_keras_object(layer)
+    restored = keras.saving.deserialize_keras_object(config)
+    lines = tf.constant(["Isn't it?"])
+    np.testing.assert_array_equal(restored(lines).to_list(), layer(lines).to_list())
+    assert re.search("standardize_source", str(config))
+
 
 GENERATOR = np.random.default_rng(0)
 LENGTHS = GENERATOR.integers(1, 30, 500)
@@ -26,8 +118,8 @@ ROWS = Examples(
 
 def vectorizers_for(examples):
     return Vectorizers(
-        text.vectorizer(text.build_vocabulary(examples.texts, text.standardize_source), text.standardize_source),
-        text.vectorizer(text.build_vocabulary(examples.targets, text.standardize_target), text.standardize_target),
+        vectorizer(build_vocabulary(examples.texts, standardize_source), standardize_source),
+        vectorizer(build_vocabulary(examples.targets, standardize_target), standardize_target),
     )
 
 
@@ -85,7 +177,7 @@ def test_values_are_swapped_anew_in_text_and_target():
     )
     vectorizers = vectorizers_for(everything)
     words = vectorizers.source.get_vocabulary()
-    reader = text.TargetReader(vectorizers.target.get_vocabulary()[2:])
+    reader = TargetReader(vectorizers.target.get_vocabulary()[2:])
     data, steps = training_batches(rows, vectorizers, 2, seed=1, swaps=[column])
     seen = [set() for _ in range(6)]
     for each in (data, evaluation_batches(rows, vectorizers, 2)):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from benchmarks.decoding import main, report
 
+pytestmark = pytest.mark.programs
 
-def test_both_tables_are_printed(capsys):
+
+def test_both_tables_are_printed(capsys, without_graphs):
     sizes = ["--vocabulary", "30", "--embedding", "4", "--units", "6", "--source-length", "4", "--maximum-length", "5"]
     main([*sizes, "--batches", "2", "--train-batches", "2", "--beam", "2", "--steps", "1", "--rounds", "1"])
     printed = capsys.readouterr().out

@@ -7,9 +7,13 @@ import json
 import pytest
 
 from benchmarks import finetuning
+from examples.seq2seq_price import batches
+
+pytestmark = pytest.mark.programs
 
 
-def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, without_graphs):
+def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, monkeypatch, without_graphs):
+    monkeypatch.setattr(batches, "NUM_BUCKETS", (2, 1))  # fewer batches
     sizes = ["--orders", "60", "--priced", "40", "--held-out", "20", "--units", "8", "--seeds", "1"]
     epochs = ["--pretraining-epochs", "1", "--epochs", "2", "--arms", "frozen, then trained"]
     finetuning.main([*sizes, *epochs, "--output", str(tmp_path / "results.json")])

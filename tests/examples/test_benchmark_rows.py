@@ -11,7 +11,9 @@ from rich.console import Console
 from benchmarks import linear_baseline, restaurants
 from examples.seq2seq_price import run
 from examples.seq2seq_price.batches import Examples
-from examples.seq2seq_price.ranges import PriceRanges
+from examples.seq2seq_price.columns import LabelColumn
+
+pytestmark = pytest.mark.programs
 
 TRAIN = Examples(
     ["The Mill, near The Millhouse", "see the mill!", "none"],
@@ -19,7 +21,8 @@ TRAIN = Examples(
     np.array([1, 0, 1], np.int32),
 )
 DEV = Examples(["a", "b"], ["name[x]", "food[French]"], np.array([0, -1], np.int32))
-DATA = run.Data({}, PriceRanges(("high", "low"), None, False), {"train": TRAIN, "dev": DEV}, [["The Mill", "The Mill", ""]])
+PRICES = LabelColumn("price", "price", ("high", "low"))
+DATA = run.Data({}, PRICES, {"train": TRAIN, "dev": DEV}, [["The Mill", "The Mill", ""]])
 
 
 def test_values_are_masked_as_whole_words_in_any_case():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from benchmarks import suggestions
 from multihead import balancing, weighting
 from tests.helpers.sources import ROOT
+
+pytestmark = pytest.mark.programs
 
 
 def test_a_summed_loss_is_to_be_balanced_and_every_arm_is_trained(tmp_path, capsys):

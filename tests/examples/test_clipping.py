@@ -10,6 +10,8 @@ import tensorflow as tf
 from examples import clipping as program
 from multihead import clipping
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(scope="module")
 def step():

@@ -1,4 +1,4 @@
-"""Additional heads from columns: their targets, figures and words, and a run with all of them."""
+"""What heads read from columns: price ranges, their targets, figures and words, and a run with every kind of head."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import tensorflow as tf
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, r2_score
 
 from benchmarks import linear_baseline, restaurants
-from examples.seq2seq_price import columns, command, progress, text
-from examples.seq2seq_price.metrics import number_figures
-from examples.seq2seq_price.tables import InputError
+from examples._command_line import InputError
+from examples.seq2seq_price import columns, command
+from examples.seq2seq_price.batches import build_vocabulary, standardize_source, vectorizer
+from examples.seq2seq_price.columns import class_figures, number_figures
 from tests.helpers import alone
+
+pytestmark = pytest.mark.programs
 
 TEXTS = ["The Mill, isn't big!", "", "two  oak-chairs", "a\tdesk"]
 TAGS = ["O B O O", "", "N T", ""]
@@ -36,9 +39,66 @@ def test_a_message_lists_a_few_names_only():
         column.targets(["new"], ["word"])
 
 
-def test_the_line_of_an_epoch_has_the_heads_in_their_order():
-    logs = {"area_loss": 1.0, "loss": 3.0, "price_accuracy": 0.5, "price_loss": 2.0, "val_price_loss": 2.5}
-    assert progress._figures(logs, ["price", "area"]) == "price loss 2.000 (2.500) accuracy 0.500 | area loss 1.000"
+def fit(values, bands=None, missing_is_class=False):
+    return columns.LabelColumn.fit("price", "price", values, bands=bands, missing_is_class=missing_is_class)
+
+
+def test_texts_as_classes_and_missing_either_way():
+    ignoring, counting = fit(["low", "", "high", "low"]), fit(["low", "", "high"], missing_is_class=True)
+    assert ignoring.names == ("high", "low")
+    assert ignoring.targets(["low", "", "high"], []).tolist() == [1, -1, 0]
+    assert counting.names == ("high", "low", "(missing)")
+    assert counting.targets(["low", "", "high"], []).tolist() == [1, 2, 0]
+
+
+def test_bands_hold_equal_shares_of_the_training_rows():
+    prices = np.random.default_rng(0).lognormal(5, 1, 4000)
+    ranges = fit([f"{price:.4f}" for price in prices], bands=8)
+    numbers = ranges.targets([f"{price:.4f}" for price in prices], [])
+    assert np.bincount(numbers).tolist() == [500] * 8
+    np.testing.assert_allclose(ranges.edges, np.quantile(prices, np.arange(1, 8) / 8), rtol=1e-5)
+    assert ranges.targets(["0", "1e9", ""], []).tolist() == [0, 7, -1]
+    assert ranges.names[0].startswith("under ") and ranges.names[-1].endswith(" and more")
+
+
+def test_repeated_numbers_give_fewer_bands():
+    ranges = fit(["1"] * 90 + ["2"] * 10, bands=4)
+    assert fit(["1", "2", "3", "4"], bands=2).names == ("under 2.5", "2.5 and more")
+    assert len(ranges.names) == len(ranges.edges) + 1 < 4
+
+
+@pytest.mark.parametrize(
+    ("values", "bands", "message"),
+    [
+        (["", ""], None, r"`price` must contain labels\. Received: 2 empty labels"),
+        (["low", "low", ""], None, r"at least two different labels\. Received: only one, 'low'\."),
+        (["5", "5"], 8, r"at least two different labels\. Received: only one"),
+        (["5", "cheap"], 2, r"must contain numbers if --bands is given\. Received: 'cheap'\. Omit --bands"),
+        (["5", "nan"], 2, r"must contain numbers if --bands is given\. Received: 'nan'"),
+    ],
+)
+def test_labels_that_cannot_be_used(values, bands, message):
+    with pytest.raises(InputError, match=message):
+        fit(values, bands)
+
+
+def test_a_label_that_training_never_had():
+    with pytest.raises(InputError, match=r"that occur in the training rows: 'high', 'low'\. Received: 'medium'\. Correct"):
+        fit(["low", "high"]).targets(["low", "medium"], [])
+
+
+def test_class_figures_are_scikit_learns():
+    generator = np.random.default_rng(0)
+    labels, predicted = generator.integers(-1, 5, 300), generator.integers(0, 7, 300)
+    known = labels >= 0
+    assert class_figures(labels, predicted) == {
+        "price_accuracy": pytest.approx(accuracy_score(labels[known], predicted[known])),
+        "price_macro_f1": pytest.approx(f1_score(labels[known], predicted[known], average="macro", zero_division=0)),
+    }
+
+
+def test_no_label_no_figure():
+    assert class_figures(np.full([3], -1), np.zeros([3], int)) == {}
 
 
 def test_tags_belong_to_the_first_tokens_of_words():
@@ -47,8 +107,8 @@ def test_tags_belong_to_the_first_tokens_of_words():
     targets = column.targets(TAGS, TEXTS)
     # the mill , isn ' t big ! | two oak - chairs
     assert targets.to_list() == [[3, 1, 0, 3, 0, 0, 3, 0], [], [2, 4, 0, 0], [0, 0]]
-    vectorizer = text.vectorizer(text.build_vocabulary(TEXTS, text.standardize_source), text.standardize_source)
-    assert vectorizer(TEXTS).row_lengths().numpy().tolist() == targets.row_lengths().numpy().tolist()
+    read = vectorizer(build_vocabulary(TEXTS, standardize_source), standardize_source)
+    assert read(TEXTS).row_lengths().numpy().tolist() == targets.row_lengths().numpy().tolist()
     answers = [np.array([3, 1, 2, 3, 2, 2, 3, 2]), np.array([1]), np.array([2, 4, 1, 1, 0, 0]), np.array([4, 2, 0])]
     assert [column.describe(*pair) for pair in zip(answers, TEXTS)] == ["O B O O", "", "N T", "T N"]
 
@@ -109,11 +169,12 @@ def test_columns_that_cannot_be_used(make, message):
 def test_what_was_fitted_survives_json():
     fitted = (
         columns.LabelColumn.fit("a", "A", ["x", "y", ""], missing_is_class=True),
+        columns.LabelColumn.fit("b", "B", ["1", "2", "3"], bands=3),
         columns.NumberColumn.fit("n", "N", ["1", "2"]),
         columns.TagColumn.fit("t", "T", ["x y"]),
     )
     for column in fitted:
-        assert columns.from_json(json.loads(json.dumps(column.to_json()))) == column
+        assert columns.from_json(json.loads(json.dumps(columns.to_json(column)))) == column
 
 
 AREAS = {"mill": "north", "lake": "south"}
@@ -160,14 +221,14 @@ def test_a_run_with_every_kind_of_head(tmp_path, capsys, ask, stop_tracing):
     assert lines[3].startswith("area: north (probability ") and lines[5] == "tags: O C O O O P O G"
     assert float(lines[4].removeprefix("guests: ")) == pytest.approx(5, abs=2.5)
     assert lines[11].rstrip() == "tags:"
-    answers = model.answer([asked, ""]).additional
+    answers = model.answer([asked, ""]).by_head
     parts = [(exported / head, {"inputs": [asked, ""]}) for head in ("area", "guests", "tags")]
     area, guests, tags = alone.answers(parts, empty)
     assert area["label"][0] == "north"
     np.testing.assert_allclose(area["probability"], [row.max() for row in answers["area"]], rtol=1e-5)
     np.testing.assert_allclose(guests["number"], answers["guests"], rtol=1e-5)
     tokens = len("a cheap pub , at the mill , for 5 !".split())
-    assert tags["tags"][0] == [model.columns[2].names[number - 1] for number in answers["tags"][0]]
+    assert tags["tags"][0] == [model.columns["tags"].names[number - 1] for number in answers["tags"][0]]
     assert len(tags["tags"][0]) == tokens and tags["tags"][1][1:] == [""] * (tokens - 1)
 
 

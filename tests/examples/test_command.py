@@ -18,6 +18,8 @@ import sacrebleu
 from examples.seq2seq_price import command, run
 from tests.helpers import alone
 
+pytestmark = pytest.mark.programs
+
 SMALL = ["--epochs", "2", "--units", "8", "--embedding", "4", "--batch-size", "16"]
 
 
@@ -120,8 +122,8 @@ def test_a_trained_model_answers_as_it_did(workshop_run, loaded):
     assert exported == f"heads exported to {folder.parent / 'deep' / 'loaded'}"
     assert lines[::3] == [f"text: {text}".rstrip() if text else "text: " for text in ASKED]
     assert [line.rstrip() for line in lines[1::3]] == [f"order: {reply}".rstrip() for reply in answers.replies]
-    for line, probabilities in zip(lines[2::3], answers.probabilities):
-        name = model.ranges.names[probabilities.argmax()]
+    for line, probabilities in zip(lines[2::3], answers.by_head["price"]):
+        name = model.columns["price"].names[probabilities.argmax()]
         assert line == f"price: {name} (probability {probabilities.max():.2f})"
 
 
@@ -140,10 +142,11 @@ def test_a_run_and_a_loaded_run_export_alike(workshop_run, loaded, tmp_path):
         answers = model.answer(TEXTS, beam_width=beam_width)
         replies, empty_reply, prices, empty_price = (next(given) for _ in PARTS)
         assert replies == {"reply": answers.replies} and empty_reply == {"reply": answers.replies[1:2]}
-        best = answers.probabilities.argmax(axis=1)
-        assert prices["label"] == [model.ranges.names[number] for number in best]
+        probabilities = np.array(answers.by_head["price"])
+        names = model.columns["price"].names
+        assert prices["label"] == [names[number] for number in probabilities.argmax(axis=1)]
         assert empty_price["label"] == prices["label"][1:2]
-        np.testing.assert_allclose(prices["probability"], answers.probabilities.max(axis=1), rtol=1e-5)
+        np.testing.assert_allclose(prices["probability"], probabilities.max(axis=1), rtol=1e-5)
         assert len(set(answers.replies)) > 1 and any(answers.replies)
 
 
@@ -161,7 +164,7 @@ FILE_COLUMNS = ["--source", "sentence", "--target", "mr", "--label", "cost"]
 
 
 def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
-    train = write_meanings(tmp_path / "train.csv.gz", 40, ["5", "", "20", "9"])
+    train = write_meanings(tmp_path / "train.csv.gz", 20, ["5", "", "20", "9"])
     dev = write_meanings(tmp_path / "dev.csv", 9, ["5", "", "20"])
     options = [
         *SMALL, *FILE_COLUMNS, "--train", train, "--dev", dev, "--test", dev, "--bands", "3", "--missing", "class",
@@ -177,7 +180,7 @@ def test_files_with_missing_prices_and_every_option(tmp_path, without_graphs):
     assert 0 <= metrics["splits"]["dev"]["reply_slot_f1"] <= 1
     assert (tmp_path / "out" / "attention.png").exists()
     model, _ = run.load_model(tmp_path / "out")
-    assert model.ranges.names == ("under 9", "9 to 12.6667", "12.6667 and more", "(missing)")
+    assert model.columns["price"].names == ("under 9", "9 to 12.6667", "12.6667 and more", "(missing)")
 
 
 def test_missing_prices_are_no_labels(tmp_path):
@@ -292,7 +295,7 @@ def test_parallel_files_of_lines(tmp_path, capsys, ask, stop_tracing):
     model, _, printed = ask(tmp_path / "out", "--predict", "Anna sees thing2.")
     assert printed == "source: Anna sees thing2.\ntarget: anna 2gniht sees.\n"
     answers = model.answer(texts)
-    assert answers.probabilities is None
+    assert not answers.by_head
     lowered = [target.lower() for target in targets]
     assert figures["reply_exact"] == np.mean([left == right for left, right in zip(answers.replies, lowered)]) > 0.9
     assert figures["reply_bleu"] == pytest.approx(sacrebleu.corpus_bleu(answers.replies, [lowered], force=True).score)

@@ -9,6 +9,8 @@ import tensorflow as tf
 from examples.seq2seq_price import command, run
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.mark.parametrize("arguments", [["--orders", "20"], ["--load", "run"]], ids=str)
 def test_an_export_folder_that_is_none(arguments, tmp_path, capsys, monkeypatch):

@@ -10,6 +10,8 @@ import tensorflow as tf
 from examples import large_batch_on_small_memory as program
 from tests.helpers.tiny import tensor_variable
 
+pytestmark = pytest.mark.programs
+
 SIZE = program.Size(3, 4)
 
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from examples import __main__ as listing
+
+pytestmark = pytest.mark.programs
 
 ROOT = Path(__file__).resolve().parents[2]
 

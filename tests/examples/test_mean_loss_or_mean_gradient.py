@@ -7,7 +7,7 @@ import pytest
 
 from examples import mean_loss_or_mean_gradient as program
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("eager_updates")]
 
 
 @pytest.fixture(scope="module")

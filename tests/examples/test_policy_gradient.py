@@ -12,6 +12,8 @@ import tensorflow as tf
 from examples import policy_gradient as program
 from tests.helpers.tiny import tensor_variable, values
 
+pytestmark = pytest.mark.programs
+
 gymnasium = pytest.importorskip("gymnasium")
 
 

@@ -1,13 +1,17 @@
-"""What a run leaves: samples by hand, and pictures by what is drawn in them."""
+"""What a run shows: figures of replies and samples by hand, and pictures by what is drawn in them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.metrics import confusion_matrix
 
 from examples.seq2seq_price import report
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.model import Answers, AttentionMap
+from examples.seq2seq_price.report import confusion, overlap_figures, reply_figures, slots
+
+pytestmark = pytest.mark.programs
 
 NAMES = ("under $20", "$20 to $30", "(missing)")
 
@@ -28,7 +32,7 @@ def labels_of(axes, which):
 
 def test_samples_stand_side_by_side(tmp_path):
     examples = Examples(["one  text", "two", "three"], ["a[1]", "b", "c"], np.array([0, -1, 2], np.int32))
-    answers = Answers(["a[1]", "b", "d"], np.eye(3, dtype=np.float32)[[0, 1, 1]])
+    answers = Answers(["a[1]", "b", "d"], {"price": np.eye(3, dtype=np.float32)[[0, 1, 1]]})
     report.write_samples(tmp_path / "samples.txt", examples, answers, NAMES)
     lines = (tmp_path / "samples.txt").read_text(encoding="utf-8").splitlines()
     left, right = ([line[start : start + 78].strip() for line in lines] for start in (0, 80))
@@ -47,12 +51,12 @@ def test_samples_stand_side_by_side(tmp_path):
 def test_a_wrong_price_is_a_mistake_and_long_lines_are_wrapped(tmp_path):
     text = " ".join(f"family-friendly{number}" for number in range(30))
     examples = Examples([text], ["a"], np.array([0], np.int32))
-    report.write_samples(tmp_path / "both.txt", examples, Answers(["a"], np.array([[0.1, 0.9, 0]])), NAMES)
+    report.write_samples(tmp_path / "both.txt", examples, Answers(["a"], {"price": np.array([[0.1, 0.9, 0]])}), NAMES)
     written = (tmp_path / "both.txt").read_text(encoding="utf-8")
     assert written.startswith("0 of 1 rows without an error ") and "1 of 1 rows with an error, for" in written
     assert max(map(len, written.splitlines())) <= 2 * 78 + 2
     assert written.split("wanted")[0].split("text")[1].split() == text.split()
-    report.write_samples(tmp_path / "reply.txt", examples, Answers(["a"], None), ())
+    report.write_samples(tmp_path / "reply.txt", examples, Answers(["a"]), ())
     written = (tmp_path / "reply.txt").read_text(encoding="utf-8")
     assert written.startswith("1 of 1 rows without an error, for") and "|" not in written
 
@@ -60,7 +64,7 @@ def test_a_wrong_price_is_a_mistake_and_long_lines_are_wrapped(tmp_path):
 def test_at_most_so_many_samples_from_all_over(tmp_path):
     number = 40
     examples = Examples([f"t{row}" for row in range(number)], ["a"] * number, np.full([number], -1, np.int32))
-    report.write_samples(tmp_path / "samples.txt", examples, Answers(["a"] * number, None), (), number=4)
+    report.write_samples(tmp_path / "samples.txt", examples, Answers(["a"] * number), (), number=4)
     words = (tmp_path / "samples.txt").read_text(encoding="utf-8").split()
     assert [word for word in words if word[0] == "t" and word[1:].isdecimal()] == ["t0", "t13", "t26", "t39"]
 
@@ -104,3 +108,59 @@ def test_letters_of_any_kind_are_saved(tmp_path):
     for name in ("attention.png", "confusion.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert report.pyplot.get_fignums() == []
+
+
+def test_the_line_of_an_epoch_has_the_heads_in_their_order():
+    logs = {"area_loss": 1.0, "loss": 3.0, "price_accuracy": 0.5, "price_loss": 2.0, "val_price_loss": 2.5}
+    assert report._figures(logs, ["price", "area"]) == "price loss 2.000 (2.500) accuracy 0.500 | area loss 1.000"
+
+
+def test_the_confusion_is_scikit_learns():
+    generator = np.random.default_rng(1)
+    labels, predicted = generator.integers(-1, 5, 300), generator.integers(0, 7, 300)
+    known = labels >= 0
+    expected = confusion_matrix(labels[known], predicted[known], labels=range(7))
+    np.testing.assert_array_equal(confusion(labels, predicted, 7), expected)
+    np.testing.assert_array_equal(confusion(np.full([3], -1), np.zeros([3], int), 2), np.zeros([2, 2]))
+
+
+def test_slots_of_a_meaning():
+    assert dict(slots("name[The Mill], eatType[coffee shop], near[]")) == {
+        ("name", "The Mill"): 1, ("eatType", "coffee shop"): 1, ("near", ""): 1,
+    }  # fmt: skip
+    assert not slots("2 large oak desk; express")
+
+
+def test_reply_figures_by_hand():
+    wanted = ["a[1], b[2]", "a[1]", "a[1], a[1]"]
+    received = ["a[1],  b[3]", "a[1]", "a[1]"]
+    # pairs wanted: 2 + 1 + 2, received: 2 + 1 + 1, in both: 1 + 1 + 1
+    assert reply_figures(wanted, received) == {
+        "reply_exact": pytest.approx(1 / 3), "reply_slot_f1": pytest.approx(2 * 3 / (5 + 4)),
+    }  # fmt: skip
+    assert reply_figures(["a  b", "c"], ["a b", "d"]) == {"reply_exact": 0.5}
+
+
+def test_overlap_in_closed_form():
+    assert overlap_figures(["a b c d", "x y z w ."], ["a b c d", "x y z w ."]) == {
+        "reply_bleu": pytest.approx(100), "reply_chrf": pytest.approx(100),
+    }  # fmt: skip
+    # of 5, 4, 3 and 2 runs of one to four words all but one are right
+    bleu = overlap_figures(["a b c d e"], ["a b c d f"])["reply_bleu"]
+    assert bleu == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    # of 8 - n runs of n letters all but one are right, n being 1 to 6
+    chrf = overlap_figures(["abcdefg"], ["abcdefh"])["reply_chrf"]
+    assert chrf == pytest.approx(100 * np.mean([(7 - n) / (8 - n) for n in range(1, 7)]))
+
+
+def test_overlap_is_of_whole_words():
+    wanted = ["ein grosses haus am see .", "a b c d"]
+    cut = ["ein gro@@ sses haus am s@@ ee .", "a b c d@@"]
+    assert overlap_figures(cut, ["ein grosses ha@@ us am see .", "a b c d"])["reply_bleu"] == pytest.approx(100)
+    received = ["ein grosses boot am see .", "a b c d"]
+    assert overlap_figures(cut, ["ein gro@@ sses b@@ oot am see .", "a b c d"]) == overlap_figures(wanted, received)
+
+
+def test_no_overlap_without_sacrebleu(monkeypatch):
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    assert overlap_figures(["a"], ["a"]) == {}

@@ -10,6 +10,8 @@ import pytest
 
 from examples import _shared, _style
 
+pytestmark = pytest.mark.programs
+
 
 def run(arguments, body=lambda session: None, needs=("matplotlib", "rich")):
     return _shared.run_program("trial", "Is this a trial?", body, arguments, needs=needs)

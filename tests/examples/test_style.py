@@ -7,6 +7,8 @@ import pytest
 
 from examples import _style
 
+pytestmark = pytest.mark.programs
+
 
 def test_names_at_the_ends_of_lines_do_not_overlap_and_stay_in_the_axis():
     figure, axis = _style.new_figure(1, 1, 3)

@@ -11,6 +11,8 @@ import tensorflow as tf
 from examples import toy_landscape
 from multihead import balancing
 
+pytestmark = pytest.mark.programs
+
 NAMES = {
     name
     for name in balancing.__all__

@@ -7,6 +7,8 @@ import pytest
 from examples import watching_a_run as program
 from multihead import plots
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.mark.usefixtures("eager_updates")
 def test_every_picture_is_drawn(tmp_path, capsys):

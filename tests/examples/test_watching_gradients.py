@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from examples import watching_gradients as program
 
+pytestmark = pytest.mark.programs
+
 
 def watched(activation="tanh", **options):
     """A trainer and its watch before any update."""

@@ -129,3 +129,32 @@ def project_onto_simplex(point):
         middle = (low + high) / 2
         low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
     return np.maximum(point - (low + high) / 2, 0)
+
+
+METHODS = {
+    "Sum": lambda rows: rows.sum(axis=0),
+    "EqualNorms": lambda rows: norms(rows).mean() * units(rows).sum(axis=0),
+    "UPGrad": upgrad,
+    "MGDA": mgda,
+    "NashMTL": lambda rows: bargain(rows, 1.0) @ rows,
+    "IMTLG": imtlg,
+}
+"""Some methods without options, from the heads' gradients to the update."""
+
+
+def coefficients(method, gramian):
+    """With what a method multiplies gradients that have this Gramian."""
+    return _coefficients(METHODS[method], gramian)
+
+
+def coefficients_of_pcgrad(gramian):
+    """The same for PCGrad, one array for each of the orders that it may draw."""
+    heads = range(len(gramian))
+    orders = itertools.product(*(itertools.permutations([j for j in heads if j != i]) for i in heads))
+    return [_coefficients(lambda rows, order=order: pcgrad(rows, order).sum(axis=0), gramian) for order in orders]
+
+
+def _coefficients(combine, gramian):
+    values, vectors = np.linalg.eigh(np.asarray(gramian, "float64"))
+    rows = vectors * np.sqrt(np.maximum(values, 0))  # some rows with these inner products
+    return np.linalg.lstsq(rows.T, combine(rows), rcond=None)[0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead import clipping
-from tests.helpers import reference, tiny
+from tests.helpers import balancing_reference, reference, tiny
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -17,12 +15,12 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-5),
 }
 
-# How 12 examples per update are gathered: batches per update, slices per batch.
-GATHERINGS = {"whole": (1, 1), "slices": (1, 5), "batches": (3, 1), "both": (3, 2)}
+# How 12 examples per update are gathered: batches per update, micro-batches per batch.
+GATHERINGS = {"whole": (1, 1), "micro-batches": (1, 5), "batches": (3, 1), "both": (3, 2)}
 
 BALANCINGS = {
     "sum": (None, "representation"),
-    "cut": ("UPGrad", "representation"),
+    "representation": ("UPGrad", "representation"),
     "parameters": ("UPGrad", "parameters"),
 }
 
@@ -36,17 +34,6 @@ def batches_of_updates(missing):
         [tiny.data(size, time, seed=10 * u + i, missing=missing) for i, (time, size) in enumerate(zip(times, sizes))]
         for u in range(UPDATES)
     ]
-
-
-def pairwise(*options):
-    """Some of all combinations, in which every two options of different kinds occur together."""
-    combinations = list(itertools.product(*options))
-    pairs = lambda combination: set(itertools.combinations(enumerate(combination), 2))  # noqa: E731
-    missing, chosen = set().union(*map(pairs, combinations)), []
-    while missing:
-        chosen.append(max(combinations, key=lambda combination: len(pairs(combination) & missing)))
-        missing -= pairs(chosen[-1])
-    return chosen
 
 
 def padded(batches):
@@ -67,7 +54,7 @@ def expected(updates, optimizer, balancer, level, clip):
     representation = encoder(tf.constant(updates[0][0][0]))
     for head in heads.values():
         head(representation)
-    combine = None if balancer is None else lambda gramian: reference.coefficients(balancer, gramian)
+    combine = None if balancer is None else lambda gramian: balancing_reference.coefficients(balancer, gramian)
     by_hand = reference.Reference(encoder, heads, optimizer(), tiny.WEIGHTS, combine, level, clip)
     for batches in updates:
         by_hand.update(batches)
@@ -75,7 +62,7 @@ def expected(updates, optimizer, balancer, level, clip):
 
 
 def trained(updates, optimizer, gathering, balancer, level, clip, strategy=None):
-    num_batches, slices = GATHERINGS[gathering]
+    num_batches, micro_batches = GATHERINGS[gathering]
     batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
 
     def compiled():
@@ -84,7 +71,7 @@ def trained(updates, optimizer, gathering, balancer, level, clip, strategy=None)
             balancer=balancer,
             balance_at=level,
             clip=None if clip is None else clipping.ByGlobalNorm(clip),
-            micro_batches=slices,
+            micro_batches=micro_batches,
             accumulate_steps=num_batches,
         )
 

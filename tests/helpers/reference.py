@@ -6,11 +6,8 @@ update, divided once by the sum of the weights.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import tensorflow as tf
-from scipy import optimize
 
 from tests.helpers.tiny import tensor_variable
 
@@ -89,11 +86,11 @@ class Reference:
             per_head = []
             for name in names:
                 per_head.append(dense(tape.gradient(means[name], encoder_variables)))
-                # `mean` is computed from `outputs`: the cut's leaves are taken one by one, without what flows between.
+                # `mean` is computed from `outputs`: the leaves of the representation are taken one by one, without what flows between.
                 if self.level == "parameters":
                     seen = self.trained(per_head[-1])
                 else:
-                    seen = self._at_cut(batches, name, sums, counts, sample_weights)
+                    seen = self._at_representation(batches, name, sums, counts, sample_weights)
                 flat.append(np.concatenate([np.asarray(g, "float64").ravel() for g in seen]))
             matrix = np.stack(flat)
             gramian = matrix @ matrix.T
@@ -111,7 +108,7 @@ class Reference:
         """Those of the encoder's gradients whose variables are trained."""
         return gradients
 
-    def _at_cut(self, batches, name, sums, counts, sample_weights):
+    def _at_representation(self, batches, name, sums, counts, sample_weights):
         """The gradient of a head's weighted mean loss with respect to detached leaves of the representation."""
         gradients = []
         for i, batch in enumerate(batches):
@@ -138,54 +135,3 @@ class Reference:
             gradients = [None if g is None else tf.cast(tf.cast(g, tf.float64) * factor, tf.float32) for g in gradients]
         pairs = [(g, v) for g, v in zip(gradients, self.variables) if g is not None]
         self.optimizer.apply_gradients(pairs)
-
-
-def coefficients(method, gramian):
-    """Coefficients of a balancing method from its definition, in float64. PCGrad: a list, one per order of the heads."""
-    gramian = np.asarray(gramian, "float64")
-    count = len(gramian)
-    norms = np.sqrt(np.diag(gramian))
-    if method == "Sum":
-        return np.ones(count)
-    if method == "EqualNorms":
-        return norms.mean() / norms
-    if method == "UPGrad":  # each row projected onto the cone of directions that oppose no row, summed
-        root = np.linalg.cholesky(gramian + 1e-14 * np.trace(gramian) * np.eye(count)).T
-        total = np.zeros(count)
-        for i in range(count):
-            # min_v v'Gv with v >= e_i: v = e_i + z, z >= 0: |root z + root e_i|
-            z, _ = optimize.nnls(root, -root[:, i])
-            total += z
-            total[i] += 1
-        return total
-    if method == "MGDA":
-        result = optimize.minimize(
-            lambda w: w @ gramian @ w / np.trace(gramian),
-            np.ones(count) / count,
-            jac=lambda w: 2 * gramian @ w / np.trace(gramian),
-            bounds=[(0, None)] * count,
-            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": lambda w: np.ones(count)},
-            method="SLSQP",
-            options={"ftol": 1e-16, "maxiter": 500},
-        )
-        return result.x
-    if method == "NashMTL":
-        unit = gramian / np.outer(norms, norms)
-        log_w = optimize.root(lambda s: unit @ np.exp(s) - np.exp(-s), np.zeros(count), tol=1e-14).x
-        return np.exp(log_w) / norms
-    if method == "IMTLG":
-        weights = np.linalg.pinv(gramian / np.outer(norms, norms)) @ np.ones(count) / norms
-        return weights / weights.sum()
-    if method == "PCGrad":
-        orders = [list(itertools.permutations([j for j in range(count) if j != i])) for i in range(count)]
-        results = []
-        for choice in itertools.product(*orders):
-            rows = np.eye(count)
-            for i, order in enumerate(choice):
-                for j in order:
-                    dot = rows[i] @ gramian[:, j]
-                    if dot < 0:
-                        rows[i, j] -= dot / gramian[j, j]
-            results.append(rows.sum(axis=0))
-        return results
-    raise ValueError(method)

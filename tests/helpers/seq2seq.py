@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from multihead.models import _addons_loops
+from tests.helpers.cases import pairwise, quick
 from tests.helpers.numpy_seq2seq import weights_of
 
 TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.int32)
@@ -17,16 +18,20 @@ TARGETS = np.array([[4, 5, 6, 3], [7, 3, 0, 0], [3, 0, 0, 0], [6, 6, 3, 0]], np.
 
 ENGINES = ["addons", "native"] if _addons_loops.is_installed() else ["native"]
 
-KINDS = [
-    (cell, num_layers, attention, feeding)
-    for cell, num_layers, (attention, feeding) in itertools.product(
-        ["gru", "lstm"],
-        [1, 2],
-        [("luong", False), ("bahdanau", False), (None, False), ("luong", True), ("bahdanau", True)],
-    )
-]
+ATTENTIONS = [("luong", False), ("bahdanau", False), (None, False), ("luong", True), ("bahdanau", True)]
 
-SOME_KINDS = [kind for kind in KINDS if kind[:2] in (("gru", 1), ("lstm", 2))]
+_OPTIONS = ["gru", "lstm"], [1, 2], ATTENTIONS
+
+_PAIRS = pairwise(*_OPTIONS)
+
+KINDS = quick(
+    len(_PAIRS),
+    [(*kind[:2], *kind[2]) for kind in [*_PAIRS, *(kind for kind in itertools.product(*_OPTIONS) if kind not in _PAIRS)]],
+)
+"""Cell, number of layers, attention and input feeding: every two of them together; the others in the thorough run."""
+
+KINDS_BY_ENGINES = [(*kind[:2], *kind[2], kind[3]) for kind in pairwise(*_OPTIONS, ENGINES)]
+"""The same with an engine: every two of them together."""
 
 
 def grow(layer, factor=3.0):

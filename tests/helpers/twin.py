@@ -9,12 +9,6 @@ from tests.helpers import balancing_reference
 UNITS = {"tag": 4, "kind": 3, "size": 1, "flags": 2}
 """The kinds of heads, with the width of their predictions; a head's name begins with its kind."""
 
-BALANCERS = {
-    "EqualNorms": lambda rows: np.linalg.norm(rows, axis=1).mean() * (rows / np.linalg.norm(rows, axis=1)[:, None]).sum(0),
-    "UPGrad": balancing_reference.upgrad,
-    "MGDA": balancing_reference.mgda,
-}
-
 
 def kind_of(name):
     return name.partition("_")[0]
@@ -201,7 +195,7 @@ class Twin:
         arrays = list(by_head.values())[0]
         rows = np.stack([np.concatenate([each.ravel() for each in found]) for found in by_head.values()])
         rows = rows[np.linalg.norm(rows, axis=1) > 0]
-        combine = BALANCERS.get(self.options["balancer"], lambda rows: rows.sum(0))
+        combine = balancing_reference.METHODS[self.options["balancer"] or "Sum"]
         vector = combine(rows) if len(rows) else np.zeros(sum(each.size for each in arrays))
         ends = np.cumsum([each.size for each in arrays])[:-1]
         return [part.reshape(each.shape) for part, each in zip(np.split(vector, ends), arrays)]

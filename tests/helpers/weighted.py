@@ -11,7 +11,7 @@ from tests.helpers.gathering import dataset, padded
 
 HEADS = ("tag", "price", "size")
 
-GATHERED = {"whole": (1, 1), "slices": (1, 3), "batches": (3, 1), "both": (3, 2)}
+GATHERED = {"whole": (1, 1), "micro-batches": (1, 3), "batches": (3, 1), "both": (3, 2)}
 
 
 def adam():
@@ -83,9 +83,9 @@ def by_hand(updates, total):
 
 
 def trained(updates, name, gathering, strategy=None, **options):
-    num_batches, slices = GATHERED[gathering]
+    num_batches, micro_batches = GATHERED[gathering]
     batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
-    compiled = {"weighting": name, "micro_batches": slices, "accumulate_steps": num_batches, **options}
+    compiled = {"weighting": name, "micro_batches": micro_batches, "accumulate_steps": num_batches, **options}
     if strategy is None:
         trainer = tiny.trainer(adam(), **compiled)
     else:

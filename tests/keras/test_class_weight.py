@@ -9,8 +9,6 @@ import pytest
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
-
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 3)).astype("float32")
 KIND = RNG.integers(0, 3, 10)
@@ -24,11 +22,11 @@ def dense(seed, units, **options):
     return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **options)
 
 
-def make(steps=1, **options):
+def make(steps=1, run_eagerly=True, **options):
     trainer = MultiHeadTrainer(dense(1, 4, activation="tanh"))
     trainer.add_head("kind", dense(2, 3, activation="softmax"), "sparse_categorical_crossentropy", **options)
     trainer.add_head("size", dense(3, 1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps, run_eagerly=run_eagerly)
     return trainer
 
 
@@ -42,9 +40,9 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_classes_weigh_as_sample_weights_do_in_this_fit_only(steps):
-    expected, trainer = make(steps), make(steps)
+@pytest.mark.parametrize(("steps", "run_eagerly"), [(1, False), (2, True)])
+def test_classes_weigh_as_sample_weights_do_in_this_fit_only(steps, run_eagerly):
+    expected, trainer = make(steps), make(steps, run_eagerly)
     for _ in range(2):
         of_samples = fitted(expected, sample_weight={"kind": BY_EXAMPLE})
         assert_same(fitted(trainer, class_weight={"kind": WEIGHTS}), of_samples)
@@ -62,7 +60,6 @@ def test_validation_is_not_weighted_and_the_weights_of_add_head_are_replaced():
     np.testing.assert_allclose(found.history["val_kind_loss"][0], loss, rtol=1e-5)
 
 
-@pytest.mark.one_in(2)
 def test_two_replicas(two_replicas):
     expected = fitted(make(2), class_weight={"kind": WEIGHTS})
     with two_replicas.scope():

@@ -40,14 +40,14 @@ class Speller(keras.layers.Layer):
         }
 
 
-def words_trainer():
+def words_trainer(**options):
     """An encoder with dropout on counts of words, with two heads, trained a little."""
     encoder = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dropout(0.5)])
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("price", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trainer.add_head("letter", Speller(), loss, teacher_forcing=True)
-    trainer.compile(keras.optimizers.Adam(0.1))
+    trainer.compile(keras.optimizers.Adam(0.1), **options)
     counts = np.random.default_rng(0).poisson(1.0, (24, len(WORDS) + 1)).astype("float32")
     labels = counts.argmax(axis=1) % 3
     trainer.fit(counts, {"price": labels, "letter": labels}, epochs=2, verbose=0)
@@ -88,16 +88,19 @@ def labels_from(table, probabilities):
     return {"label": table.lookup(best), "probability": tf.reduce_max(probabilities, axis=1)}
 
 
-@pytest.mark.one_in(2)
-def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
-    trainer = shared
+def exports_of_heads(trainer):
+    """The arguments of `export` by the name of a folder."""
     module = trainer.heads["letter"].module
     counter = keras.layers.TextVectorization(vocabulary=WORDS, output_mode="count", pad_to_max_tokens=False)
     learned = keras.layers.TextVectorization(output_mode="count", standardize=None)  # its table is filled later
     learned.adapt(tf.constant([" ".join(word for word, n in zip(WORDS, (5, 4, 3, 2)) for _ in range(n))]))
     assert learned.get_vocabulary() == ["[UNK]", *WORDS]
     holder = SimpleNamespace(inner=[{"counter": counter}])
-    exported = {
+    finish = {
+        "letter": lambda output: output["letter"],
+        "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)},
+    }
+    return {
         "plain": {"head": "price"},
         "layer": {"head": "price", "preprocess": learned},
         "function": {
@@ -109,15 +112,27 @@ def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
         "generated": {"head": "letter"},
         "told": {"head": "letter", "generate": lambda hidden: module.generate(hidden, number=9)},
         "finished": {"head": "letter", "postprocess": lambda output: output["letter"] + 1},
+        "all": {},
+        "some": {"head": ["letter"], "postprocess": {"letter": lambda output: output["letter"] + 1}},
+        "both finished": {"head": ["price", "letter"], "postprocess": finish},
     }
-    for name, options in exported.items():
-        trainer.export(path=tmp_path / name, **options)
-    counts = counts_of(TEXTS)
-    inputs = {"layer": {"inputs": TEXTS}, "function": {"texts": TEXTS}}
-    asked = [(tmp_path / name, inputs.get(name, {"inputs": counts.tolist()})) for name in exported]
-    got = dict(zip(exported, alone.answers(asked, tmp_path)))
 
-    probabilities, logits = expected(trainer, counts)
+
+@pytest.fixture(scope="module")
+def exported(shared, tmp_path_factory):
+    """The folder of all these exports, and what each answers in a process that has neither Keras nor this package."""
+    folder = tmp_path_factory.mktemp("exported")
+    exports = exports_of_heads(shared)
+    for name, options in exports.items():
+        shared.export(folder / name, **options)
+    inputs = {"layer": {"inputs": TEXTS}, "function": {"texts": TEXTS}}
+    asked = [(folder / name, inputs.get(name, {"inputs": counts_of(TEXTS).tolist()})) for name in exports]
+    return folder, dict(zip(exports, alone.answers(asked, folder)))
+
+
+def test_heads_alone_answer_as_numpy_does(shared, exported):
+    _, got = exported
+    probabilities, logits = expected(shared, counts_of(TEXTS))
     for name in ("plain", "layer"):
         assert list(got[name]) == ["price"]
         np.testing.assert_allclose(got[name]["price"], probabilities, rtol=1e-5)
@@ -129,29 +144,17 @@ def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
     assert got["finished"] == {"letter": [letter + 1 for letter in letters]}
 
 
-@pytest.mark.one_in(2)
-def test_all_heads_in_one_answer_as_predict_does(shared, tmp_path):
-    trainer, counts = shared, counts_of(TEXTS)
-    trainer.export(tmp_path / "all")
-    trainer.export(tmp_path / "some", ["letter"], postprocess={"letter": lambda output: output["letter"] + 1})
-    trainer.export("letter", tmp_path / "earlier")  # the earlier order of the arguments
-    finish = {
-        "letter": lambda output: output["letter"],
-        "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)},
-    }
-    trainer.export(path=tmp_path / "finished", head=["price", "letter"], postprocess=finish)
-    asked = ["all", "some", "earlier", "finished"]
-    got = dict(zip(asked, alone.answers([(tmp_path / name, {"inputs": counts.tolist()}) for name in asked], tmp_path)))
-    predicted = trainer.predict(counts, verbose=0)
+def test_all_heads_in_one_answer_as_predict_does(shared, exported):
+    folder, got = exported
+    predicted = shared.predict(counts_of(TEXTS), verbose=0)
     assert set(got["all"]) == {"price", "letter_letter", "letter_number"}
     np.testing.assert_allclose(got["all"]["price"], predicted["price"], rtol=1e-6)
     for key in ("letter", "number"):
         np.testing.assert_array_equal(got["all"][f"letter_{key}"], predicted["letter"][key])
     assert got["some"] == {"letter": [letter + 1 for letter in got["all"]["letter_letter"]]}
-    assert got["earlier"] == {"letter": got["all"]["letter_letter"], "number": got["all"]["letter_number"]}
     best = predicted["price"].argmax(axis=1).tolist()
-    assert got["finished"] == {"letter": got["all"]["letter_letter"], "price_best": best}
-    graph = tf.saved_model.load(str(tmp_path / "all")).signatures["serving_default"].graph.as_graph_def()
+    assert got["both finished"] == {"letter": got["all"]["letter_letter"], "price_best": best}
+    graph = tf.saved_model.load(str(folder / "all")).signatures["serving_default"].graph.as_graph_def()
     operations = [node.op for function in graph.library.function for node in function.node_def]
     assert operations.count("Tanh") == 1  # the encoder, once for both heads
 
@@ -198,11 +201,10 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         trainer.export(tmp_path / "z", "y", inputs=same_name)
 
 
-@pytest.mark.one_in(2)
 def test_exporting_changes_nothing(tmp_path):
     def train(export):
         keras.utils.set_random_seed(0)
-        trainer = words_trainer()
+        trainer = words_trainer(run_eagerly=False)
         if export:
             before = tiny.values(trainer.variables)
             trainer.export(tmp_path / "price", "price")
@@ -215,7 +217,6 @@ def test_exporting_changes_nothing(tmp_path):
         np.testing.assert_array_equal(with_export, without)
 
 
-@pytest.mark.one_in(2)
 def test_heads_trained_on_two_replicas(two_replicas, tmp_path):
     with two_replicas.scope():
         trainer = tiny.trainer(heads=("price",))

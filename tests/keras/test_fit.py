@@ -26,7 +26,6 @@ class Echo(keras.layers.Layer):
         return tf.argmax(self.dense(representation["outputs"]), axis=-1)
 
 
-@pytest.mark.one_in(2)
 def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     inputs, targets = tiny.data(8, missing=False)
     encoder, heads = tiny.modules()
@@ -39,8 +38,8 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     assert predictions["echo"].shape == (8, 6) and predictions["price"].shape == (8, 3)
 
 
-@pytest.mark.parametrize("options", [{"micro_batches": 3}, {"accumulate_steps": 2}, {"micro_batches": 9}])
-def test_batch_normalization_and_dropout_work_in_slices(options):
+@pytest.mark.parametrize("options", [{"micro_batches": 3, "accumulate_steps": 2}, {"micro_batches": 9}])
+def test_batch_normalization_and_dropout_work_in_micro_batches(options):
     encoder = keras.Sequential(
         [keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)]
     )
@@ -52,6 +51,6 @@ def test_batch_normalization_and_dropout_work_in_slices(options):
     y = {"a": x[:, :1], "b": x[:, 1:2]}
     trainer.fit(x, y, batch_size=5, verbose=0, shuffle=False)
     for value in tiny.values(trainer.encoder.weights):
-        assert np.isfinite(value).all()  # slices without examples are left out
+        assert np.isfinite(value).all()  # micro-batches without examples are left out
     moved = tiny.values(encoder.layers[1].non_trainable_variables)
     assert np.abs(moved[0]).max() > 0

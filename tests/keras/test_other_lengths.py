@@ -73,7 +73,6 @@ def test_every_length_is_trained_and_evaluated(encoder, run_eagerly):
     assert int(trainer.update_count) == 2 * len(LENGTHS)
 
 
-@pytest.mark.one_in(2)
 def test_another_length_that_the_encoder_cannot_take_is_its_own_error():
     encoder = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(6), keras.layers.Reshape((3, 2))])
     trainer = made(encoder)

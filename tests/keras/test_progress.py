@@ -38,7 +38,6 @@ class AddsOne(keras.callbacks.Callback):
         logs["val_f1"] = 0.5
 
 
-@pytest.mark.one_in(2)
 def test_the_line_shows_losses_and_first_metrics_and_the_history_everything(model, tmp_path, capsys):
     log = tmp_path / "log.csv"
     callbacks = [AddsOne(), keras.callbacks.CSVLogger(str(log))]
@@ -80,7 +79,6 @@ def test_skipped_updates_are_shown_if_there_are_any(model, capsys):
     assert "skipped_updates" in printed_names(capsys)
 
 
-@pytest.mark.one_in(2)
 def test_coefficients_are_those_of_a_balancer(model):
     assert not any(name.endswith("coefficient") for name in model.fit(X, TARGETS, verbose=0).history)
     history = trainer(balancer=balancing.EqualNorms()).fit(X, TARGETS, verbose=0).history

@@ -33,7 +33,7 @@ class Interrupt(keras.callbacks.Callback):
     """Ends the process's `fit` in the middle of an epoch."""
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self.model.update_count.numpy() == 13:
+        if self.model.update_count.numpy() == 9:
             raise KeyboardInterrupt
 
 
@@ -50,7 +50,7 @@ def made():
         keras.optimizers.AdamW(0.02, **options)
         if keras.__version__[0] == "3"
         else tf.keras.optimizers.AdamW(0.02, **options),
-        encoder_learning_rate=Stages({0: 0, 5: LayerwiseDecay(0.5, top=0.5), 14: LayerwiseDecay(0.5)}),
+        encoder_learning_rate=Stages({0: 0, 5: LayerwiseDecay(0.5, top=0.5), 11: LayerwiseDecay(0.5)}),
         encoder_weight_decay=0.1,
         schedule=schedules.Sample({"number": 1, "kind": 1, "noise": 1}, seed=3),
         balancer=balancing.GradVac(),
@@ -65,12 +65,19 @@ def made():
 def run(folder, interrupted):
     trainer = made()
     given = [
-        callbacks.PerHead(patience=4, idle=True, restore_best_weights=False, backup_dir=str(folder / "heads")),
+        callbacks.PerHead(patience=4, idle=True, restore_best_weights=False),
         SetWeight(),
         keras.callbacks.BackupAndRestore(str(folder / "keras")),
         *([Interrupt()] if interrupted else []),
     ]
-    options = {"batch_size": 6, "epochs": 6, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
+    options = {
+        "batch_size": 6,
+        "epochs": 4,
+        "validation_batch_size": 24,
+        "shuffle": False,
+        "verbose": 0,
+        "validation_data": (X, Y),
+    }
     if interrupted:
         with pytest.raises(KeyboardInterrupt):
             trainer.fit(X, Y, callbacks=given, **options)
@@ -79,13 +86,12 @@ def run(folder, interrupted):
     return trainer
 
 
-@pytest.mark.one_in(2)
 def test_the_resumed_run_is_the_run_that_was_not_interrupted(tmp_path):
     whole = run(tmp_path / "whole", interrupted=False)
     assert run(tmp_path / "cut", interrupted=True) is None
     again = run(tmp_path / "cut", interrupted=False)
-    assert int(again.update_count.numpy()) == int(whole.update_count.numpy()) == 24
-    assert again.history.epoch == [0, 1, 2, 3, 4, 5]
+    assert int(again.update_count.numpy()) == int(whole.update_count.numpy()) == 16
+    assert again.history.epoch == [0, 1, 2, 3]
     for name, values in again.history.history.items():
         np.testing.assert_allclose(values, whole.history.history[name], rtol=1e-6, atol=1e-7, err_msg=name)
     for one, other in zip(tiny.values(whole.variables), tiny.values(again.variables), strict=True):

@@ -62,7 +62,6 @@ def test_a_callback_sets_a_weight_without_another_trace(replicas, two_replicas):
     assert trainer.heads["a"].weight == pytest.approx(1 / 3) and trainer.heads["b"].weight == 1
 
 
-@pytest.mark.one_in(2)
 def test_a_weight_that_was_set_is_saved_and_goes_with_its_head(tmp_path):
     trainer = trainer_of(b=0.7)
     fit(trainer)
@@ -118,6 +117,7 @@ MORE = {
 }
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("method", [*METHODS, *MORE])
 def test_a_balancer_knows_whether_a_weight_of_1000_changes_the_direction(method):
     balancer = {**METHODS, **MORE}[method]

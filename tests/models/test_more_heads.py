@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import pytest
 
 from multihead import MultiHeadTrainer, losses
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers import tiny
-
-pytestmark = pytest.mark.usefixtures("eager_updates")
 
 ROWS, TIME, VOCABULARY, TAGS, STYLES = 32, 7, 12, 4, 3
 

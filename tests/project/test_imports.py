@@ -26,10 +26,10 @@ FLOORS = [
 ]
 # The stages of one update: each imports from those before it only.
 STAGES = [
-    {"__init__", "batch", "encode"},
-    {"loops"},
+    {"__init__", "batch", "encode", "products", "roll_back"},
+    {"loops", "combined"},
     {"network"},
-    {"faults"},
+    {"broken"},
     {"rates"},
     {"representation"},
     {"labels"},
@@ -40,11 +40,14 @@ STAGES = [
     {"backward"},
     {"combine"},
     {"layers"},
+    {"update"},
+    {"faults"},
     {"spec"},
     {"scale"},
-    {"apply"},
     {"pipeline"},
     {"drop"},
+    {"apply"},
+    {"observe"},
 ]
 
 

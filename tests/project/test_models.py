@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import re
 from pathlib import Path
 
 import keras
 import pytest
 
-from multihead._ground import validation
-from multihead.models import _checks, _recurrent
+from multihead.models import _recurrent
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 FILES = sorted(MODELS.glob("*.py"))
@@ -21,8 +19,8 @@ FILES = sorted(MODELS.glob("*.py"))
 STAGES = [
     {"_checks", "_recurrent", "weights"},
     {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
-    {"_cell", "classifier", "price", "regressor"},
-    {"_native_loops", "_addons_loops"},
+    {"_cell", "classifier", "regressor"},
+    {"_native_loops", "_addons_loops", "price"},
     {"decoder"},
     {"__init__"},
 ]
@@ -80,12 +78,3 @@ def test_private_names_of_keras_exist():
     layer = _recurrent.recurrent_layer("gru", 2, name="layer", dtype="float32")
     for name in PRIVATE["_recurrent.py"]:
         assert hasattr(layer, name), f"Keras {keras.__version__} has no `{name}` any more; models/_recurrent.py sets it"
-
-
-@pytest.mark.parametrize("module", [_checks, validation], ids=lambda module: module.__name__)
-def test_checks_take_the_argument_and_then_its_value(module):
-    checks = {name: function for name, function in vars(module).items() if name.startswith("check_")}
-    assert checks
-    for name, function in checks.items():
-        parameters = list(inspect.signature(function).parameters)
-        assert parameters[0] == "argument" or len(parameters) == 1, name

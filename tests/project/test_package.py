@@ -62,11 +62,13 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.programs
 def test_wheel_has_one_top_level_name(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"multihead"}
 
 
+@pytest.mark.programs
 def test_wheel_holds_every_module_types_and_licence(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert {path.relative_to(ROOT).as_posix() for path in sources("multihead")} <= names
@@ -102,6 +104,7 @@ assert np.array_equal(trainer.predict(tokens, verbose=0)["reply"], tokens)
 """
 
 
+@pytest.mark.programs
 def test_installed_wheel_trains_and_decodes(installed: Path, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(installed)],
@@ -112,6 +115,7 @@ def test_installed_wheel_trains_and_decodes(installed: Path, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.programs
 def test_wheel_states_version_and_needs_only_tensorflow_and_numpy(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     header = wheel.read(name).decode().split("\n\n")[0]

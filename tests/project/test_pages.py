@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
@@ -20,7 +21,11 @@ from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = [*WRITTEN, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
+pytestmark = pytest.mark.programs
+
 PRINTED = {
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
@@ -62,7 +67,6 @@ def test_code_of_a_page_runs(
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
 
-@pytest.mark.one_in(2)
 def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +101,6 @@ def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     assert workers == [alone, alone] and alone.startswith("updates 8 loss ")
 
 
-@pytest.mark.one_in(2)
 def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in one namespace, as a kernel runs them."""
     notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
@@ -111,3 +114,54 @@ def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> No
     final = {name: values["kind_share"][-1] for name, values in namespace["history"].items()}
     assert final["EqualNorms"] == pytest.approx(0.5, abs=0.01) and final["plain sum"] < 0.2
     assert set(namespace["served"]) == {"kind", "size"}
+
+
+# Width
+
+
+def blocks_of(text: str) -> list[str]:
+    """The blocks between fences, without the indentation of their fences."""
+    found = re.findall(r"^( *)```[^`\n]*\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(rf"^{indentation}", "", block, flags=re.MULTILINE) for indentation, block in found]
+
+
+def examples_of(path: Path) -> list[str]:
+    """The examples in a file's docstrings, each up to the next empty line, and their blocks between fences."""
+    nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, DOCUMENTED))
+    found = []
+    for text in filter(None, map(ast.get_docstring, nodes)):
+        examples = re.findall(r"^( *)(>>> .*?)(?:\n *\n|\Z)", text, re.DOTALL | re.MULTILINE)
+        found += [re.sub(rf"^{indentation}", "", example, flags=re.MULTILINE) for indentation, example in examples]
+        found += blocks_of(text)
+    return found
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def wide(blocks: list[str]) -> list[str]:
+    return [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS]
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_code_of_a_page_fits_its_column(page: Path) -> None:
+    found = wide(blocks_of(page.read_text(encoding="utf-8")))
+    if page == ROOT / "README.md":
+        # Its two commands are one line each: users copy them, and `.ci/run` reads the second. The site does not show them.
+        commands = [line for line in found if line.startswith("python3 -m venv --clear .venv && ")]
+        assert len(commands) == 2
+        found = [line for line in found if line not in commands]
+    assert found == []
+
+
+def test_examples_of_docstrings_fit_their_column() -> None:
+    files = [path for folder in ("multihead", "models") for path in sorted((ROOT / folder).rglob("*.py"))]
+    examples = {path.relative_to(ROOT).as_posix(): examples_of(path) for path in files}
+    assert sum(map(len, examples.values())) > 40
+    assert {name: wide(found) for name, found in examples.items() if wide(found)} == {}
+
+
+def test_code_of_the_notebook_fits_its_column() -> None:
+    notebook = json.loads((ROOT / "docs" / "notebooks" / "first_steps.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells and wide(cells) == []

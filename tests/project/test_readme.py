@@ -40,7 +40,7 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
     assert named == {each.__name__ for each in classes if isinstance(each, type) and each not in bases}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.programs
 def test_code_of_the_readme_is_that_of_the_benchmark_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """The figures of the diagnosis are those of one stack, so only its words are compared."""
     namespace: dict[str, Any] = {"__name__": "README"}
@@ -60,7 +60,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"[A-Za-z]{2,}", text)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.programs
 def test_plain_sum_starves_the_head_that_the_readme_says() -> None:
     """The benchmark behind the README's table, with its first seed."""
     plain, balanced = (starved_head.measure(0, 12, ("topics", "hours"), how=how) for how in (None, "EqualNorms"))
@@ -68,6 +68,7 @@ def test_plain_sum_starves_the_head_that_the_readme_says() -> None:
     assert balanced["hours"] > plain["hours"] - 0.05
 
 
+@pytest.mark.programs
 def test_picture_is_of_the_numbers_that_the_library_gives(tmp_path: Path) -> None:
     updates = two_gradients.updates()
     assert np.min(two_gradients.GRADIENTS @ updates["plain sum"]) < 0

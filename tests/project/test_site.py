@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from multihead import balancing, weighting
+from multihead import MultiHeadTrainer, balancing, weighting
 from tests.helpers.browser import CHROMIUM, Browser
 from tests.helpers.sources import ROOT
 
 has_mkdocs = all(importlib.util.find_spec(name) for name in ("material", "mkdocstrings"))
-pytestmark = pytest.mark.skipif(not has_mkdocs, reason="needs the `docs` extra")
+pytestmark = [pytest.mark.programs, pytest.mark.skipif(not has_mkdocs, reason="needs the `docs` extra")]
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 ADDRESS = "https://example.org/owner/repository"
 
@@ -75,6 +75,16 @@ def test_reference_has_public_names_only(site: Path) -> None:
             assert private == [], page
 
 
+def test_reference_of_the_trainer_shows_what_users_call(site: Path) -> None:
+    text = (site / "reference" / "multihead" / "index.html").read_text(encoding="utf-8")
+    shown = set(re.findall(r'id="?(?:multihead\.MultiHeadTrainer\.)?(\w+)', text))
+    assert {"fit", "save", "save_weights", "load_weights", "load_model", "compute_gradients"} <= shown
+    of_keras = {
+        name for name in vars(MultiHeadTrainer) if name.endswith(("_step", "_function", "_config", "_own_variables"))
+    }
+    assert len(of_keras) > 10 and not shown & of_keras
+
+
 def test_version_and_repository_are_shown(site: Path) -> None:
     for page in pages(site):
         source = (site / page).read_text(encoding="utf-8")
@@ -102,8 +112,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
+CUT = "[...document.querySelectorAll('pre > code')].filter(c => c.scrollWidth > c.clientWidth).map(c => c.innerText)"
+
+
 @needs_browser
-def test_every_page_loads_without_an_error_and_with_its_pictures(site: Path, address: str, browser: Browser) -> None:
+def test_every_page_loads_without_an_error_with_its_pictures_and_whole_lines_of_code(
+    site: Path, address: str, browser: Browser
+) -> None:
     for page in pages(site):
         if page == "404.html":
             continue
@@ -112,6 +127,7 @@ def test_every_page_loads_without_an_error_and_with_its_pictures(site: Path, add
         browser.run("document.querySelectorAll('img').forEach(i => i.loading = 'eager')")
         browser.wait_for("[...document.images].every(i => i.complete)")
         assert browser.run("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)") == [], page
+        assert browser.run(CUT) == [], page
 
 
 @needs_browser

@@ -34,7 +34,7 @@ for one, other in zip(run(), run(), strict=True):
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.programs
 def test_two_runs_of_one_seed_end_in_the_same_weights():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, cwd=os.getcwd(), capture_output=True, text=True, timeout=300, check=False)

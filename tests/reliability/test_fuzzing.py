@@ -6,7 +6,6 @@ the library, and leaves the trainer as it was.
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import hypothesis
@@ -20,8 +19,6 @@ from multihead import MultiHeadTrainer, clipping, losses, schedules
 from tests.helpers import tiny
 from tests.helpers.twin import UNITS, Head, Twin, kind_of
 
-CASES = int(os.environ.get("MULTIHEAD_CASES", "2000" if os.environ.get("MULTIHEAD_FULL") == "1" else "50"))
-LONGEST = 4 if os.environ.get("MULTIHEAD_FULL") == "1" else 2
 LOSSES = {
     "tag": losses.SequenceCrossentropy(),
     "kind": "sparse_categorical_crossentropy",
@@ -66,16 +63,17 @@ class Session:
     Args:
         data: Hypothesis's source of choices.
         folder: An empty folder.
+        longest: The most heads at the start, and the most calls.
     """
 
-    def __init__(self, data, folder):
-        self.data, self.folder = data, folder
+    def __init__(self, data, folder, longest):
+        self.data, self.folder, self.longest = data, folder, longest
         self.rng = np.random.default_rng(self.pick(st.integers(0, 10**6)))
         self.twin = Twin(self.pick(st.booleans()))
         keras.utils.set_random_seed(int(self.rng.integers(10**6)))
         self.trainer = self.with_encoder()
         self.log = []
-        for _ in range(self.pick(st.integers(1, LONGEST))):
+        for _ in range(self.pick(st.integers(1, self.longest))):
             self.add_head()
         self.compile()
 
@@ -400,20 +398,24 @@ class Session:
     )  # fmt: skip
 
     def run(self):
-        for _ in range(self.pick(st.integers(1, LONGEST))):
+        for _ in range(self.pick(st.integers(1, self.longest))):
             name = self.choose(*self.CALLS)
             hypothesis.note(f"{name}, {self.twin.options}, { {n: h.weight for n, h in self.twin.heads.items()} }")
             getattr(self, name)()
             self.compare()
 
 
-@hypothesis.seed(2 + hasattr(keras, "ops"))  # other cases on each stack
-@hypothesis.settings(
-    max_examples=CASES, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
-    phases=[hypothesis.Phase.generate],
-)  # fmt: skip
-@hypothesis.given(st.data())
-def test_every_call_does_what_it_promises_or_is_refused(tmp_path_factory, data):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of skipped updates, and of weights without effect
-        Session(data, tmp_path_factory.getbasetemp()).run()
+@pytest.mark.parametrize(("cases", "longest"), [(25, 2), pytest.param(2000, 4, marks=pytest.mark.thorough)])
+def test_every_call_does_what_it_promises_or_is_refused(tmp_path, cases, longest):
+    @hypothesis.seed(2 + hasattr(keras, "ops"))  # other cases on each stack
+    @hypothesis.settings(
+        max_examples=cases, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
+        phases=[hypothesis.Phase.generate],
+    )  # fmt: skip
+    @hypothesis.given(st.data())
+    def check(data):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of skipped updates, and of weights without effect
+            Session(data, tmp_path, longest).run()
+
+    check()

@@ -81,7 +81,7 @@ def test_a_head_that_reads_its_targets_needs_them_once():
 def test_the_options_choose_the_combiner_and_what_is_measured(options, kind, measure):
     trainer = tiny.trainer("sgd", heads=("price", "size"), **options)
     trainer.compute_gradients(tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2))))
-    combiner = trainer._spec.combiner(trainer._spec.network, None)
+    combiner = trainer._built.spec.combiner
     assert type(combiner) is kind and combiner.measure is measure
 
 
@@ -94,10 +94,10 @@ def test_a_new_head_is_built_and_the_others_keep_their_variables():
     inputs, targets = tiny.data(4)
     trainer = tiny.trainer("sgd")
     trainer.compute_gradients((inputs, targets))
-    spec = trainer._spec
+    spec = trainer._built.spec
     trainer.add_head("more", keras.layers.Lambda(lambda r: r["mean"][:, :1]), "mse")
-    assert trainer._spec is None
+    assert trainer._built is None
     trainer.compile("sgd")
     trainer.compute_gradients((inputs, {**targets, "more": targets["size"]}))
     before = [id(tiny.tensor_variable(v)) for v in spec.network.variables.all]
-    assert [id(tiny.tensor_variable(v)) for v in trainer._spec.network.variables.all] == before
+    assert [id(tiny.tensor_variable(v)) for v in trainer._built.spec.network.variables.all] == before

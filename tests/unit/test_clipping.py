@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from multihead import clipping
 
+pytestmark = pytest.mark.mathematics
+
 SPARSE = tf.IndexedSlices(tf.constant([[3.0, 0.0], [1.0, 2.0], [1.0, -1.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2]))
 GRADIENTS = [tf.constant([[0.3, -4.0]]), None, SPARSE, tf.constant([2.0])]
 

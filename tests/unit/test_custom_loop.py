@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._trainer.custom_loop import ComputedGradients
+from multihead._trainer.custom_loop import to_apply
 from tests.helpers import tiny
 
 
@@ -19,7 +21,7 @@ def trainer():
 
 def test_an_idle_head_has_no_gradient(trainer):
     pairs = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
-    assert isinstance(pairs, ComputedGradients) and pairs.active.numpy().tolist() == [False, True, False]
+    assert all(pair.update.active.numpy().tolist() == [False, True, False] for pair in pairs)
     of_tag = {id(tiny.tensor_variable(variable)) for variable in trainer.heads["tag"].module.trainable_variables}
     missing = {id(tiny.tensor_variable(variable)) for gradient, variable in pairs if gradient is None}
     assert of_tag <= missing
@@ -33,6 +35,40 @@ def test_the_list_applies_as_it_came_and_a_new_one_of_its_pairs_by_its_gradients
         assert trainer.apply_gradients(given)
         for old, new in zip(before, tiny.values(trainer.heads["tag"].module.trainable_variables)):
             np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize(
+    "copied", [list, copy.copy, lambda pairs: pairs[:], lambda pairs: [(None, pairs[0][1]), *pairs[1:]]], ids=range(4)
+)
+def test_copies_and_lists_of_the_same_pairs_are_the_same_update(trainer, copied):
+    pairs = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
+    change = to_apply(trainer._built.spec.network, copied(pairs), trainer.update_count)
+    assert change.roll_back is pairs[0].update.roll_back and not change.without_heads
+    assert change.active.numpy().tolist() == [False, True, False]
+    assert trainer.apply_gradients(copied(pairs))
+
+
+def test_gradients_of_the_encoder_alone_are_applied(trainer):
+    kernel = trainer.encoder.dense.trainable_variables[0]
+    (before,), count = tiny.values([kernel]), int(trainer.update_count)
+    heads = tiny.values(
+        [*trainer.heads["tag"].module.trainable_variables, *trainer.heads["size"].module.trainable_variables]
+    )
+    assert trainer.apply_gradients([(tf.ones_like(kernel), kernel)])
+    assert int(trainer.update_count) == count + 1 and np.any(before != tiny.values([kernel])[0])
+    after = tiny.values(
+        [*trainer.heads["tag"].module.trainable_variables, *trainer.heads["size"].module.trainable_variables]
+    )
+    for old, new in zip(heads, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_pairs_of_two_updates_are_applied_by_their_gradients(trainer):
+    first = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "price"))
+    second = trainer.compute_gradients(tiny.only(tiny.data(4, missing=False), "tag"))
+    half = len(first) // 2
+    change = to_apply(trainer._built.spec.network, [*first[:half], *second[half:]], trainer.update_count)
+    assert change.without_heads and change.active.shape == (3,)
 
 
 def test_in_a_graph_the_list_still_knows_which_heads_are_idle(trainer):

@@ -7,6 +7,9 @@ import pytest
 
 from multihead.callbacks._directions import direction
 from multihead.heads import Head
+from multihead.heads._metrics import log_name
+
+pytestmark = pytest.mark.mathematics
 
 
 class Mine(keras.metrics.MeanAbsoluteError):
@@ -25,6 +28,9 @@ CASES = [
     ("sparse_categorical_accuracy", "max"),
     ("mean_squared_error", "min"),
     (keras.metrics.Precision(name="p"), "max"),
+    (keras.metrics.AUC, "max"),
+    (keras.metrics.FalsePositives(name="wrong"), "min"),
+    (keras.metrics.CosineSimilarity(name="similarity"), "max" if keras.__version__[0] == "3" else None),
     (keras.metrics.SparseTopKCategoricalAccuracy(3), "max"),
     (keras.metrics.RootMeanSquaredError(), "min"),
     (keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error, name="mine"), "min"),
@@ -37,7 +43,7 @@ CASES = [
 @pytest.mark.parametrize(("metric", "expected"), CASES)
 def test_directions(metric, expected):
     head = Head("price", keras.layers.Dense(1), "mse", metrics=[metric])
-    name = metric if isinstance(metric, str) else getattr(metric, "name", None) or metric.__name__
+    name = log_name(metric)
     assert direction(f"val_price_{name}", head) == direction(f"price_{name}", head) == expected
 
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from multihead._ground import gradients
 
+pytestmark = pytest.mark.mathematics
+
 SPARSE = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2]))
 DENSE = tf.reshape(tf.range(8.0), [4, 2])
 KINDS = {"none": None, "sparse": SPARSE, "dense": DENSE}

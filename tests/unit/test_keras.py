@@ -88,9 +88,8 @@ def test_private_names_of_others_are_listed_and_those_of_keras_stand_where_keras
         "_plots",
         "_update_cosine",
     }  # parts of the names of layers, logs and folders
-    earlier = {"_create_state"}  # what methods of users may define
     for path, (used, _) in files.items():
         in_keras_file = path.parent.name == "_ground" and path.name in ("keras.py", "optimizers.py")
-        foreign = used - ours - of_tensorflow - no_names - earlier
+        foreign = used - ours - of_tensorflow - no_names
         assert foreign - of_keras == set(), f"{path}: list these in `PRIVATE_NAMES`: {foreign - of_keras}"
         assert in_keras_file or foreign == set(), f"{path}: use these through `_ground.keras`: {foreign}"

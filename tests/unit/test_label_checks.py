@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, class_weights
 from multihead._ground.errors import errors_in_words
 from multihead.heads import Head
+from multihead.heads._labels import missing
 from tests.helpers import labels as reference
 from tests.helpers.labels import gradients, trainer_of
 
@@ -436,6 +437,38 @@ def test_validation_labels_are_checked_before_the_first_update(classifier):
     with pytest.raises(ValueError, match=r"^In `validation_data`: `targets\['a'\]` must be whole numbers.*Received: 9"):
         classifier.fit(x, y, validation_data=(x, {"a": np.array([0, 1, 2, 9])}), verbose=0)
     assert int(classifier.update_count) == before
+
+
+def test_labels_of_arrays_are_checked_once_and_those_of_other_data_in_every_batch(monkeypatch):
+    """As long as a step without checks is not used for data that were not checked."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.compile("sgd")
+    sizes = []
+    of_all = missing.find_problems
+    monkeypatch.setattr(missing, "find_problems", lambda *a: [sizes.append(a[1].targets.shape[0]), of_all(*a)][1])
+    (x, right), (_, wrong) = data(np.array([0, 1, 2, 0])), data(np.array([0, 1, 2, 9]))
+    weights = {"a": np.ones(4, "float32")}
+
+    class AnotherBatch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            trainer.train_on_batch(x, wrong)
+
+    def raises(call):
+        with pytest.raises(ValueError, match=r"`targets\['a'\]` must be whole numbers from 0 to 2.*Received: 9"):
+            call()
+
+    trainer.fit(x, right, sample_weight=weights, batch_size=2, epochs=2, verbose=0)
+    assert sizes == [4]
+    raises(lambda: trainer.train_on_batch(x, wrong))
+    trainer.fit(x, right, verbose=0)
+    raises(lambda: trainer.fit(tf.data.Dataset.from_tensors((x, wrong)), verbose=0))
+    trainer.compile("sgd")
+    trainer.fit(x, right, verbose=0)
+    raises(lambda: trainer.fit(x, right, epochs=2, verbose=0, callbacks=[AnotherBatch()]))
+    trainer.fit(x, right, verbose=0)
+    raises(lambda: trainer.compute_gradients((x, wrong)))
+    raises(lambda: trainer.train_step((x, {name: tf.constant(each) for name, each in wrong.items()})))
 
 
 def test_checks_that_are_left_out_cost_nothing_and_find_nothing():

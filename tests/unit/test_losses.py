@@ -16,6 +16,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_sequence_crossentropy_is_that_of_a_smoothed_one_hot_label(smoothing):
     logits, ids = RNG.normal(size=(2, 3, 5)), RNG.integers(0, 5, (2, 3))
@@ -30,6 +31,7 @@ def test_sequence_crossentropy_is_restored_from_its_configuration():
     assert restored.get_config() == loss.get_config() and restored.ignore_label == 3
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
 def test_label_smoothing_is_at_least_0_and_below_1(smoothing):
     with pytest.raises(ValueError, match="`label_smoothing` must be at least 0 and below 1. Received: label_smoothing="):

@@ -29,6 +29,7 @@ def test_mixed_data_sets_train_each_head_on_its_own_batches():
         assert history[f"{name}_updates"][0] == sum(names == [name] for names in labelled)
 
 
+@pytest.mark.mathematics
 def test_sampling_proportions():
     data = {name: dataset.repeat() for name, dataset in own_data().items()}
     mixed = mix_datasets(data, weights={"tag": 6, "price": 3, "size": 1}, seed=2).take(600)
@@ -52,6 +53,7 @@ def numbered(**lengths):
     }
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_proportions_follow_the_temperature(temperature):
     lengths = np.array([400, 100, 25])
@@ -62,6 +64,7 @@ def test_proportions_follow_the_temperature(temperature):
     np.testing.assert_allclose(actual, expected, atol=0.07)  # three standard deviations
 
 
+@pytest.mark.mathematics
 def test_the_order_is_that_of_the_seed():
     orders = [chosen(mix_datasets(numbered(a=20, b=20), seed=seed)) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]

@@ -25,6 +25,9 @@ PLAIN = {
     "check_labels": True,
     "encoder_learning_rate": 1.0,
     "encoder_weight_decay": 1.0,
+    "run_eagerly": None,
+    "steps_per_execution": 1,
+    "jit_compile": None,
 }
 
 

@@ -9,6 +9,9 @@ from scipy import stats
 
 from multihead import schedules
 from multihead._ground.random import normal, uniform
+from tests.helpers.draws import at_steps
+
+pytestmark = pytest.mark.mathematics
 
 
 @pytest.mark.parametrize(("draw", "distribution"), [(uniform, "uniform"), (normal, "norm")])
@@ -17,8 +20,7 @@ def test_distribution(draw, distribution):
     assert stats.kstest(values, distribution).pvalue > 0.01
     neighbours = [draw([20000], 8, 3), draw([20000], 7, 4), np.roll(values, 1)]
     assert all(abs(np.corrcoef(values, other)[0, 1]) < 0.03 for other in neighbours)
-    of_update = tf.function(lambda update: draw([1], 7, update)[0])
-    streams = np.array([of_update(update) for update in tf.range(2000, dtype=tf.int64)])
+    streams = at_steps(lambda step: draw([1], 7, step)[0], 2000)
     assert stats.kstest(streams, distribution).pvalue > 0.01
 
 
@@ -34,8 +36,7 @@ def test_the_same_in_every_mode_and_for_every_length():
 def test_sampled_heads_are_the_same_under_xla():
     schedule = schedules.Sample({"a": 1, "b": 3}, seed=4)
     schedule.bind(["a", "b"])
-    plain, compiled = (tf.function(schedule.active, jit_compile=is_compiled) for is_compiled in (False, True))
-    drawn = np.array([plain(tf.constant(update, tf.int64)) for update in range(400)])
-    np.testing.assert_array_equal(drawn[:50], [compiled(tf.constant(update, tf.int64)) for update in range(50)])
+    drawn = at_steps(schedule.active, 400, tf.bool)
+    np.testing.assert_array_equal(drawn[:50], at_steps(schedule.active, 50, tf.bool, jit_compile=True))
     assert (drawn.sum(axis=1) == 1).all()
     assert drawn[:, 0].mean() == pytest.approx(0.25, abs=0.07)

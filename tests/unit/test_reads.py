@@ -34,11 +34,11 @@ UNKNOWN = [
     (
         NEST,
         "pool",
-        r"`reads` of head 'a' must name what the encoder gives. Received: reads='pool'.*'states'.*Did you mean 'pooled'",
+        r"`reads` of head 'a' must name outputs of the encoder. Received: reads='pool'.*'states'.*Did you mean 'pooled'",
     ),
     (NEST, ("states", 2), r"reads=\('states', 2\).*Pass one of 0, 1\."),
     (NEST, ("pooled", "last"), r"A tuple is a path into a nest; for several parts pass a list"),
-    (3.0, "pooled", r"the encoder gives float. Leave `reads` out"),
+    (3.0, "pooled", r"the encoder returns float. Leave `reads` out"),
 ]
 
 

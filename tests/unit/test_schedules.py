@@ -9,20 +9,22 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
 from multihead._ground.method import Observation
+from tests.helpers.draws import at_steps
 
 
 def drawn(schedule, count, names=("price", "reply")):
     schedule.bind(list(names))
-    active = tf.function(schedule.active)
-    return np.array([active(step) for step in tf.range(count, dtype=tf.int64)])
+    return at_steps(schedule.active, count, tf.bool)
 
 
+@pytest.mark.mathematics
 def test_alternate_gives_each_head_its_turns():
     active = drawn(schedules.Alternate({"price": 1, "reply": 9}), 30)
     np.testing.assert_array_equal(active[:, 0], [u % 10 == 0 for u in range(30)])
     np.testing.assert_array_equal(active[:, 1], ~active[:, 0])
 
 
+@pytest.mark.mathematics
 def test_sample_repeats_by_seed_and_keeps_its_proportions():
     active = drawn(schedules.Sample({"price": 1, "reply": 3}, seed=5), 2000)
     np.testing.assert_array_equal(active, drawn(schedules.Sample({"price": 1, "reply": 3}, seed=5), 2000))
@@ -35,6 +37,7 @@ def seen(gramian):
     return Observation(tf.constant(0, tf.int64), tf.constant([True, True]), gramian=tf.constant(gramian))
 
 
+@pytest.mark.mathematics
 def test_heads_take_turns_only_while_their_running_cosine_is_low():
     schedule = schedules.WhileConflicting(0.0, momentum=0.5, probe_every=4)
     schedule.bind(["a", "b"])
@@ -90,6 +93,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case):
     action, message = ERRORS[case]

@@ -132,10 +132,7 @@ def test_nothing_is_recorded_without_telemetry():
     model.add_head("price", keras.layers.Dense(1), "mse")
     model.compile("sgd", telemetry=None)
     model.compute_gradients((X, {"price": TARGETS["price"]}))
-    assert model._logs.figures.metrics == [] and model._spec.combiner(None, None).measure is None
-    with pytest.warns(DeprecationWarning, match="`telemetry='losses'` is now `telemetry=None`"):
-        model.compile("sgd", telemetry="losses")
-    assert model._options.telemetry is None
+    assert model._built.logs.figures.metrics == [] and model._built.spec.combiner.measure is None
 
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():

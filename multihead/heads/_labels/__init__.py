@@ -1,1 +1,1 @@
-"""A head's labels: what they may be, which elements have one, and how much each counts."""
+"""A head's labels: their valid values, which elements have one, and how much each counts."""

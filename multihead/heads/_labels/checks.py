@@ -1,4 +1,4 @@
-"""What a head's labels may be: checked by shapes and dtypes when a graph is built, by their values in every batch."""
+"""The rules for a head's labels: shapes and dtypes are checked when a graph is built, values in every batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from multihead._ground.validation import check_dense
 from multihead.heads._labels.class_weights import ClassWeight
-from multihead.losses._elements import ElementLoss, aligned_shape, with_columns
+from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS
+from multihead.losses._shapes import Elements, aligned_shape, with_columns
 
 # How far beside their range soft labels may lie by the rounding of what computed them.
 _ROUNDING = 1e-3
@@ -18,7 +19,7 @@ _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a 
 
 
 class LabelSpec(NamedTuple):
-    """What is known of a head's labels before any are seen.
+    """The properties of a head's labels that are known before the first batch.
 
     Attributes:
         name: The head's name.
@@ -71,10 +72,10 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
-    """Checks what can be known of targets without their values.
+    """Checks the shapes and dtypes of targets.
 
     Args:
-        spec: What the head's labels may be.
+        spec: The rules for the head's labels.
         targets: The targets, or their spec.
         predictions: The spec of the predictions.
 
@@ -124,7 +125,7 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
 
 
 def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
-    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number stands for itself
+    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
         held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
     else:
         low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
@@ -138,7 +139,7 @@ def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
 
 
 def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
-    """Checks the shapes where it is known what the loss reads."""
+    """Checks the shapes for losses whose elements are known."""
     over, columns = spec.loss.over, with_columns(predictions)
     wanted = columns[:-1] if over == CLASSES else columns
     if over is None or (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
@@ -160,7 +161,7 @@ def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape
 
 def find_problems(
     spec: LabelSpec,
-    targets: tf.Tensor,
+    elements: Elements,
     lacking: tf.Tensor,
     considered: tf.Tensor,
     given: tf.Tensor | None,
@@ -169,15 +170,14 @@ def find_problems(
     """The rules that the labels and weights of a batch could break.
 
     Args:
-        spec: What the head's labels may be.
-        targets: The targets as the loss sees them.
-        lacking: Which of them mark a missing label.
-        considered: Which elements weights and masks do not leave out; has the first axes of `targets`.
-        given: The elements' sample weights, of the shape of `considered`, or None.
+        spec: The rules for the head's labels.
+        elements: The elements.
+        lacking: Which targets mark a missing label.
+        considered: Which elements are not left out by weights and masks.
+        given: The elements' sample weights, or None.
         predictions: The spec of the predictions.
     """
-    inner = list(range(considered.shape.rank, targets.shape.rank))
-    inside = tf.reshape(considered, tf.concat([tf.shape(considered), [1] * len(inner)], axis=0)) if inner else considered
+    targets, inner, inside = elements.targets, elements.inner, elements.with_inner(considered)
     numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
         Problem(broken & inside & ~lacking, numbers, f"{spec.targets} must be {rule}", _MARK)
@@ -201,7 +201,7 @@ def find_problems(
 def _broken_ranges(
     spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
 ) -> Iterator[tuple[tf.Tensor, str]]:
-    """Where labels are not what the loss takes, with what they must be."""
+    """Where the loss cannot take a label, with the rule that is broken."""
     loss, is_floating = spec.loss, numbers.dtype.is_floating
     low, high = (None, None) if loss.known is None else loss.known[1:]
     if loss.over == CLASSES:

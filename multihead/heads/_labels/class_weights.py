@@ -13,7 +13,7 @@ from multihead._ground.validation import is_number
 
 
 def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int, float]:
-    """Weights by which every class counts the same, however often it occurs.
+    """Weights that give every class the same influence, however often it occurs.
 
     `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` of all and `k` the number of classes that
     occur, so that the mean weight of the labels is 1.

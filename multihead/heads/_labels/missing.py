@@ -13,7 +13,7 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.validation import check_dense
 from multihead.heads._labels.checks import LabelSpec, Problem, check_specs, find_problems
-from multihead.losses._elements import aligned, with_columns
+from multihead.losses._shapes import Elements, aligned, with_columns
 
 
 def mask_missing(
@@ -27,33 +27,31 @@ def mask_missing(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the labels of a batch; see `Head.mask_missing`."""
     rank = check_specs(spec, targets, predictions)
-    seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
-    inner = list(range(rank, seen.shape.rank))
+    elements = Elements(aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over), rank)
+    seen = elements.targets
     lacking = tf.math.is_nan(seen) if seen.dtype.is_floating else tf.zeros_like(seen, tf.bool)
     for label in spec.ignore_labels:
         lacking |= tf.equal(seen, tf.cast(label, seen.dtype))
-    labelled = ~tf.reduce_any(lacking, axis=inner)
+    labelled = ~tf.reduce_any(lacking, axis=elements.inner)
 
     considered = tf.ones_like(labelled)
     if mask is not None:
         mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
-        considered &= _spread(mask, labelled, f"The Keras mask of the predictions of head {spec.name!r}")
+        considered &= _spread(mask, elements, f"The Keras mask of the predictions of head {spec.name!r}")
     given = None
     if sample_weight is not None:
         check_dense(spec.weights, sample_weight)
-        given = tf.ones_like(labelled, tf.float32) * _spread(
-            tf.cast(_copy(sample_weight), tf.float32), labelled, spec.weights
-        )
+        given = _spread(tf.cast(_copy(sample_weight), tf.float32), elements, spec.weights)
         considered &= given != 0  # NaN is not 0
     counted = labelled & considered
     weights = tf.cast(counted, tf.float32) if given is None else tf.where(counted & (given > 0), given, 0.0)
     if spec.class_weight is not None:
         clean = tf.where(lacking, tf.zeros_like(seen), seen)
-        weights *= spec.class_weight.of(tf.argmax(clean, axis=-1) if inner else clean)
+        weights *= spec.class_weight.of(elements.classes(clean))
     if check:
-        weights = _checked(weights, find_problems(spec, seen, lacking, considered, given, predictions))
-    # Whatever stands where nothing counts, NaN included, is replaced before the loss is called.
-    used = tf.reshape((weights > 0) & (weights < float("inf")), tf.concat([tf.shape(weights), [1] * len(inner)], axis=0))
+        weights = _checked(weights, find_problems(spec, elements, lacking, considered, given, predictions))
+    # Values that do not count, NaN included, are replaced before the loss is called.
+    used = elements.with_inner((weights > 0) & (weights < float("inf")))
     clean = tf.where(used, seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
@@ -61,7 +59,7 @@ def mask_missing(
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor in memory of its own.
 
-    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into what it reads: the
+    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into its input: the
     generator's own labels would be replaced, and count in the next epoch.
     """
     return tf.gather(tensor, tf.range(tf.shape(tensor)[0])) if tensor.shape.rank else tensor
@@ -72,7 +70,7 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
     if spec.class_weight is None:
         return weights
     seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
-    classes = tf.argmax(seen, axis=-1) if seen.shape.rank > weights.shape.rank else seen
+    classes = Elements(seen, weights.shape.rank).classes(seen)
     return tf.math.divide_no_nan(weights, spec.class_weight.of(classes))
 
 
@@ -81,7 +79,7 @@ def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: st
 
     Args:
         first: Targets, weights or a mask; called `what` in messages.
-        second: What they belong to; called `of`.
+        second: The tensor to which they belong; called `of`.
         num_axes: How many axes to compare.
         what: See `first`.
         of: See `second`.
@@ -104,22 +102,19 @@ def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: st
         return tf.identity(first)
 
 
-def _spread(values: tf.Tensor, labelled: tf.Tensor, what: str) -> tf.Tensor:
-    """Weights or a mask with as many axes as `labelled`, whose first axes they have."""
-    rank, shape = labelled.shape.rank, values.shape
+def _spread(values: tf.Tensor, elements: Elements, what: str) -> tf.Tensor:
+    """Weights or a mask for all elements, from those for the first axes of the elements."""
+    rank, shape, wanted = elements.rank, values.shape, elements.targets.shape[: elements.rank]
     while values.shape.rank > rank and values.shape[-1] == 1:
         values = tf.squeeze(values, axis=-1)
-    sizes = enumerate(zip(values.shape, labelled.shape))
+    sizes = enumerate(zip(values.shape, wanted))
     fits = all(a is None or b is None or a == b or (a == 1 and i > 0) for i, (a, b) in sizes)
     if not 1 <= values.shape.rank <= rank or not fits:
         raise ValueError(
-            f"{what} must have the shape of the head's labels, {labelled.shape}, or of its first axes. "
+            f"{what} must have the shape of the head's labels, {wanted}, or of its first axes. "
             f"Received: shape {shape}. Pass one weight per row, shape [batch]{', or one per label' if rank > 1 else ''}."
         )
-    values = with_same_sizes(values, labelled, 1, what, "the targets")
-    # XLA leaves that check out: there a reshape to another number of rows fails.
-    ones = [1] * (rank - values.shape.rank)
-    return tf.reshape(values, tf.concat([tf.shape(labelled)[:1], tf.shape(values)[1:], ones], axis=0))
+    return elements.spread(with_same_sizes(values, elements.targets, 1, what, "the targets"))
 
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:

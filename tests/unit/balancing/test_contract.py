@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import balancing
 from tests.helpers import zoo
+from tests.helpers.balancers import ALL, USUAL, make, traced, update_of, usual_update, xla_heads
+from tests.helpers.cases import quick
 
-METHODS = sorted(
-    name for name in balancing.__all__ if isinstance(getattr(balancing, name), type) and name not in ("Balancer", "Chain")
-)
-CHAINS = {"Chain": lambda: balancing.Chain(balancing.EqualNorms(), balancing.UPGrad())}
-ALL = [*METHODS, *CHAINS]
+pytestmark = pytest.mark.mathematics
 
 # Methods whose update depends on the order of the heads, because they go through them in random orders, or draw.
 ORDERED = ("PCGrad", "GradVac", "MetaBalance")
@@ -28,60 +22,10 @@ HOMOGENEOUS = tuple(name for name in ALL if name not in ("NashMTL", "FairGrad", 
 PROMISE_NO_CONFLICT = ("UPGrad", "DualProj", "MGDA", "NashMTL", "FairGrad", "Chain")
 
 
-def make(name):
-    return CHAINS[name]() if name in CHAINS else getattr(balancing, name)()
+SIZES = [(name, num_heads) for num_heads in (3, 16) for name in ALL] + [(name, 2) for name in PROMISE_NO_CONFLICT]
 
 
-def update_of(name, rows, dtype=np.float64, **used):
-    return make(name)(rows.astype(dtype), **used).numpy()
-
-
-USUAL = zoo.matrix("conflicting", 3, 1.0)
-
-
-@functools.cache
-def usual_update(name, dtype=np.float64):
-    """The first update on `USUAL`, with which several tests compare: outside of a graph the solvers take long."""
-    return update_of(name, USUAL, dtype)
-
-
-def xla_heads(name):
-    """The number of heads at which XLA compiles a method here: for many it takes long, for CAGrad a minute at three."""
-    return 2 if name in ("CAGrad", "MoCo", "SDMGrad") else 3
-
-
-@functools.cache
-def _traced(name, num_heads, xla):
-    balancer = make(name)
-    balancer.build((num_heads, 31))
-    initial = [tf.identity(variable) for variable in map(_value, balancer.variables)]
-    # No method relies on AutoGraph, which would read the source of each.
-    return balancer, initial, tf.function(lambda matrix: balancer(matrix), autograph=False, jit_compile=xla)
-
-
-def traced(name, num_heads, xla=False):
-    """A new balancer's call in a graph, of float32 rows; several tests share the trace and what XLA compiles."""
-    balancer, initial, call = _traced(name, num_heads, xla)
-    for variable, value in zip(balancer.variables, initial):
-        variable.assign(value)
-    return call
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forget_traces():
-    yield
-    _traced.cache_clear()
-
-
-def _value(variable):
-    return getattr(variable, "value", variable) if not callable(getattr(variable, "value", None)) else variable
-
-
-# The heads of three come first, so that each stack compiles those methods that it compiles in the comparison below.
-HEADS = [(name, num_heads) for num_heads in (3, 16) for name in ALL] + [(name, 2) for name in PROMISE_NO_CONFLICT]
-
-
-@pytest.mark.parametrize(("name", "num_heads"), HEADS)
+@pytest.mark.parametrize(("name", "num_heads"), quick(2 * len(ALL), SIZES))
 def test_finite_with_the_right_shape_and_dtype_and_as_promised_without_conflict(name, num_heads):
     promises = name in PROMISE_NO_CONFLICT
     ranges = {(0, 1.0): 1, (6, 1.0): 1, (3, 1e-15): 1, (3, 1e15): 1}  # spread, overall: number of seeds
@@ -182,61 +126,6 @@ def test_gramian_and_gradients_lead_to_the_same_update(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_config_round_trip(name):
-    balancer = make(name)
-    config = keras.saving.serialize_keras_object(balancer)
-    copy = keras.saving.deserialize_keras_object(config)
-    assert type(copy) is type(balancer) and copy.get_config() == balancer.get_config()
-    np.testing.assert_array_equal(copy(USUAL).numpy(), usual_update(name))
-
-
-class _Holder(keras.Model):
-    def __init__(self, balancer):
-        super().__init__()
-        self.balancer = balancer
-
-    def call(self, inputs):
-        return inputs
-
-
-STATEFUL = ("GradVac", "MetaBalance", "DBMTL", "MoCo", "SDMGrad", "ExcessMTL")
-
-
-def test_the_list_of_methods_with_state_is_complete():
-    for name in ALL:
-        balancer = make(name)
-        balancer.build((3, 31))
-        assert bool(balancer.variables) == (name in STATEFUL), name
-        assert not balancer.trainable_variables
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_state_is_saved_and_restored(name, tmp_path):
-    first, second, third = (zoo.matrix("conflicting", 3, seed=seed) for seed in range(3))
-    original = make(name)
-    original(first), original(second)
-    holder, restored = _Holder(original), _Holder(make(name))
-    restored.balancer.build((3, 31))
-    for each in (holder, restored):
-        each(tf.zeros([1, 1]))
-    holder.save_weights(tmp_path / "state.weights.h5")
-    restored.load_weights(tmp_path / "state.weights.h5")
-    continued = restored.balancer(third).numpy()
-    np.testing.assert_array_equal(continued, original(third).numpy())
-    fresh = make(name)
-    assert not np.array_equal(continued, fresh(third).numpy())
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_building_twice_does_nothing(name):
-    balancer = make(name)
-    balancer.build((3, 31))
-    before = list(balancer.variables)
-    balancer.build((3, 31))
-    assert all(one is other for one, other in zip(before, balancer.variables)) and len(before) == len(balancer.variables)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_a_non_finite_gradient_spoils_this_update_only(name):
     num_heads = xla_heads(name)  # whose graph is there already
     rows = zoo.matrix("conflicting", num_heads)
@@ -247,23 +136,3 @@ def test_a_non_finite_gradient_spoils_this_update_only(name):
     call = traced(name, num_heads)
     assert np.isnan(call(spoilt).numpy()).any()
     np.testing.assert_array_equal(call(matrix).numpy(), untouched)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_non_finite_gradient_is_reported_with_its_head(name):
-    rows = zoo.matrix("random", 3)
-    rows[2, 0] = np.inf
-    balancer = make(name)
-    balancer.bind(["reply", "price", "tags"])
-    with pytest.raises(ValueError, match="`matrix` must be finite: .* Received: non-finite gradients of head 'tags'"):
-        balancer(rows)
-
-
-@pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper() and name != "Balancer"])
-def test_reset_undoes_every_update(method):
-    balancer = getattr(balancing, method)()
-    rows = zoo.matrix("random", 3)
-    first = balancer(rows, update=0, losses=[1.0, 2.0, 3.0]).numpy()
-    balancer(3 * rows[::-1].copy(), update=0, losses=[3.0, 1.0, 2.0])
-    balancer.reset()
-    np.testing.assert_array_equal(balancer(rows, update=0, losses=[1.0, 2.0, 3.0]), first)

@@ -7,6 +7,8 @@ import pytest
 
 from multihead import balancing
 
+pytestmark = pytest.mark.mathematics
+
 ROWS = [[1.0, 2.0], [3.0, 4.0]]
 NAMES = ["reply", "price"]
 

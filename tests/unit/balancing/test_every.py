@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, schedules
-from multihead._ground.keras import add_state, tensor_variable
+from multihead._ground.keras import tensor_variable
 from multihead.balancing._every import Every, every
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -21,8 +22,8 @@ CONFLICT = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
 class Counting(balancing.Balancer):
     """Coefficients `[1, 2, ..] * the number of solves`, which is its state."""
 
-    def _create_state(self, num_heads, sizes):
-        self.solves = add_state(self, "solves", ())
+    def create_state(self, num_heads):
+        self.solves = self.add_state("solves", ())
 
     def coefficients(self, gramian):
         solves = tensor_variable(self.solves)
@@ -89,7 +90,7 @@ def test_between_solves_the_update_has_the_last_coefficients():
 
 
 @pytest.mark.parametrize(
-    "options", [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}]
+    "options", quick(3, [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}])
 )
 def test_the_trainer_solves_at_every_third_update(options):
     inputs, targets = tiny.data(8, missing=False)

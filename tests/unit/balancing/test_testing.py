@@ -36,7 +36,7 @@ class FirstOnly(balancing.Balancer):
 
 
 class Signs(balancing.Balancer):
-    needs = "gradients"
+    uses = ("gradients",)
     rescales = False
 
     def combine(self, gradients):
@@ -56,7 +56,7 @@ class Forgetful(balancing.Balancer):
 
 
 class Widening(balancing.Balancer):
-    needs = "gradients"
+    uses = ("gradients",)
 
     def combine(self, gradients):
         return [tf.cast(tf.reduce_sum(rows, axis=0), tf.float64) for rows in gradients]
@@ -71,6 +71,7 @@ def test_compiled_too():
     check_balancer(Halved(), num_heads=(2,))
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("balancer", "message"),
     [
@@ -89,6 +90,7 @@ def test_what_is_wrong_is_named(balancer, message):
         check_balancer(balancer, num_heads=(2,), xla=False)
 
 
+@pytest.mark.mathematics
 def test_an_order_that_matters_can_be_admitted():
     check_balancer(FirstOnly(), num_heads=(2,), order_matters=True, xla=False)
 

@@ -1,4 +1,4 @@
-"""Every planted trouble is recognised, with three seeds; where nothing is wrong nothing is recommended, with ten."""
+"""Every planted trouble is recognised; where nothing is wrong nothing is recommended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import tensorflow as tf
 from multihead import balancing, weighting
 from multihead._display.tables import plain
 from tests.helpers import planted
+from tests.helpers.cases import quick
 from tests.helpers.sources import ROOT
 
-SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
+SEEDS = pytest.mark.parametrize("seed", quick(1, [0, 1, 2]))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def found(report, kind):
     return finding
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", quick(2, range(10)))
 def test_nothing_is_recommended_where_nothing_is_wrong(seed):
     _, _, report = diagnosed("healthy", seed)
     (finding,) = report.findings

@@ -10,9 +10,12 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground.optimizers import build_optimizer
-from multihead._update.apply import apply_once, snapshot
+from multihead._update.apply import apply_once
+from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network, Ownership
-from multihead._update.rates import stages_of
+from multihead._update.rates import periods_of
+from multihead._update.roll_back import RollBack
+from multihead._update.update import Change
 from multihead.heads import Head
 
 STEP = tf.constant(0, tf.int64)
@@ -25,8 +28,19 @@ def setting():
     net = Network.of(layers[0], [Head("a", layers[1], "mse"), Head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    spec = SimpleNamespace(network=net, ownership=ownership, rates=stages_of(net, 1.0, 1.0)[0])
+    spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0])
     return spec, optimizer, tf.Variable([5.0])
+
+
+def change(gradients, active, roll_back):
+    return Change(
+        gradients=gradients,
+        clipped=gradients,
+        step=STEP,
+        active=active,
+        broken=Broken(heads=tf.zeros([2], tf.bool), losses=tf.zeros([2], tf.bool), variables=tf.zeros([3], tf.bool)),
+        roll_back=roll_back,
+    )
 
 
 def values(net, optimizer):
@@ -39,7 +53,7 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, gradients, active, STEP, snapshot([state]), usable=tf.constant(True))
+        return apply_once(spec, optimizer, change(gradients, active, RollBack([state])))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
@@ -55,10 +69,10 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
 def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value, active):
     spec, optimizer, state = setting()
     before = values(spec.network, optimizer)
-    saved = snapshot([state])
+    roll_back = RollBack([state])
     state.assign([7.0])
     gradients = Gradients([tf.fill([2, 1], value)], [tf.ones([2, 1])] * 2, [])
-    assert not apply_once(spec, optimizer, gradients, tf.constant(active), STEP, saved, usable=tf.constant(True))
+    assert not apply_once(spec, optimizer, change(gradients, tf.constant(active), roll_back))
     assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -66,6 +80,5 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
 
 def test_without_any_gradient_nothing_is_applied():
     spec, optimizer, _ = setting()
-    assert not apply_once(
-        spec, optimizer, Gradients([None], [None, None], []), tf.constant([True, True]), STEP, [], usable=tf.constant(True)
-    )
+    gradients = Gradients([None], [None, None], [])
+    assert not apply_once(spec, optimizer, change(gradients, tf.constant([True, True]), RollBack()))

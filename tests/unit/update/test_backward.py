@@ -8,16 +8,18 @@ import pytest
 import tensorflow as tf
 
 from multihead._update.backward import (
-    CombinedAtRepresentation,
-    EncoderPass,
-    MicroBatchGradients,
+    CombinedPass,
+    PassPerHead,
+    SummedPass,
     micro_batch_gradients,
 )
+from multihead._update.combined import Combined
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
+from multihead._update.weights import LossWeights
 from multihead.heads import Head
 
 X = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
@@ -46,15 +48,23 @@ def network():
     return Network.of(encoder, [Head("tied", tied, "mse"), Head("plain", plain, "mse")])
 
 
-def computed(net, combine, scale=None, conditional=(False, False), active=ACTIVE, by_layer=None):
+PER_HEAD = PassPerHead(RepresentationGradients.gramian)
+
+
+def computed(net, encoder_pass, scale=None, conditional=(False, False), active=ACTIVE):
     labels = Labels(Y, tf.ones([4]))
     factors = LossFactors(tf.where(active, FACTORS, 0.0), tf.constant(1.0), scale)
-    encoder_pass = EncoderPass(combine, RepresentationGradients.gramian, by_layer)
     return micro_batch_gradients(net, MicroBatch(X, [labels, labels]), factors, active, conditional, encoder_pass)
 
 
-def plain_sum(gradients, loss_sums):
-    return CombinedAtRepresentation(gradients.total(), tf.ones([2]), None, None)
+def plain_sum(by_layer=None):
+    """The sum of the heads, by a function that combines them."""
+
+    def combine(gradients, losses):
+        return Combined(gradients=gradients.total(), coefficients=tf.ones([2]), gramian=None, at_representation=None)
+
+    step, counts = tf.constant(0, tf.int64), tf.ones([2])
+    return CombinedPass(combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, step=step), by_layer)
 
 
 def by_tape(net):
@@ -75,29 +85,30 @@ def by_tape(net):
 
 
 @pytest.mark.parametrize("scale", [None, 1024.0])
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("encoder_pass", [plain_sum(), SummedPass(None), PER_HEAD], ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("conditional", [(False, False), (True, True)])
-def test_the_sum_of_all_is_the_gradient_of_the_whole_loss(scale, early, conditional):
+def test_the_sum_of_all_is_the_gradient_of_the_whole_loss(scale, encoder_pass, conditional):
     net = network()
-    found = computed(net, plain_sum if early else None, None if scale is None else tf.constant(scale), conditional)
-    encoder = list(found.encoder)
-    assert len(found.per_head) == (0 if early else 2)
+    found = computed(net, encoder_pass, None if scale is None else tf.constant(scale), conditional)
+    encoder = list(found.added if encoder_pass is PER_HEAD else found.encoder)
+    assert len(found.per_head) == (2 if encoder_pass is PER_HEAD else 0)
     for row in found.per_head:
         encoder = [b if a is None else a if b is None else a + b for a, b in zip(encoder, row)]
-    for actual, wanted in zip([*encoder, *found.of_heads(net, None)], by_tape(net), strict=True):
+    for actual, wanted in zip([*encoder, *found.sums.of_heads(net, None)], by_tape(net), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_an_idle_head_is_not_computed():
     net = network()
-    found = computed(net, None, conditional=(True, True), active=tf.constant([True, False]))
-    assert float(found.loss_sums[1]) == 0.0 and not np.any(found.own[1][0]) and not np.any(found.added_own[1][0])
+    found = computed(net, PER_HEAD, conditional=(True, True), active=tf.constant([True, False]))
+    sums = found.sums
+    assert float(sums.losses[1]) == 0.0 and not np.any(sums.own[1][0]) and not np.any(sums.added_own[1][0])
     np.testing.assert_array_equal(found.gramian[1], 0)
 
 
 def test_factors_that_are_known_later_scale_the_heads_losses_alone():
     net = network()
-    found = computed(net, None)
+    found = computed(net, PER_HEAD).sums
     once, twice = found.of_heads(net, None), found.of_heads(net, tf.constant([1.0, 2.0]))
     first = len(net.own[0])  # where the second head's variables begin
     np.testing.assert_allclose(twice[first] - once[first], found.own[1][0], rtol=1e-4, atol=1e-6)
@@ -106,11 +117,10 @@ def test_factors_that_are_known_later_scale_the_heads_losses_alone():
 
 def test_shapes_have_the_structure_of_the_result():
     net = network()
-    for early, by_layer in ((True, None), (True, True), (False, None)):
-        by_layer, combine = None if by_layer is None else tf.constant(by_layer), plain_sum if early else None
-        found = computed(net, combine, by_layer=by_layer)
-        measure = None if early else RepresentationGradients.gramian
-        shapes = MicroBatchGradients.shapes(net, EncoderPass(combine, measure, by_layer))
+    measure = RepresentationGradients.gramian
+    for encoder_pass in (SummedPass(None), SummedPass(measure, tf.constant(True)), PassPerHead(None), PER_HEAD):
+        found, shapes = computed(net, encoder_pass), encoder_pass.shapes(net)
+        assert type(found) is type(shapes)
         flat, wanted = tf.nest.flatten(found), tf.nest.flatten(shapes)
         assert len(flat) == len(wanted)
         for tensor, shape in zip(flat, wanted):
@@ -120,14 +130,14 @@ def test_shapes_have_the_structure_of_the_result():
 
 def test_the_heads_encoder_gradients_are_computed_beside_the_combined_one_only_if_asked():
     net = network()
-    apart, both = computed(net, None), computed(net, plain_sum, by_layer=tf.constant(True))
-    for row, expected in zip(both.beside, apart.per_head):
+    apart, both = computed(net, PER_HEAD), computed(net, plain_sum(tf.constant(True)))
+    for row, expected in zip(both.per_head, apart.per_head):
         for found, gradient in zip(row, expected):
             np.testing.assert_allclose(tf.convert_to_tensor(found), tf.convert_to_tensor(gradient), rtol=1e-5, atol=1e-7)
-    nothing = computed(net, plain_sum, by_layer=tf.constant(False)).beside
-    assert [len(row) for row in nothing] == [len(row) for row in both.beside]
+    nothing = computed(net, plain_sum(tf.constant(False))).per_head
+    assert [len(row) for row in nothing] == [len(row) for row in both.per_head]
     assert all(not np.any(tf.convert_to_tensor(each)) for row in nothing for each in row if each is not None)
-    assert computed(net, plain_sum).beside == []
+    assert computed(net, plain_sum()).per_head == []
 
 
 def test_a_head_that_does_not_read_the_representation_is_refused():
@@ -143,5 +153,5 @@ def test_a_head_that_does_not_read_the_representation_is_refused():
             LossFactors(tf.ones([1]), tf.ones([]), None),
             tf.constant([True]),
             [False],
-            EncoderPass(None, None),
+            PassPerHead(None),
         )

@@ -7,10 +7,18 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing, weighting
-from multihead._update.backward import MicroBatchGradients
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, HeadsAtStep, SumHeads
+from multihead._update.backward import (
+    CombinedGradients,
+    CombinedPass,
+    GradientsPerHead,
+    PassPerHead,
+    SummedGradients,
+    SummedPass,
+    Sums,
+)
+from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
 from multihead._update.representation import RepresentationGradients
-from multihead._update.weights import LossWeights
+from multihead._update.weights import LossWeights, times_factors
 
 ROWS = np.array([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
 REST = np.array([0.5, 0.0, -0.5])
@@ -23,22 +31,32 @@ class Net:
     encoder_tensors = (tf.Variable(tf.zeros([3])),)
 
 
-def heads(active=(True, True), method=None):
+def losses(active=(True, True), method=None):
     active, counts = tf.constant(active), tf.constant([2.0, 2.0])
     if method is not None:
         method.bind(["a", "b"])
         method.build((2,))
     step = tf.constant(0, tf.int64)
-    return HeadsAtStep(step, active, counts, LossWeights(method, tf.ones([2]), counts, active, step))
+    weights = LossWeights.of(method, tf.ones([2]), counts=counts, active=active, step=step)
+    return weights.weigh(tf.constant([2.0, 16.0]))
 
 
 def gathered(rows=ROWS, rest=REST, counts=(2.0, 2.0)):
     tensor = lambda values: tf.constant(values, tf.float32)  # noqa: E731
-    gramian = tf.constant(rows @ rows.T)
-    return MicroBatchGradients(
-        tensor([2.0, 16.0]), tensor(counts), tensor(0.0), [[], []], [[], []], [tensor(rest)],
-        [[tensor(row)] for row in rows], gramian, None, [], tensor([0.0, 0.0]),
-    )  # fmt: skip
+    return GradientsPerHead(
+        sums=sums(counts), added=[tensor(rest)], per_head=[[tensor(row)] for row in rows], gramian=tf.constant(rows @ rows.T)
+    )
+
+
+def sums(counts=(2.0, 2.0)):
+    return Sums(
+        losses=tf.constant([2.0, 16.0]),
+        counts=tf.constant(counts, tf.float32),
+        added_loss=tf.constant(0.0),
+        own=[[], []],
+        added_own=[[], []],
+        broken=tf.zeros([2]),
+    )
 
 
 def at_representation():
@@ -46,62 +64,66 @@ def at_representation():
 
 
 def test_the_sum_takes_every_head_once_and_measures_what_it_is_told():
-    combiner = SumHeads(Net(), RepresentationGradients.gramian, heads())
-    early = combiner.combine_early(3)(at_representation(), tf.constant([2.0, 16.0]))
-    np.testing.assert_allclose(early.gradients[0], ROWS.sum(0))
-    np.testing.assert_allclose(early.gramian, ROWS @ ROWS.T)
-    found = combiner.combine(gathered(), [])
-    np.testing.assert_allclose(found.gradients[0], ROWS.sum(0) + REST)
-    np.testing.assert_allclose(found.norms, np.linalg.norm(ROWS, axis=1), rtol=1e-6)
-    assert found.coefficients.numpy().tolist() == [1, 1]
+    combiner = SumHeads(RepresentationGradients.gramian)
+    early = combiner.encoder_pass(losses().given, 3, None)
+    assert isinstance(early, SummedPass) and early.measure is RepresentationGradients.gramian
+    encoder, gramian = [tf.constant(ROWS.sum(0) + REST)], tf.constant(ROWS @ ROWS.T)
+    done = SummedGradients(sums=sums(), encoder=encoder, per_head=[], gramian=gramian)
+    for each in (gathered(), done):
+        found = combiner.combine(Net(), each, [each], losses())
+        np.testing.assert_allclose(found.gradients[0], ROWS.sum(0) + REST)
+        np.testing.assert_allclose(found.norms, np.linalg.norm(ROWS, axis=1), rtol=1e-6)
+        assert found.coefficients.numpy().tolist() == [1, 1]
 
 
 def test_weights_of_the_losses_wait_for_the_last_micro_batch():
-    combiner = SumHeads(Net(), RepresentationGradients.gramian, heads(method=weighting.LogLoss()))
-    assert combiner.combine_early(2) is None and combiner.combine_early(1) is not None
+    combiner, known = SumHeads(RepresentationGradients.gramian), losses(method=weighting.LogLoss())
+    assert isinstance(combiner.encoder_pass(known.given, 2, None), PassPerHead)
+    assert isinstance(combiner.encoder_pass(known.given, 1, None), CombinedPass)
     factors = np.array([1.0, 1 / 8])  # one over the mean losses
-    found = combiner.combine(gathered(), [])
+    early = combiner.at_representation(at_representation(), known)
+    np.testing.assert_allclose(early.gradients[0], factors @ ROWS, rtol=1e-5)
+    np.testing.assert_allclose(times_factors(early.coefficients, known), factors, rtol=1e-5)
+    found = combiner.combine(Net(), gathered(), [gathered()], known)
     np.testing.assert_allclose(found.gradients[0], factors @ ROWS + REST, rtol=1e-5)
     np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])]
-)
+@pytest.mark.parametrize("make", [BalanceAtRepresentation, BalanceAtParameters])
 def test_balancing_after_the_last_micro_batch_is_the_balancers_own_answer(make):
-    combiner = make(Net(), balancing.MGDA(), heads())
-    assert combiner.combine_early(2) is None
-    found = combiner.combine(gathered(), [])
+    combiner = make(balancing.MGDA())
+    assert isinstance(combiner.encoder_pass(losses().given, 2, None), PassPerHead)
+    found = combiner.combine(Net(), gathered(), [gathered()], losses())
     np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
     np.testing.assert_allclose(found.gradients[0], MGDA @ ROWS + REST, atol=1e-6)
 
 
 def test_balancing_before_the_backward_pass_leaves_only_the_reduction():
-    combiner = BalanceAtRepresentation(Net(), balancing.MGDA(), heads())
-    early = combiner.combine_early(1)(at_representation(), tf.constant([2.0, 16.0]))
+    combiner = BalanceAtRepresentation(balancing.MGDA())
+    assert isinstance(combiner.encoder_pass(losses().given, 1, None), CombinedPass)
+    early = combiner.at_representation(at_representation(), losses())
     np.testing.assert_allclose(early.gradients[0], MGDA @ ROWS, atol=1e-6)
-    np.testing.assert_allclose(early.factors, MGDA, rtol=1e-6)
-    done = gathered()._replace(per_head=[], gramian=None, balanced=early.balanced)
-    found = combiner.combine(done, [])
+    np.testing.assert_allclose(times_factors(early.coefficients, losses()), MGDA, rtol=1e-6)
+    encoder = [tf.constant(REST, tf.float32)]
+    done = CombinedGradients(sums=sums(), encoder=encoder, per_head=[], losses=losses(), combined=early)
+    found = combiner.combine(Net(), done, [done], losses())
     np.testing.assert_allclose(found.gradients[0], REST)  # that is what the backward pass gave
     np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
 
 
 def test_methods_that_need_gradients_get_them_weighted_and_describe_the_result():
-    combiner = BalanceAtParameters(Net(), balancing.MetaBalance(relax=1.0, beta=0.0), None, heads())
-    combiner._balancer.build([(2, 3)])
-    found = combiner.combine(gathered(), [])
+    combiner = BalanceAtParameters(balancing.MetaBalance(relax=1.0, beta=0.0))
+    combiner.balancer.build([(2, 3)])
+    found = combiner.combine(Net(), gathered(), [gathered()], losses())
     expected = ROWS[0] + ROWS[1] / np.linalg.norm(ROWS[1]) * np.linalg.norm(ROWS[0])
     np.testing.assert_allclose(found.gradients[0], expected + REST, rtol=1e-5)
     np.testing.assert_allclose(found.coefficients, expected @ ROWS.T / (ROWS**2).sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "make", [BalanceAtRepresentation, lambda *given: BalanceAtParameters(given[0], given[1], None, given[2])]
-)
+@pytest.mark.parametrize("make", [BalanceAtRepresentation, BalanceAtParameters])
 def test_idle_heads_have_the_coefficient_zero(make):
     idle = np.array([ROWS[0], np.zeros(3)])
-    found = make(Net(), balancing.Sum(), heads(active=(True, False))).combine(gathered(idle), [])
+    found = make(balancing.Sum()).combine(Net(), gathered(idle), [gathered(idle)], losses(active=(True, False)))
     assert found.coefficients.numpy().tolist() == [1, 0]
 
 
@@ -125,7 +147,7 @@ def test_folds_are_compared_with_one_another_and_never_with_themselves():
     folds = [gathered(part, np.zeros(3), count) for part, count in zip(parts, counts)]
     balancer = Folds()
     whole = gathered(parts.sum(0), np.zeros(3))
-    BalanceAtParameters(Net(), balancer, None, heads()).combine(whole, folds)
+    BalanceAtParameters(balancer).combine(Net(), whole, folds, losses())
     means = np.divide(parts * 2.0, counts[:, :, None], out=np.zeros_like(parts), where=counts[:, :, None] > 0)
     expected = np.zeros((2, 2))
     for i in range(2):

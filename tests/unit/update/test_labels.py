@@ -31,7 +31,7 @@ def test_padding_missing_labels_and_keras_masks_are_left_out():
 def _labels(trainer, inputs, targets):
     from multihead._update.labels import read_labels
 
-    spec = trainer._spec
+    spec = trainer._built.spec
     batch = Batch(tf.constant(inputs), {name: tf.constant(value) for name, value in targets.items()}, {})
     return read_labels(spec.network, spec.predictions, batch)
 

@@ -63,4 +63,4 @@ def test_state_is_what_a_training_pass_may_change_each_variable_once():
     normal = keras.layers.BatchNormalization()
     normal.build((None, 2))
     found = Network.of(normal, [Head("a", normal, "mse"), Head("b", dense(1, "b"), "mse")])
-    assert len(found.state) == 2 and len(found.state_of(0)) == 2 and found.state_of(1) == []
+    assert len(found.state) == 2 and found.stateful == (True, False)

@@ -27,7 +27,7 @@ class Averaged(keras.layers.Layer):
 def spec():
     trainer = tiny.trainer(metrics=True, weighting="dwa", balancer="cagrad", balance_every=2)
     trainer.compute_gradients(tiny.data(4))
-    return trainer._spec
+    return trainer._built.spec
 
 
 def test_methods_are_those_that_were_chosen(spec):
@@ -42,7 +42,7 @@ def test_state_is_that_of_methods_metrics_and_modules():
     trainer.encoder = Averaged()
     assert before is not trainer.encoder
     trainer.compute_gradients(tiny.only(tiny.data(4), "price"))
-    spec = trainer._spec
+    spec = trainer._built.spec
     found = {id(variable) for variable in spec.state}
     assert len(found) == len(spec.state)
     wanted = [

@@ -18,37 +18,42 @@ def weights(method):
     if method is not None:
         method.bind(["a", "b", "c"])
         method.build((3,))
-    return LossWeights(method, OWN, COUNTS, ACTIVE, tf.constant(4, tf.int64))
+    return LossWeights.of(method, OWN, counts=COUNTS, active=ACTIVE, step=tf.constant(4, tf.int64))
 
 
 def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
     found = weights(None)
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
-    assert found.factors(SUMS) is None and not found.depend_on_losses
-    total = found.total(SUMS, None)
+    losses = found.weigh(SUMS)
+    assert losses.factors is None and not found.depend_on_losses
+    total = losses.total(None)
     np.testing.assert_allclose(total.total, 0.5 * 2 + 2 * 4)
     np.testing.assert_allclose(total.weights, [0.5, 2.0, 0.0])
-    assert total.losses is None and total.learned == [] and total.regularizer is None
+    assert total.learned == [] and total.regularizer is None
+    np.testing.assert_allclose(losses.means, [2.0, 4.0, 0.0])
+    np.testing.assert_allclose(losses.weighted, [1.0, 8.0, 0.0])
 
 
 def test_a_weighting_of_the_losses_gives_further_factors():
     found = weights(weighting.LogLoss())  # weights are one over the weighted losses, 1 and 8
     assert found.depend_on_losses
     np.testing.assert_allclose(found.per_element, [0.5 / 3, 1.0, 0.0])
-    np.testing.assert_allclose(found.factors(SUMS), [1.0, 1 / 8, 0.0], rtol=1e-6)
-    total = found.total(SUMS, None)
+    losses = found.weigh(SUMS)
+    np.testing.assert_allclose(losses.factors, [1.0, 1 / 8, 0.0], rtol=1e-6)
+    total = losses.total(None)
     np.testing.assert_allclose(total.total, np.log(1) + np.log(8), rtol=1e-5)
     np.testing.assert_allclose(total.weights, [0.5, 2 / 8, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(total.losses, [1.0, 8.0, 0.0])
+    np.testing.assert_allclose(losses.weighted, [1.0, 8.0, 0.0])
 
 
 def test_learned_weights_are_known_before_the_losses():
     found = weights(weighting.Uncertainty())  # half of each loss at the start
-    assert not found.depend_on_losses and found.factors(SUMS) is None
+    losses = found.weigh(SUMS)
+    assert not found.depend_on_losses and losses.factors is None
     np.testing.assert_allclose(found.fixed, [0.25, 1.0, 0.0])
-    assert len(found.total(SUMS, None).learned) == 3
-    np.testing.assert_allclose(found.mean_losses(SUMS), [2.0, 4.0, 0.0])
-    np.testing.assert_allclose(found.weighted_losses(2 * SUMS), [2.0, 16.0, 0.0])
+    assert len(losses.total(None).learned) == 3
+    np.testing.assert_allclose(losses.means, [2.0, 4.0, 0.0])
+    np.testing.assert_allclose(found.times_means(found.mean_losses(2 * SUMS)), [2.0, 16.0, 0.0])
 
 
 def test_weights_of_heads_are_numbers_or_functions_of_the_step():

@@ -35,6 +35,7 @@ def test_contract(method):
         testing.check_weighting(with_options, order_matters=True, xla=False)
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("method", METHODS)
 def test_docstrings_have_a_formula_a_golden_value_and_a_source(method):
     text = inspect.getdoc(method)
@@ -43,6 +44,7 @@ def test_docstrings_have_a_formula_a_golden_value_and_a_source(method):
     assert len(inspect.getsource(inspect.getmodule(method)).splitlines()) <= 150
 
 
+@pytest.mark.mathematics
 def test_files_hold_one_method_each():
     folder = pathlib.Path(weighting.__file__).parent
     assert len([path for path in folder.glob("*.py") if not path.name.startswith("_")]) == len(METHODS)
@@ -63,6 +65,7 @@ def test_unknown_names_and_things():
     assert weighting.get(None) is None
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -111,10 +114,10 @@ class Faulty(Squares):
     def __init__(self, fault, *, name=None):
         super().__init__(name=name)
         self.fault = fault
-        self._declare(() if fault == "claim" else ("losses",))
+        self.uses = () if fault == "claim" else ("losses",)
 
-    def _create_state(self, num_heads):
-        self.noted = weighting.add_state(self, "noted", ())
+    def create_state(self, num_heads):
+        self.noted = self.add_state("noted", ())
         self.common = self.add_weight(name="common", shape=(), initializer="ones")
 
     def total(self, losses, active):
@@ -145,6 +148,7 @@ class Faulty(Squares):
         return {**super().get_config(), "fault": self.fault + "!" * self.fault.startswith("config")}
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, clipping, schedules, weighting
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 from tests.helpers.gathering import assert_alike, dataset
 from tests.helpers.weighted import HEADS, adam
 
@@ -67,7 +68,7 @@ def test_a_skipped_update_leaves_the_weighting():
         before = tiny.values(trainer.weighting.variables)
         broken = {**targets, "size": np.full(12, 3e38, "float32")}  # its square overflows
         with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
-            trainer._logs.weighting = None  # the epoch's end is not what is tested
+            trainer._built.logs.weighting = None  # the epoch's end is not what is tested
             trainer.fit(dataset([(inputs, broken)]), verbose=0)
         for a, b in zip(before, tiny.values(trainer.weighting.variables)):
             np.testing.assert_array_equal(a, b)
@@ -75,7 +76,7 @@ def test_a_skipped_update_leaves_the_weighting():
 
 def test_a_logarithm_of_a_negative_loss_skips_the_update():
     trainer = tiny.trainer("sgd", heads=("size",), weighting="LogLoss")
-    trainer._heads.value[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
+    trainer._setup.heads[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
     inputs, targets = tiny.data(12)
     with pytest.warns(
         RuntimeWarning, match="1 of the epoch's updates were skipped because a loss or gradient was not finite: from head"
@@ -134,7 +135,7 @@ def test_famo_leaves_the_modules_state():
         assert np.any(plain != 0)
 
 
-@pytest.mark.parametrize("name", ["Uncertainty", "FAMO", "GradNorm", "DWA"])
+@pytest.mark.parametrize("name", quick(2, ["Uncertainty", "FAMO", "GradNorm", "DWA"]))
 def test_a_run_that_was_saved_goes_on(name, tmp_path):
     data = dataset([tiny.data(12, seed=seed) for seed in range(2)])
     whole = tiny.trainer(adam(), weighting=name)

@@ -1,4 +1,4 @@
-"""Balancing in a loop of one's own: lists of dense, sparse and absent gradients."""
+"""Balancing in a custom training loop: lists of dense, sparse and absent gradients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def pieces(rows):
     return [[tf.constant(row[:6].reshape(2, 3)), tf.constant(row[6:])] for row in rows]
 
 
+@pytest.mark.mathematics
 @pytest.mark.parametrize("name", ["UPGrad", "PCGrad", "MGDA", "MoCo", "GradVac"])
 def test_lists_equal_the_matrix(name):
     rows = zoo.matrix("conflicting", 3)
@@ -24,6 +25,7 @@ def test_lists_equal_the_matrix(name):
     np.testing.assert_allclose(flat, balancing.get(name)(rows).numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.mathematics
 def test_sparse_rows_that_repeat_are_summed_and_none_is_zero():
     sparse = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([1, 1]), tf.constant([3, 2]))
     dense = tf.constant([[0.0, 0.0], [0.0, 0.0], [-1.0, -1.0]])
@@ -34,6 +36,7 @@ def test_sparse_rows_that_repeat_are_summed_and_none_is_zero():
     assert balance([[None], [None]], "upgrad") == [None]
 
 
+@pytest.mark.mathematics
 def test_dtypes_are_kept():
     half = balance([[tf.constant([1.0, 2.0], tf.float16)], [tf.constant([1.0, -2.0], tf.float16)]], "sum")[0]
     double = balance([[tf.constant([1.0], tf.float64)], [tf.constant([2.0], tf.float64)]], "sum")[0]
@@ -50,7 +53,7 @@ def test_in_a_custom_loop_with_state_and_a_count():
             outputs = inputs @ weights
             losses = [tf.reduce_sum(outputs**2), 1e3 * tf.reduce_sum(outputs)]
         gradients = [tape.gradient(loss, [weights]) for loss in losses]
-        (combined,) = balance(gradients, balancer, update=update, losses=losses)
+        (combined,) = balance(gradients, balancer, step=update, losses=losses)
         update.assign_add(1)
         return combined, gradients
 
@@ -60,14 +63,16 @@ def test_in_a_custom_loop_with_state_and_a_count():
         np.testing.assert_allclose(combined, expected, rtol=1e-5)
 
 
+@pytest.mark.mathematics
 def test_every_method_runs_in_a_custom_loop():
     rows = zoo.matrix("conflicting", 3)
     for name in balancing.__all__:
         if name not in ("Balancer", "balance", "get"):
-            results = balance(pieces(rows), name, update=3, losses=[1.0, 2.0, 3.0], halves=rows @ rows.T)
+            results = balance(pieces(rows), name, step=3, losses=[1.0, 2.0, 3.0], folds=rows @ rows.T)
             assert all(np.isfinite(each).all() for each in results), name
 
 
+@pytest.mark.mathematics
 def test_errors():
     one, two = tf.constant([1.0]), tf.constant([1.0, 2.0])
     with pytest.raises(ValueError, match=r"`gradients` must be one list per head.*Received: lists of lengths \[1, 2\]"):

@@ -1,0 +1,63 @@
+"""What is built from heads, options and shapes together: how updates are computed, and the metrics of the logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._update.spec import UpdateSpec
+from multihead._update.weights import head_weights_at
+from multihead.telemetry import LogMetrics
+
+
+@dataclass(frozen=True)
+class Built:
+    """A trainer that is built and compiled.
+
+    Attributes:
+        spec: How updates are computed.
+        logs: The metrics behind the logs.
+    """
+
+    spec: UpdateSpec
+    logs: LogMetrics
+
+    def with_idle_heads(self) -> Built:
+        """The same for updates in which heads may become idle."""
+        return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))
+
+    def in_custom_loop(self, period: int, step: tf.Tensor) -> tuple[UpdateSpec, list[Any]]:
+        """How the next update of a custom training loop is computed, and what must hold before it in a graph.
+
+        Args:
+            period: The number of the present period.
+            step: The number of updates applied so far.
+        """
+        spec = replace(self.spec, layers_every=0)
+        following = spec.periods[period + 1 :]
+        if not following or tf.executing_eagerly():
+            return spec.in_period(period), []
+        start, end = spec.periods[period].start, following[0].start
+        message = (
+            f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
+            "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
+        )
+        check = tf.debugging.assert_less(step, tf.constant(end, tf.int64), message=message)
+        return spec.in_period(period), [check]
+
+    def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """The logs of a training step, with figures that are read again; figures of others stay as they are."""
+        return _read_again(logs, self.logs.training_logs())
+
+    def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:
+        """The same for the logs of an evaluation after `step` updates."""
+        heads = self.spec.network.heads
+        present = [head.name for head in heads if f"{head.name}_loss" in logs]
+        return _read_again(logs, self.logs.evaluation_logs(head_weights_at(heads, step), present, step))
+
+
+def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    found = {name: results.get(name, value) for name, value in logs.items()}
+    return {name: value.numpy() if hasattr(value, "numpy") else value for name, value in found.items()}

@@ -1,0 +1,69 @@
+"""Data before training: the targets of every head, and labels that are checked at once where steps cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._data.data import Data
+from multihead._ground.validation import quoted
+from multihead._trainer.shapes import Shapes
+from multihead._update.batch import unpack
+from multihead.heads import Head
+from multihead.heads._labels.data import check_arrays, checked
+
+
+def check_every_head(targets: Mapping[str, Any], head_names: Sequence[str]) -> None:
+    """Checks that there are targets for every head.
+
+    Raises:
+        ValueError: There are none for some head.
+    """
+    absent = [name for name in head_names if name not in targets]
+    if absent:
+        raise ValueError(
+            f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+            f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(head_names)}. "
+            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing."
+        )
+
+
+def with_checked_labels(
+    data: Data, heads: Mapping[str, Head], shapes: Shapes, *, in_xla: bool, shuffle: Any = False, argument: str = "x"
+) -> Data:
+    """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles.
+
+    Args:
+        data: The data.
+        heads: The heads by name.
+        shapes: What they predict.
+        in_xla: Whether XLA compiles the steps, in which no error can be raised.
+        shuffle: Whether to shuffle a `PyDataset`.
+        argument: The argument that the data are, for messages.
+
+    Raises:
+        ValueError: Labels in arrays are invalid.
+    """
+
+    def check(data: Any) -> None:
+        batch = unpack(data, list(heads))
+        for name, targets in batch.targets.items():
+            predictions = shapes.predictions[name]
+            if not predictions.masked:  # else only a batch can tell which labels count
+                heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
+
+    if data.is_arrays:
+        try:
+            are_checked = check_arrays(check, data.y, data.sample_weight)
+        except ValueError as error:
+            if argument == "x":
+                raise
+            raise ValueError(f"In `{argument}`: {error}") from error
+        is_masked = any(predictions.masked for predictions in shapes.predictions.values())
+        return data._replace(labels_are_checked=are_checked and not is_masked)
+    if in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
+        dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
+        return data._replace(x=checked(check, dataset), batches=None)
+    return data

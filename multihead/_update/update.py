@@ -1,0 +1,85 @@
+"""An update as a value, from its computation to the logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+import tensorflow as tf
+
+from multihead._update.broken import Broken
+from multihead._update.combined import Combined
+from multihead._update.micro_batches import MicroBatches
+from multihead._update.network import Gradients
+from multihead._update.rates import Rates
+from multihead._update.roll_back import RollBack
+from multihead._update.weights import Losses, TotalLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Gradients to apply as one update.
+
+    Attributes:
+        gradients: The gradients, reduced over replicas, without loss scaling.
+        clipped: The same after clipping; before it, `gradients`.
+        step: The number of updates applied before this one, an int64 scalar.
+        active: `[num_heads]` booleans: which heads the update trains.
+        without_heads: Whether it is applied even if no head is active: gradients of the encoder alone.
+        broken: Which losses and gradients are not finite.
+        earlier: The same of earlier computations of this update, with heads that it drops.
+        roll_back: Restores the state that computing the update has changed, if it is skipped.
+    """
+
+    gradients: Gradients
+    clipped: Gradients
+    step: tf.Tensor
+    active: tf.Tensor
+    broken: Broken
+    roll_back: RollBack
+    earlier: tuple[Broken, ...] = ()
+    without_heads: bool = False
+
+    @property
+    def trains_any(self) -> tf.Tensor:
+        """Whether there is anything to train, a boolean scalar."""
+        return tf.constant(True) if self.without_heads else tf.reduce_any(self.active)
+
+    @property
+    def reported(self) -> Broken:
+        """Which losses and gradients were not finite, those of dropped heads included."""
+        return reduce(or_, self.earlier, self.broken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Change):
+    """One update, computed from batches.
+
+    Attributes:
+        loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
+        counts: `[num_heads]` counts of these elements; 0 for heads that the schedule leaves out.
+        added_loss: This replica's regularization and `add_loss` losses.
+        combined: The encoder's gradient, and how it was combined.
+        losses: The losses over all replicas, and their weights.
+        total: The total loss.
+        by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
+            combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
+        micro_batches: The examples on this replica.
+        rates: The factors of learning rates.
+    """
+
+    loss_sums: tf.Tensor
+    counts: tf.Tensor
+    added_loss: tf.Tensor
+    combined: Combined
+    losses: Losses
+    total: TotalLoss
+    by_layer: tf.Tensor | None
+    micro_batches: MicroBatches
+    rates: Rates
+
+    @property
+    def total_counts(self) -> tf.Tensor:
+        """`[num_heads]` counts of labelled elements over all replicas."""
+        return self.losses.given.counts

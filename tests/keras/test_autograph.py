@@ -1,0 +1,441 @@
+"""Python's control flow over tensors in what users write: AutoGraph converts it, and nothing of this package."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.autograph.impl import api
+
+from multihead import MultiHeadTrainer, balancing, clipping, rates, schedules, weighting
+
+KERAS_2 = keras.__version__ < "3"
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 3)).astype("float32")
+Y = {"a": X[:, :1], "b": X[:, 1:2] ** 2}
+
+
+def by_python(x):
+    """A function of a tensor with a conditional, a loop over a range and a loop with a condition."""
+    factor = tf.constant(1.0, x.dtype)
+    for i in tf.range(3):
+        if tf.reduce_sum(tf.abs(x)) > tf.cast(i, x.dtype):
+            factor += 0.5
+    while factor > 2.0:
+        factor *= 0.75
+    return x * factor
+
+
+def by_tensorflow(x):
+    """The same in TensorFlow's operations."""
+    exceeds = tf.reduce_sum(tf.abs(x)) > tf.cast(tf.range(3), x.dtype)
+    factor = 1.0 + 0.5 * tf.reduce_sum(tf.cast(exceeds, x.dtype))
+    return x * tf.while_loop(lambda factor: factor > 2.0, lambda factor: [0.75 * factor], [factor])[0]
+
+
+def changed(rule, x):
+    """A helper of the user's code."""
+    return rule(x)
+
+
+class Layer(keras.layers.Layer):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule, self.dense = rule, keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(changed(self.rule, x))
+
+
+class Module(tf.Module):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule, self.kernel = rule, tf.Variable([[0.5], [-0.25], [0.75]])
+
+    def __call__(self, x):
+        return changed(self.rule, x) @ self.kernel
+
+
+class Generating(Layer):
+    def call(self, x, targets):
+        return self.dense(x) + 0 * targets
+
+    def generate(self, x):
+        return changed(self.rule, self.dense(x))
+
+
+class Loss(keras.losses.Loss):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def call(self, targets, predictions):
+        return changed(self.rule, tf.reduce_mean((targets - predictions) ** 2, axis=-1))
+
+
+class Metric(keras.metrics.Metric):
+    def __init__(self, rule):
+        super().__init__(name="metric")
+        self.rule, self.total = rule, self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, targets, predictions, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(changed(self.rule, predictions)))
+
+    def result(self):
+        return changed(self.rule, tf.convert_to_tensor(self.total))
+
+
+class Method:
+    """What the methods have in common; not a method itself."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+
+class Coefficients(Method, balancing.Balancer):
+    def coefficients(self, gramian):
+        return changed(self.rule, 1.0 + tf.linalg.diag_part(gramian))
+
+
+class Combine(Method, balancing.Balancer):
+    uses = ("gradients",)
+
+    def combine(self, gradients):
+        return [changed(self.rule, tf.reduce_sum(rows, axis=0)) for rows in gradients]
+
+
+class Observe(Coefficients):
+    uses = ("step",)
+
+    def create_state(self, num_heads):
+        self.seen = self.add_state("seen", (num_heads,))
+
+    def coefficients(self, gramian, step):
+        return tf.cast(1.0 + tf.convert_to_tensor(self.seen), gramian.dtype)
+
+    def observe(self, update, applied):
+        seen = changed(self.rule, tf.cast(tf.linalg.diag_part(update.gramian), tf.float32))
+        self.seen.assign(tf.where(applied, seen, tf.convert_to_tensor(self.seen)))
+
+
+class Total(Method, weighting.Weighting):
+    def total(self, losses, active):
+        return tf.reduce_sum(changed(self.rule, losses**2))
+
+
+class Learned(Method, weighting.Weighting):
+    def create_state(self, num_heads):
+        self.scales = self.add_learned("scale", num_heads)
+
+    def total(self, losses, active):
+        return tf.reduce_sum(losses) + self.regularizer(active)
+
+    def regularizer(self, active):
+        return changed(self.rule, 0.1 + tf.add_n([tf.convert_to_tensor(scale) for scale in self.scales]))
+
+    def objective(self, losses, norms, active):
+        return changed(self.rule, self.total(losses, active) ** 2)
+
+
+class Active(Method, schedules.AbstractSchedule):
+    def active(self, step):
+        return changed(self.rule, tf.stack([1.0, tf.cast(step, tf.float32)])) > 0.0
+
+
+class Clipping(clipping.AbstractClipping):
+    def __init__(self, rule):
+        super().__init__(1.0)
+        self.rule = rule
+
+    def _clip(self, gradients):
+        return [0.1 * changed(self.rule, gradient) for gradient in gradients]
+
+
+def of_step(rule):
+    return lambda step: changed(rule, 0.1 + tf.cast(step, tf.float32))
+
+
+def loss_function(rule):
+    def squares(targets, predictions):
+        return changed(rule, (targets - predictions) ** 2)
+
+    return squares
+
+
+OF_KERAS = {  # converted by Keras itself, as in a model without this package; Keras 3 does not
+    "encoder as a layer": lambda rule: {"encoder": Layer(rule)},
+    "head as a layer": lambda rule: {"module": Layer(rule)},
+    "metric": lambda rule: {"metrics": [Metric(rule)]},
+    "metric's function": lambda rule: {"metrics": [loss_function(rule)]},
+}
+OURS = {
+    "encoder as a function": lambda rule: {"encoder": lambda x: changed(rule, x)},
+    "encoder as a module": lambda rule: {"encoder": Module(rule)},
+    "head as a function": lambda rule: {"module": lambda x: changed(rule, x[:, :1])},
+    "head as a module": lambda rule: {"encoder": keras.layers.Dense(3), "module": Module(rule)},
+    "loss": lambda rule: {"loss": Loss(rule)},
+    "loss function": lambda rule: {"loss": loss_function(rule)},
+    "weight": lambda rule: {"weight": of_step(rule)},
+    "learning rate": lambda rule: {"learning_rate": of_step(rule)},
+    "learning rate by layer": lambda rule: {"learning_rate": rates.LayerwiseDecay(0.5, top=of_step(rule))},
+    "coefficients": lambda rule: {"balancer": Coefficients(rule)},
+    "combine": lambda rule: {"balancer": Combine(rule)},
+    "observe": lambda rule: {"balancer": Observe(rule)},
+    "total": lambda rule: {"weighting": Total(rule)},
+    "objective and regularizer": lambda rule: {"weighting": Learned(rule)},
+    "schedule": lambda rule: {"schedule": Active(rule)},
+    "clipping": lambda rule: {"clip": Clipping(rule)},
+}
+KINDS = {**OF_KERAS, **OURS}
+OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate")
+
+
+def trainer_of(parts, strategy=None, **options):
+    """A compiled trainer with some of the user's parts."""
+    keras.utils.set_random_seed(0)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        parts = parts() if callable(parts) else parts
+        of_head = {"module": keras.layers.Dense(1), "loss": "mse", **{k: v for k, v in parts.items() if k in OF_HEAD}}
+        trainer = MultiHeadTrainer(parts.get("encoder") or keras.layers.Dense(3, activation="tanh"))
+        trainer.add_head("a", of_head.pop("module"), of_head.pop("loss"), **of_head)
+        trainer.add_head("b", keras.layers.Dense(1), "mse")
+        of_compile = {name: part for name, part in parts.items() if name not in (*OF_HEAD, "encoder")}
+        trainer.compile(keras.optimizers.SGD(0.1), **of_compile, **options)
+    return trainer
+
+
+def trained(kind, rule, batch_size=4, **options):
+    """The figures of two steps, and the variables after them."""
+    trainer = trainer_of(lambda: KINDS[kind](rule), **options)
+    history = trainer.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0).history
+    return {name: values[-1] for name, values in history.items()}, [np.array(each) for each in trainer.get_weights()]
+
+
+def assert_same(found, wanted):
+    assert found[0] == pytest.approx(wanted[0], rel=1e-4, abs=1e-6, nan_ok=True)
+    for one, other in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The functions that AutoGraph converts."""
+    names, convert = [], api._convert_actual
+
+    def recorded(function, context):
+        names.append(f"{function.__module__}.{function.__qualname__}")
+        return convert(function, context)
+
+    monkeypatch.setattr(api, "_convert_actual", recorded)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings(caplog):
+    """No test here may log a warning of AutoGraph's."""
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if "AutoGraph" in record.getMessage()] == []
+
+
+def of_ours(names):
+    return [name for name in names if name.startswith("multihead.")]
+
+
+@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
+@pytest.mark.parametrize("kind", KINDS)
+def test_users_control_flow_over_tensors_works_in_fit(kind, converted):
+    found = trained(kind, by_python)
+    assert any(name.endswith("by_python") for name in converted)
+    assert of_ours(converted) == []
+    assert_same(found, trained(kind, by_tensorflow, run_eagerly=True))
+
+
+@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(options, converted):
+    def parts(rule):
+        kinds = ("head as a layer", "loss function", "coefficients", "total", "clipping")
+        return {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}
+
+    def trained(rule, **more):
+        trainer = trainer_of(lambda: parts(rule), **options, **more)
+        labels = {"a": np.where(np.arange(8)[:, None] < 4, np.nan, Y["a"]), "b": Y["b"]}
+        trainer.fit(X, labels, batch_size=4, shuffle=False, verbose=0)
+        return {}, [np.array(each) for each in trainer.get_weights()]
+
+    found = trained(by_python)
+    assert of_ours(converted) == []
+    assert_same(found, trained(by_tensorflow, run_eagerly=True))
+
+
+@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
+def test_it_works_under_a_strategy(two_replicas, converted):
+    def parts(rule):
+        kinds = ("encoder as a layer", "loss", "observe", "weight", "schedule")
+        return {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}
+
+    def trained(rule, strategy=None):
+        trainer = trainer_of(lambda: parts(rule), strategy)
+        trainer.fit(X[:4], {name: y[:4] for name, y in Y.items()}, batch_size=4, shuffle=False, verbose=0)
+        return {}, [np.array(each) for each in trainer.get_weights()]
+
+    found = trained(by_python, two_replicas)
+    assert of_ours(converted) == []
+    assert found[1] != []
+    assert_same(found, trained(by_tensorflow, two_replicas))
+
+
+@pytest.mark.parametrize("kind", [*["loss function"] * KERAS_2, "coefficients", "total", "clipping", "weight"])
+def test_in_a_function_of_the_users_own_it_works_on_both_stacks(kind, converted):
+    def trained(rule, compile):
+        trainer = trainer_of(KINDS[kind](rule))
+        trainer.compute_gradients((X, Y))
+
+        @compile
+        def step(x, y):
+            for _ in tf.range(2):
+                trainer.apply_gradients(trainer.compute_gradients((x, y)))
+
+        step(X, Y)
+        return {}, [np.array(each) for each in trainer.get_weights()]
+
+    found = trained(by_python, tf.function)
+    assert any(name.endswith("by_python") for name in converted)
+    assert of_ours(converted) == []
+    assert_same(found, trained(by_tensorflow, lambda step: step))
+
+
+def exported(tmp_path, rule, **options):
+    """What an exported model, and `predict`, give for the data."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(3, activation="tanh"))
+    trainer.add_head("a", Generating(rule), "mse", teacher_forcing=True)
+    trainer.compile(keras.optimizers.SGD(0.1), **options)
+    trainer.compute_gradients((X, {"a": Y["a"]}))
+
+    def preprocess(x):
+        return changed(rule, x)
+
+    def postprocess(x):
+        return {"a": changed(rule, x)}
+
+    def generate(x):
+        return changed(rule, x)
+
+    found = []
+    for name, more in {"own": {}, "given": {"generate": generate}}.items():
+        more |= {"preprocess": preprocess, "postprocess": postprocess}
+        trainer.export(tmp_path / name, "a", inputs=tf.TensorSpec([None, 3], tf.float32, name="x"), **more)
+        found.append(tf.saved_model.load(tmp_path / name).signatures["serving_default"](x=tf.constant(X))["a"].numpy())
+    return [trainer, *found]
+
+
+@pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing")
+def test_it_works_in_generate_and_in_the_steps_of_an_export(tmp_path, converted):
+    keras.utils.set_random_seed(0)
+    trainer, *found = exported(tmp_path / "python", by_python)
+    predicted = trainer.predict(X, verbose=0)["a"]
+    assert of_ours(converted) == []
+    keras.utils.set_random_seed(0)
+    trainer, *wanted = exported(tmp_path / "tensorflow", by_tensorflow)
+    np.testing.assert_allclose(predicted, trainer.predict(X, verbose=0)["a"], rtol=1e-5)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 converts")
+@pytest.mark.parametrize("kind", ["head as a layer", "loss function", "coefficients"])
+def test_on_keras_3_fit_converts_nothing_as_keras_does(kind, converted):
+    model = keras.Sequential([Layer(by_python)])
+    model.compile("sgd", "mse")
+    for fit in (lambda: model.fit(X, Y["a"], verbose=0), lambda: trained(kind, by_python)):
+        with pytest.raises((TypeError, ValueError, UserWarning), match="symbolic"):
+            fit()
+    assert not any("by_python" in name for name in converted)
+
+
+def test_nothing_of_the_package_is_converted(converted):
+    """By any option that adds code to a step."""
+    trainer = trainer_of(
+        {"metrics": ["mae"]},
+        balancer="UPGrad",
+        weighting="DWA",
+        schedule=schedules.Alternate({"a": 1, "b": 1}),
+        clip=clipping.ByGlobalNorm(1.0),
+        encoder_learning_rate=rates.LayerwiseDecay(0.5),
+        micro_batches=2,
+    )
+    trainer.fit(X, Y, batch_size=4, validation_data=(X, Y), verbose=0)
+    trainer.predict(X, verbose=0)
+    trainer.diagnose(X, Y)
+    assert of_ours(converted) == []
+
+
+NO_SOURCE = """
+def squares(targets, predictions):
+    with tf.name_scope("squares"):
+        # a comment
+        return (targets - predictions) ** 2
+"""
+
+
+def from_string():
+    """A function without a source."""
+    names = {"tf": tf}
+    exec(NO_SOURCE, names)
+    return names["squares"]
+
+
+def from_changed_file(path):
+    """A function whose file was changed after it had been imported: what stands there now cannot be parsed."""
+    path.write_text(NO_SOURCE, encoding="utf-8")
+    names = {"tf": tf, "__name__": "changed"}
+    exec(compile(NO_SOURCE, str(path), "exec"), names)
+    path.write_text(NO_SOURCE.replace("return", "#"), encoding="utf-8")
+    return names["squares"]
+
+
+# fmt: off
+TWO_IN_A_LINE = (lambda targets, predictions: (targets - predictions) ** 2), (lambda targets, predictions: predictions)
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    "loss", [from_string, from_changed_file, TWO_IN_A_LINE[0], "mse"], ids=["no source", "file", "lambdas", "Keras"]
+)
+def test_a_function_that_cannot_be_read_runs_as_it_is_without_a_warning(loss, tmp_path):
+    if loss in (from_string, from_changed_file):
+        loss = loss() if loss is from_string else loss(tmp_path / "changed.py")
+
+    class Unreadable(balancing.Balancer):
+        def coefficients(self, gramian):
+            return tf.ones_like(gramian[0]) if isinstance(loss, str) else tf.ones_like(loss(gramian[0], 0.0))
+
+    trainer = trainer_of({"loss": loss, "weight": lambda step: 1.0}, balancer=Unreadable())
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    assert int(trainer.update_count) == 2
+
+
+class OwnGraph(balancing.Balancer):
+    @tf.function
+    def coefficients(self, gramian):
+        return by_python(1.0 + tf.linalg.diag_part(gramian))
+
+
+class Static(balancing.Balancer):
+    @staticmethod
+    def coefficients(gramian):
+        return by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
+
+
+@pytest.mark.parametrize("balancer", [OwnGraph, Static])
+def test_methods_that_are_not_plain_functions_are_called_as_they_are(balancer):
+    gramian = tf.constant([[2.0, 0.5], [0.5, 1.0]])
+    wanted = by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
+    np.testing.assert_allclose(balancer().coefficients(gramian), wanted)
+    in_graph = tf.function(lambda gramian: balancer().coefficients(gramian), autograph=False)
+    np.testing.assert_allclose(in_graph(gramian), wanted)

@@ -1,0 +1,89 @@
+"""Which tests a command runs: the quick ones where none is named, else all that is named, wherever the clone lies."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sources import ROOT
+
+FILE = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.mathematics
+def test_mathematics(): pass
+
+@pytest.mark.programs
+def test_program(): pass
+
+@pytest.mark.parametrize("runs", [1, pytest.param(99, marks=pytest.mark.thorough)])
+def test_many(runs): pass
+"""
+QUICK = ["test_plain", "test_mathematics", "test_many[1]"]
+ALL = ["test_plain", "test_mathematics", "test_program", "test_many[1]", "test_many[99]"]
+
+
+@pytest.fixture
+def clone(pytester: pytest.Pytester) -> Path:
+    """A small project with this one's markers and selection, in folders whose names mean something in this one."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    section = parser["tool:pytest"]
+    root = pytester.path / "models" / "tests" / "examples" / "clone"
+    for folder in ("tests/unit", "tests/examples"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "test_any.py").write_text(FILE)
+    (root / "conftest.py").write_text("from tests.helpers.selection import pytest_configure\n")
+    markers = section["markers"].replace("\n", "\n    ")
+    options = "--strict-markers --import-mode=importlib"
+    (root / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\naddopts = {options}\nmarkers ={markers}\n")
+    return root
+
+
+def selected(pytester: pytest.Pytester, folder: Path, *arguments: str) -> list[str]:
+    """The names of the tests that run, by file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = pytester.inline_run(*arguments, "-p", "no:xdist", "-q")
+    assert not result.getfailures() and result.ret == 0
+    return [
+        report.nodeid.partition("::")[2] for report in result.getreports("pytest_runtest_logreport") if report.when == "call"
+    ]
+
+
+def test_where_nothing_is_named_the_quick_tests_run(pytester: pytest.Pytester, clone: Path) -> None:
+    assert selected(pytester, clone) == 2 * QUICK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["tests"], 2 * ALL),
+        (["tests/examples"], ALL),
+        (["tests/unit/test_any.py"], ALL),
+        (["tests/unit/test_any.py::test_program", "tests/unit/test_any.py::test_many"], ALL[2:]),
+        (["-k", "many"], 2 * ALL[3:]),
+        (["-m", "programs"], 2 * ["test_program"]),
+        (["-m", "not mathematics and not programs and not thorough"], 2 * ["test_plain", "test_many[1]"]),
+        (["tests/unit", "-k", "many", "-m", "thorough"], ["test_many[99]"]),
+    ],
+)
+def test_what_is_named_runs_whole(pytester: pytest.Pytester, clone: Path, arguments: list[str], expected: list[str]) -> None:
+    assert selected(pytester, clone, *arguments) == expected
+
+
+def test_a_folder_in_which_pytest_starts_runs_whole(pytester: pytest.Pytester, clone: Path) -> None:
+    assert selected(pytester, clone / "tests" / "examples") == ALL
+
+
+def test_processes_of_their_own_run_the_same(
+    pytester: pytest.Pytester, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(clone)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile").assert_outcomes(passed=6)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile", "tests").assert_outcomes(passed=10)
