@@ -1,7 +1,7 @@
 """What a user can combine, and the rows of a covering array over it.
 
 Every pair of values stands in at least one row, and every three values of the factors that touch the update. Pairs that
-the library refuses are in `REFUSED`; no row has one.
+cannot be combined are in `EXCLUDED`; no row has one.
 """
 
 from __future__ import annotations
@@ -62,13 +62,15 @@ OF_THE_UPDATE = [
 ]
 """The factors of which every three values stand together in a row."""
 
-REFUSED: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
+EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
     (("data", "dataset"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
     (("data", "generator"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
     (("data", "sequence"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
     (("mode", "eager"), ("steps_per_execution", "2")): "an eager step is executed by itself, as in Keras",
+    (("mode", "xla"), ("devices", "two")): "TensorFlow does not compile a step of several replicas on CPUs",
+    (("steps_per_execution", "2"), ("devices", "two")): "Keras 3 fails in the graph of several steps of several replicas",
 }
-"""Pairs of values that `compile` or `fit` refuses, and why."""
+"""Pairs of values that cannot be combined, and why."""
 
 
 def rows(salt: str = "0") -> list[dict[str, str]]:
@@ -77,7 +79,7 @@ def rows(salt: str = "0") -> list[dict[str, str]]:
     Args:
         salt: Another text makes other rows that cover the same.
     """
-    refused = [
+    excluded = [
         {
             "operator": "not",
             "condition": {
@@ -85,14 +87,14 @@ def rows(salt: str = "0") -> list[dict[str, str]]:
                 "conditions": [{"operator": "eq", "left": name, "value": value} for name, value in pair],
             },
         }
-        for pair in REFUSED
+        for pair in EXCLUDED
     ]
     found: Any = make(
         FACTORS,
         strength=2,
         salt=salt,
         sub_models=[{"fields": OF_THE_UPDATE, "strength": 3}],
-        constraints=refused,
+        constraints=excluded,
     )
     return [dict(row) for row in found]
 

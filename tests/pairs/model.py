@@ -79,7 +79,9 @@ def read(row: dict[str, str], name: str, representation: Any) -> Any:
 def examples(row: dict[str, str], seed: int = 0) -> tuple[Any, dict[str, Any], dict[str, Any] | None]:
     """Inputs, targets and sample weights of all examples."""
     rng = np.random.default_rng(seed)
-    number = 3 * BATCH - (2 if row["last_batch"] == "smaller" else 0)
+    # An even number of steps, for `steps_per_execution=2`; a generator has no end, at which a window would be shorter.
+    batches = 3 if row["accumulate_steps"] == "2" and row["data"] != "generator" else 4
+    number = batches * BATCH - (2 if row["last_batch"] == "smaller" else 0)
     if row["validation"] == "split":
         number += 8
     if row["encoder"] == "tokens":

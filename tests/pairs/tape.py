@@ -168,7 +168,10 @@ class Tape:
     def combined(self, tape: Any, losses: Any, factors: Any, active: list[str], leaves: list[Any]) -> list[np.ndarray]:
         """The encoder's gradient, one array per variable."""
         variables = self.tensors("encoder")
-        per_head = {name: [factors[name] * _dense(g, v) for g, v in zip(tape.gradient(losses[name], variables), variables)] for name in active}
+        per_head = {
+            name: [factors[name] * _dense(g, v) for g, v in zip(tape.gradient(losses[name], variables), variables)]
+            for name in active
+        }
         coefficients = dict.fromkeys(active, 1.0)
         if self.row["balancer"] != "none":
             if self.row["balance_at"] == "parameters":
@@ -176,7 +179,12 @@ class Tape:
             else:
                 flat = [leaf for of_piece in leaves for leaf in of_piece]
                 rows = [
-                    np.concatenate([(factors[name] * _dense(g, leaf)).ravel() for g, leaf in zip(tape.gradient(losses[name], flat), flat)])
+                    np.concatenate(
+                        [
+                            (factors[name] * _dense(g, leaf)).ravel()
+                            for g, leaf in zip(tape.gradient(losses[name], flat), flat)
+                        ]
+                    )
                     for name in active
                 ]
             coefficients = self.coefficients(dict(zip(active, rows)))
@@ -194,9 +202,7 @@ class Tape:
         return {name: self.cached.get(name, 0.0) for name in rows}
 
     def clipped(self, gradients: dict[str, Any]) -> dict[str, Any]:
-        dense = {
-            part: [_dense(g, v) for g, v in zip(found, self.tensors(part))] for part, found in gradients.items()
-        }
+        dense = {part: [_dense(g, v) for g, v in zip(found, self.tensors(part))] for part, found in gradients.items()}
         kind = self.row["clip"]
         limit = LIMITS.get(kind)
         of_losses = [part for part in dense if not part.startswith("weighting")]
