@@ -17,7 +17,8 @@ def test_no_test_imports_from_another_test() -> None:
     for path in files:
         for name in imported(path):
             parts = name.split(".")
-            allowed = ["helpers", "mutants"] if path.parent.name == "mutants" else ["helpers"]
+            folder = path.parent.name
+            allowed = ["helpers", folder] if folder in ("mutants", "pairs") else ["helpers"]  # programs among the tests
             assert parts[0] != "tests" or parts[1] in allowed, (path, name)
             assert not names & set(parts[:-1]) and parts != ["conftest"], (path, name)
 

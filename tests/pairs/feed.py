@@ -1,0 +1,70 @@
+"""The data of a row in the form in which it is given to `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tests.pairs.model import BATCH, EPOCHS, FIT_CLASS_WEIGHT, examples
+
+_Sequence: Any = keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else keras.utils.Sequence
+
+
+class InBatches(_Sequence):
+    """Batches by their number."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.batches[place]
+
+
+def batches_of(row: dict[str, str]) -> list[Any]:
+    """The batches of an epoch, `(x, y, sample_weight)`, with None without weights."""
+    x, y, weights = examples(row)
+    number = len(x) - (8 if row["validation"] == "split" else 0)
+    cut = lambda nest, at: tf.nest.map_structure(lambda a: a[at : min(at + BATCH, number)], nest)  # noqa: E731
+    return [(cut(x, at), cut(y, at), None if weights is None else cut(weights, at)) for at in range(0, number, BATCH)]
+
+
+def fit_arguments(row: dict[str, str]) -> dict[str, Any]:
+    """The arguments of `fit`, without callbacks."""
+    x, y, weights = examples(row)
+    arguments: dict[str, Any] = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+    if row["class_weight"] == "given":
+        arguments["class_weight"] = {"kind": FIT_CLASS_WEIGHT}
+    if row["validation"] == "split":
+        arguments["validation_split"] = 7.5 / len(x)  # 8 rows after rounding, as Keras does it
+    elif row["validation"] == "given":
+        vx, vy, vw = examples(row, seed=1)
+        arguments["validation_data"] = (vx, vy) if vw is None else (vx, vy, vw)
+    kind = row["data"]
+    batches = [batch if batch[2] is not None else batch[:2] for batch in batches_of(row)]
+    if kind in ("arrays", "dataframe"):
+        if kind == "dataframe":
+            x = pd.DataFrame({f"c{i}": column for i, column in enumerate(np.transpose(x))})
+        arguments.update(x=x, y=y, batch_size=BATCH)
+        if weights is not None:
+            arguments["sample_weight"] = weights
+    elif kind == "dataset":
+        arguments["x"] = tf.data.Dataset.from_tensor_slices((x, y) if weights is None else (x, y, weights)).batch(BATCH)
+    elif kind == "sequence":
+        arguments["x"] = InBatches(batches)
+    else:
+
+        def endless() -> Any:
+            while True:
+                yield from batches
+
+        steps = -(-len(batches) // int(row["accumulate_steps"]))
+        arguments.update(x=endless(), steps_per_epoch=steps)
+    return arguments
