@@ -380,12 +380,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             jit_compile=jit_compile,
         )
         optimizer, checked = check_compile(optimizer, options, self._setup.heads)
-        unlock(self)
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
-        self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        replace_layers(self, weighting=checked.weighting, balancer=checked.balancer_to_use(), schedule=checked.schedule)
-        self._setup = Setup(self._setup.heads, checked)
+        self._adopt(checked)
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
@@ -432,7 +429,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         are_checked = call.data.labels_are_checked and class_weight is None
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
-        call = call if start is None else call.in_fixed_order(start.seed)
+        call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
         callbacks = with_report(self._log_metrics, callbacks)
         call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
@@ -777,8 +774,15 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._forget()
         self._setup = Setup(heads)
 
+    def _adopt(self, options: CompileOptions) -> None:
+        """Takes over the checked options of `compile`, with an optimizer that may have made updates."""
+        self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
+        replace_layers(self, weighting=options.weighting, balancer=options.balancer_to_use(), schedule=options.schedule)
+        self._setup = Setup(self._setup.heads, options)
+
     def _forget(self) -> None:
         """Drops everything that depends on the heads and on `compile`, except the heads' variables."""
+        unlock(self)
         self.updates_before.assign(self.update_count)
         self._setup, self._built = Setup(self._setup.heads), None
         self._idle.forget()

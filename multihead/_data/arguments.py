@@ -108,11 +108,17 @@ class Call(NamedTuple):
         dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
         return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
-    def in_fixed_order(self, seed: int) -> Call:
-        """The call with batches that come in the same order in each process."""
+    def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
+        """The call with batches that come in the same order in each process.
+
+        Args:
+            seed: The seed of the shuffle of arrays.
+            batches_per_step: The number of batches of a step, `accumulate_steps`.
+        """
         if isinstance(self.data.x, tf.data.Dataset) or (not self.data.is_arrays and self.data.batches is None):
             return self
-        return self.as_dataset(self.others.get("steps_per_epoch"), "`Checkpoint`", seed)
+        steps = self.others.get("steps_per_epoch")
+        return self.as_dataset(None if steps is None else steps * batches_per_step, "`Checkpoint`", seed)
 
     def in_windows(self, windows: Windows) -> Call:
         """The call with windows of batches, each of which is one step for Keras."""

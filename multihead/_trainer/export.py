@@ -74,11 +74,7 @@ def export_heads(
         )
     specs = encoder_specs if preprocess is None else tf.TensorSpec([None], tf.string)
     specs = specs if inputs is None else inputs
-    named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
-    if len(named) < len(tf.nest.flatten(specs)):
-        raise ValueError(
-            f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
-        )
+    named = _by_name(specs)
 
     def answer(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         given = tf.nest.pack_sequence_as(specs, [tensors[name] for name in named])
@@ -102,6 +98,16 @@ def export_heads(
     exported = tf.Module()
     exported.holds = [*signature.variables, *_tables(signature, parts)]
     tf.saved_model.save(exported, os.fspath(path), signatures=signature)
+
+
+def _by_name(specs: Any) -> dict[str, tf.TensorSpec]:
+    """The specs of a nest by their names, or by their paths in it."""
+    named = {spec.name or path: spec for path, spec in _by_path(specs).items()}
+    if len(named) < len(tf.nest.flatten(specs)):
+        raise ValueError(
+            f"`inputs` must have distinct names. Received: {quoted(named)}. Give each `tf.TensorSpec` a name of its own."
+        )
+    return named
 
 
 def _check_callable(argument: str, step: Any) -> None:

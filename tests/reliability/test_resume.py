@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, losses
 from multihead._runs.variables import values_of, variables_of
@@ -81,6 +82,46 @@ def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
     assert "epoch 2, batch 2" in capsys.readouterr().err and int(cut.update_count) == 5
     assert signal.getsignal(signal.SIGINT) is handler
     assert fit(resumed, tmp_path / "cut").history == history.history
+    assert same(whole, resumed)
+
+
+class InTheMiddle(keras.callbacks.Callback):
+    """Ends a run after the third update."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if int(self.model.update_count) == 3:
+            raise KeyboardInterrupt
+
+
+def endless():
+    while True:
+        yield X[:4], {name: y[:4] for name, y in Y.items()}
+        yield X[4:], {name: y[4:] for name, y in Y.items()}
+
+
+ACCUMULATED = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 3},
+    "arrays without a batch size": lambda: {"x": X, "y": Y, "steps_per_epoch": 2},
+    "a generator": lambda: {"x": endless(), "steps_per_epoch": 2},
+    "a dataset": lambda: {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)},
+}
+
+
+@pytest.mark.parametrize("data", ACCUMULATED)
+def test_runs_whose_steps_are_windows_of_batches_are_resumed(data, tmp_path):
+    def run(folder, *others):
+        trainer = made()
+        trainer.compile("adam", accumulate_steps=2, run_eagerly=True)
+        given = [Checkpoint(tmp_path / folder, every=1), *others]
+        history = trainer.fit(**ACCUMULATED[data](), epochs=2, verbose=0, callbacks=given)
+        return trainer, history.history
+
+    whole, history = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("cut", InTheMiddle())
+    resumed, again = run("cut")
+    assert int(whole.update_count) == int(resumed.update_count) == 4
+    assert again == history
     assert same(whole, resumed)
 
 
