@@ -30,14 +30,6 @@ from tests.pairs.model import (
 TURNS = ["kind", "flags", "flags", "size"]
 
 
-def _equal_norms(rows: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(rows, axis=1)
-    return norms.mean() * (rows / norms[:, None]).sum(0)
-
-
-BALANCERS = {"EqualNorms": _equal_norms, "UPGrad": balancing_reference.upgrad, "MGDA": balancing_reference.mgda}
-
-
 def element_losses(name: str, y: np.ndarray, predictions: tf.Tensor, weights: Any, row: dict[str, str]) -> Any:
     """The losses of a head's elements, and how much each counts: 0 where there is no label."""
     if name == "kind":
@@ -196,7 +188,7 @@ class Tape:
         if every > 1 and self.updates % every and self.cached is not None and present <= self.solved:
             return {name: self.cached.get(name, 0.0) for name in rows}
         matrix = np.stack([rows[name] for name in rows if name in present])
-        combined = BALANCERS[self.row["balancer"]](matrix)
+        combined = balancing_reference.METHODS[self.row["balancer"]](matrix)
         found = np.linalg.lstsq(matrix.T, combined, rcond=None)[0]
         self.cached, self.solved = dict(zip([name for name in rows if name in present], found)), present
         return {name: self.cached.get(name, 0.0) for name in rows}
