@@ -14,6 +14,7 @@ from tests.helpers.cases import quick
 METHODS = ["Sum", "EqualNorms", "UPGrad", "MGDA", "NashMTL", "IMTLG", "PCGrad"]
 
 
+@pytest.mark.first_cases(7)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
 @pytest.mark.parametrize("method", METHODS)
 def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
@@ -39,6 +40,7 @@ def test_balancer_in_the_step_is_its_definition_in_float64(method, level):
     assert min(errors) < 2e-6
 
 
+@pytest.mark.thorough
 def test_norm_budget_holds_in_the_logs():
     batch = tiny.data(16)
     trainer = tiny.trainer("adam", balancer=balancing.NormBudget({"size": 0.2}))
@@ -69,6 +71,7 @@ def test_every_balancer_trains(method):
     assert history["skipped_updates"][-1] == 0 and np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_sdmgrad_compares_folds_of_micro_batches(micro_batches):
     inputs, targets = tiny.data(12)
@@ -105,6 +108,7 @@ def test_sdmgrad_compares_folds_of_micro_batches(micro_batches):
     assert not np.allclose(by_hand(whole.astype("float64")), expected, atol=1e-3 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 def test_cached_coefficients_serve_several_updates():
     inputs, targets = tiny.data(8)
     trainer = tiny.trainer("sgd", balancer="EqualNorms", balance_every=3)

@@ -33,6 +33,7 @@ class CountingEncoder(keras.layers.Layer):
         return counted(self.dense(x))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("options", "passes"),
     [

@@ -21,6 +21,7 @@ def aligned(values):
     return array
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("replicas", [False, True])
 def test_labels_of_a_generator_stay(two_replicas, replicas):
     x = aligned(np.ones((16, 5), "float32"))

@@ -254,6 +254,7 @@ def check_metric(name, start, in_full):
     return count
 
 
+@pytest.mark.first_cases(20)
 @IN_FULL
 @pytest.mark.parametrize("number, name", list(enumerate(METRICS)))
 def test_metrics(number, name, in_full):

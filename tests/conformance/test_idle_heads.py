@@ -31,6 +31,7 @@ def state_of(trainer, head):
     return tiny.values(members)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("reason", "optimizer"),
     quick(
@@ -90,6 +91,7 @@ def test_without_any_label_an_update_is_skipped_and_counted():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight", quick(1, [lambda update: tf.where(update < 1, 0.0, 1.0), 0.0]))
 def test_a_weight_of_zero_makes_a_head_idle(weight):
     inputs, targets = tiny.data(4)
@@ -140,6 +142,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("change", "in_graph", "reason"), quick(7, CASES))
 def test_in_a_custom_loop_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
     inputs, targets = tiny.data(4)

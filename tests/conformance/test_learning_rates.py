@@ -87,6 +87,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("optimizer", "gathering", "balanced", "replicas", "rates"), quick(3, CASES))
 def test_steps_are_those_of_a_tape_by_hand_times_the_factors(optimizer, gathering, balanced, replicas, rates, two_replicas):
     updates = batches_of_updates(missing=True)

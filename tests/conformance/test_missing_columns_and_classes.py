@@ -91,6 +91,7 @@ def trained(gathering, balancer, level, **options):
     return tiny.weights_of(trainer)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("gathering", "balanced", "eagerly"),
     [
@@ -106,6 +107,7 @@ def test_an_update_is_that_of_a_tape(gathering, balanced, eagerly):
     assert_alike(trained(gathering, *BALANCINGS[balanced], run_eagerly=eagerly), by_tape(*BALANCINGS[balanced]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gathering", "balanced"), quick(1, [("batches", "representation"), ("micro-batches", "parameters")])
 )

@@ -81,6 +81,7 @@ IDLE = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.parametrize("reason", IDLE)
 def test_the_state_of_an_idle_head_stays(kind, reason):
@@ -95,6 +96,7 @@ def test_the_state_of_an_idle_head_stays(kind, reason):
     assert same(before, head_state(trainer, "b")) and not same(other, head_state(trainer, "a"))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
 def test_the_state_of_an_idle_head_stays_across_micro_batches(options):
     trainer = normalized(**options)
@@ -123,6 +125,7 @@ def test_the_state_of_a_recurrent_head_stays():
 BROKEN = np.where(np.arange(8)[:, None] == 5, np.nan, X)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [*((kind, {}) for kind in MODULES if kind != "dropout"), ("dropout", {"balancer": "UPGrad", "micro_batches": 2})],
@@ -141,6 +144,7 @@ def test_a_skipped_update_leaves_every_variable(kind, options):
     assert np.isfinite(trainer.predict(X, verbose=0)["a"]).all()
 
 
+@pytest.mark.thorough
 def test_a_skipped_update_leaves_every_variable_on_two_replicas(two_replicas):
     with two_replicas.scope():
         trainer = normalized()
@@ -163,6 +167,7 @@ def test_without_any_targets_the_encoders_state_stays():
     assert same(before, everything(trainer))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_by_hand_a_skipped_update_leaves_every_variable(in_graph):
     trainer = normalized()
@@ -192,6 +197,7 @@ class Masked(keras.layers.Layer):
         return inputs[..., 0] != 0
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_stateful_encoder_steps_once_per_batch(eagerly):
     encoder = Recurrent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import clipping
@@ -23,6 +24,7 @@ def test_computing_and_applying_in_a_custom_loop_is_a_step():
     assert tiny.values([looped.update_count]) == [1]
 
 
+@pytest.mark.thorough
 def test_updates_are_what_keras_counts(tmp_path):
     """Seven batches in windows of three are three updates, whatever `steps_per_execution` is."""
     inputs, targets = tiny.data(14)

@@ -32,6 +32,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("compiled", "policy", "tolerance"), quick(2, CASES))
 def test_mixed_precision_makes_the_same_updates(compiled, policy, tolerance):
     wanted, full, _ = updated("float32", compiled)
@@ -44,6 +45,7 @@ def test_mixed_precision_makes_the_same_updates(compiled, policy, tolerance):
     assert hasattr(trainer.optimizer, "inner_optimizer") == (policy == "mixed_float16")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiled", COMPILED)
 def test_variables_of_another_precision_are_updated_in_it(compiled):
     batch, changes, start = tiny.data(8, seed=3), {}, None
@@ -63,6 +65,7 @@ def test_variables_of_another_precision_are_updated_in_it(compiled):
             np.testing.assert_allclose(one, other, atol=tolerance)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["float16", "float64"])
 def test_a_method_that_combines_gradients_does_so_in_any_precision(policy):
     keras.mixed_precision.set_global_policy(policy)
@@ -90,6 +93,7 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     assert float(loss_scale(trainer.optimizer)) == scale / 4
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
     def broken(y_true, y_pred):
         return y_pred[:, 0] * tf.where(y_true[:, 0] > 5, float("inf"), 1.0)

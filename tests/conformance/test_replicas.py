@@ -35,6 +35,7 @@ def assert_replicas_alike(trainer, strategy):
             np.testing.assert_array_equal(first, other, err_msg=variable.name)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),
     quick(

@@ -16,6 +16,7 @@ from tests.helpers.gathering import (
 )
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),

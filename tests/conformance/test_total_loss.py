@@ -13,6 +13,7 @@ from tests.helpers import tiny
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("optimizer", "eagerly"), [("sgd", True), ("adam", False), ("rmsprop", True)])
 def test_one_head_and_nothing_else_is_keras_fit(optimizer, eagerly):
     rng = np.random.default_rng(0)

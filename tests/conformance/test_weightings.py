@@ -14,6 +14,7 @@ from tests.helpers.weighted import HEADS, TOTALS, adam, by_hand, trained
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("name", "gathering", "eagerly"),
     [
@@ -34,6 +35,7 @@ def test_update_is_that_of_a_tape_over_the_total(name, gathering, eagerly):
         np.testing.assert_allclose(tiny.values(trainer.weighting.trainable_variables), learned, atol=1e-6)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("level", "gathering"),
     [("representation", "whole"), ("representation", "micro-batches"), ("parameters", "micro-batches")],
@@ -61,6 +63,7 @@ def starts(trainer):
     return tiny.values(trainer.weighting.variables)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["GradNorm", "FAMO"])
 def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     updates = batches_of_updates(True)
@@ -73,6 +76,7 @@ def test_gradnorm_and_famo_are_the_same_however_gathered(name):
     assert any(np.any(np.abs(value - start) > 1e-4) for value, start in zip(mine, starts(first)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", quick(2, ["GradNorm", "FAMO", "GeometricMean", "DWA"]))
 def test_two_replicas_make_the_update_of_one_device(two_replicas, name):
     updates = batches_of_updates(True)

@@ -101,6 +101,7 @@ def hidden_modules():
     }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("case", hidden_modules())
 def test_a_head_with_hidden_variables_is_refused(case):
     module, encoder = hidden_modules()[case]
@@ -128,6 +129,7 @@ def test_predictions_that_are_no_tensor_are_refused(output):
         one_head(lambda representation: tf.nest.map_structure(lambda _: representation, output))
 
 
+@pytest.mark.thorough
 def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameters():
     trainer = two_heads(balancer="UPGrad")
     with pytest.warns(UserWarning, match="no common tensor.*'a' and 'b'.*`compile`") as caught:
@@ -139,6 +141,7 @@ def test_heads_without_a_common_tensor_are_told_once_to_balance_at_the_parameter
     assert any("'a' and 'b' read no common tensor" in finding and "parameters" in finding for finding in findings)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("compiled", [{}, {"balancer": "UPGrad", "balance_at": "parameters"}], ids=str)
 def test_nothing_is_said_where_nothing_is_balanced_at_the_representation(compiled):
     with warnings.catch_warnings():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 
 QUICK = "not programs and not thorough"
@@ -15,3 +17,16 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if not (asked or config.option.keyword or config.option.markexpr or config.getoption("lf", False)):
         config.option.markexpr = QUICK
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as thorough all but the first cases of a test that says how many of them are quick."""
+    seen: collections.Counter[str] = collections.Counter()
+    for item in items:
+        marker = item.get_closest_marker("first_cases")
+        if marker and not item.get_closest_marker("thorough"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > marker.args[0]:
+                item.add_marker("thorough")

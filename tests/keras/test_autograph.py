@@ -189,6 +189,30 @@ OURS = {
     "clipping": lambda rule: {"clip": Clipping(rule)},
 }
 KINDS = {**OF_KERAS, **OURS}
+# Each kind stands in one of these; those of a set are trained together.
+TOGETHER = [
+    [
+        "encoder as a layer",
+        "head as a layer",
+        "metric",
+        "loss",
+        "weight",
+        "learning rate",
+        "coefficients",
+        "total",
+        "schedule",
+    ],
+    [
+        "encoder as a function",
+        "head as a function",
+        "metric's function",
+        "loss function",
+        "learning rate by layer",
+        "combine",
+    ],
+    ["head as a module", "objective and regularizer", "clipping"],
+    ["encoder as a module", "observe"],
+]
 OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate")
 
 
@@ -206,9 +230,9 @@ def trainer_of(parts, strategy=None, **options):
     return trainer
 
 
-def trained(kind, rule, batch_size=4, **options):
+def trained(kinds, rule, batch_size=4, **options):
     """The figures of two steps, and the variables after them."""
-    trainer = trainer_of(lambda: KINDS[kind](rule), **options)
+    trainer = trainer_of(lambda: {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}, **options)
     history = trainer.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0).history
     return {name: values[-1] for name, values in history.items()}, [np.array(each) for each in trainer.get_weights()]
 
@@ -246,15 +270,21 @@ def of_ours(names):
     return [name for name in names if name.startswith("multihead.")]
 
 
+def test_each_kind_stands_in_one_of_the_sets():
+    assert sorted(kind for kinds in TOGETHER for kind in kinds) == sorted(KINDS)
+
+
+@pytest.mark.first_cases(len(TOGETHER))
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-@pytest.mark.parametrize("kind", KINDS)
-def test_users_control_flow_over_tensors_works_in_fit(kind, converted):
-    found = trained(kind, by_python)
+@pytest.mark.parametrize("kinds", [*TOGETHER, *([kind] for kind in KINDS)], ids="+".join)
+def test_users_control_flow_over_tensors_works_in_fit(kinds, converted):
+    found = trained(kinds, by_python)
     assert any(name.endswith("by_python") for name in converted)
     assert of_ours(converted) == []
-    assert_same(found, trained(kind, by_tensorflow, run_eagerly=True))
+    assert_same(found, trained(kinds, by_tensorflow, run_eagerly=True))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
 def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(options, converted):
@@ -290,6 +320,7 @@ def test_it_works_under_a_strategy(two_replicas, converted):
     assert_same(found, trained(by_tensorflow, two_replicas))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [*["loss function"] * KERAS_2, "coefficients", "total", "clipping", "weight"])
 def test_in_a_function_of_the_users_own_it_works_on_both_stacks(kind, converted):
     def trained(rule, compile):
@@ -352,7 +383,7 @@ def test_it_works_in_generate_and_in_the_steps_of_an_export(tmp_path, converted)
 def test_on_keras_3_fit_converts_nothing_as_keras_does(kind, converted):
     model = keras.Sequential([Layer(by_python)])
     model.compile("sgd", "mse")
-    for fit in (lambda: model.fit(X, Y["a"], verbose=0), lambda: trained(kind, by_python)):
+    for fit in (lambda: model.fit(X, Y["a"], verbose=0), lambda: trained([kind], by_python)):
         with pytest.raises((TypeError, ValueError, UserWarning), match="symbolic"):
             fit()
     assert not any("by_python" in name for name in converted)
@@ -404,6 +435,7 @@ TWO_IN_A_LINE = (lambda targets, predictions: (targets - predictions) ** 2), (la
 # fmt: on
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "loss", [from_string, from_changed_file, TWO_IN_A_LINE[0], "mse"], ids=["no source", "file", "lambdas", "Keras"]
 )
@@ -432,6 +464,7 @@ class Static(balancing.Balancer):
         return by_tensorflow(1.0 + tf.linalg.diag_part(gramian))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("balancer", [OwnGraph, Static])
 def test_methods_that_are_not_plain_functions_are_called_as_they_are(balancer):
     gramian = tf.constant([[2.0, 0.5], [0.5, 1.0]])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from multihead import schedules
 from tests.helpers import tiny
 
 
+@pytest.mark.thorough
 def test_callbacks_and_a_resumed_run(tmp_path):
     inputs, targets = tiny.data(12)
     data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)

@@ -40,7 +40,8 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("steps", "run_eagerly"), [(1, False), (2, True)])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize(("steps", "run_eagerly"), [(2, True), (1, False)])
 def test_classes_weigh_as_sample_weights_do_in_this_fit_only(steps, run_eagerly):
     expected, trainer = make(steps), make(steps, run_eagerly)
     for _ in range(2):

@@ -165,16 +165,19 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.first_cases(10)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in KINDS), *((kind, 2) for kind in WAYS)])
 def test_one_head_is_trained_as_by_keras_whatever_the_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *KINDS[kind]()), expected(BATCH * steps))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("kind", "steps"), [("dataset", 2), ("generator", 1)])
 def test_it_is_so_in_a_graph(expected, kind, steps):
     assert_same(fitted(make(steps, run_eagerly=False), *KINDS[kind]()), expected(BATCH * steps))
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in WEIGHTED), ("arrays", 2), ("generator", 2)])
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
     assert_same(fitted(trainers[steps], *WEIGHTED[kind]()), expected(BATCH * steps, True))
@@ -244,6 +247,7 @@ def fitted_pair(trainer, x, y, **options):
     return tiny.weights_of(trainer)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_heads_that_have_targets_in_some_batches_only(pairs, steps):
     is_first = np.arange(10)[:, None] < BATCH
@@ -255,6 +259,7 @@ def test_heads_that_have_targets_in_some_batches_only(pairs, steps):
         assert_same(fitted_pair(pairs[steps], kind(given), None), expected)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_sample_weights_of_some_heads(pairs, steps):
     targets = {"a": Y, "b": -Y}
@@ -297,6 +302,7 @@ COMPOSITES = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
 def test_ragged_and_sparse_inputs(options):
     trainer = MultiHeadTrainer(Dense())
@@ -312,6 +318,7 @@ def test_ragged_and_sparse_inputs(options):
         assert_same(each, weights[0])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_lists_of_inputs(steps):
     inputs = [keras.Input([2]), keras.Input([1])]
@@ -427,6 +434,7 @@ def test_errors_name_what_was_passed_before_anything_is_trained(pairs, case, ste
     assert int(np.array(pairs[steps].update_count)) == before
 
 
+@pytest.mark.thorough
 def test_a_head_that_comes_late_in_a_generator_is_an_error(pairs):
     given = [(X, {"a": Y})] * 70 + [(X, {"b": Y})]
     with pytest.raises(Exception, match="must have targets for 'b' in one of its first 64 batches"):

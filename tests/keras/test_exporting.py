@@ -130,6 +130,7 @@ def exported(shared, tmp_path_factory):
     return folder, dict(zip(exports, alone.answers(asked, folder)))
 
 
+@pytest.mark.thorough
 def test_heads_alone_answer_as_numpy_does(shared, exported):
     _, got = exported
     probabilities, logits = expected(shared, counts_of(TEXTS))
@@ -201,6 +202,7 @@ def test_inputs_are_named_by_their_keys(tmp_path):
         trainer.export(tmp_path / "z", "y", inputs=same_name)
 
 
+@pytest.mark.thorough
 def test_exporting_changes_nothing(tmp_path):
     def train(export):
         keras.utils.set_random_seed(0)
@@ -217,6 +219,7 @@ def test_exporting_changes_nothing(tmp_path):
         np.testing.assert_array_equal(with_export, without)
 
 
+@pytest.mark.thorough
 def test_heads_trained_on_two_replicas(two_replicas, tmp_path):
     with two_replicas.scope():
         trainer = tiny.trainer(heads=("price",))

@@ -38,6 +38,7 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
     assert predictions["echo"].shape == (8, 6) and predictions["price"].shape == (8, 3)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"micro_batches": 3, "accumulate_steps": 2}, {"micro_batches": 9}])
 def test_batch_normalization_and_dropout_work_in_micro_batches(options):
     encoder = keras.Sequential(

@@ -98,6 +98,7 @@ class Recorder(keras.callbacks.Callback):
         self.values.append(tiny.values([*variables, *slots_of(self.model, variables)]))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{}, {"balancer": "UPGrad", "micro_batches": 2}, {"steps_per_execution": 2}])
 def test_a_frozen_encoder_keeps_every_bit_and_has_no_backward_pass(options):
     rate = Stages({0: 0, 4: ByPath({"low": 0}), 6: LayerwiseDecay(0.5)})
@@ -174,6 +175,7 @@ def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_custom_loop_is_traced_for_each_stage():
     trainer = trainer_of(Stages({0: 0, 2: 0.5}))
     trainer.compute_gradients((X, Y))
@@ -213,6 +215,7 @@ def test_averages_of_variables_are_of_the_scaled_steps():
     np.testing.assert_array_equal(tiny.values(slots_of(trainer, [low]))[0], tiny.values([low])[0])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
 def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
     """The step of a factor of 0.5 is half the step of 1; an update whose gradients overflow is skipped whole."""
@@ -238,6 +241,7 @@ def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
         np.testing.assert_allclose(half, whole / 2, atol=2e-7)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("missing", ["key", "labels"])
 def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
     trainer = MultiHeadTrainer(keras.layers.Dense(3))

@@ -51,6 +51,7 @@ def freeze_all(encoder):
     encoder.trainable = False
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("compiled", LATE, ids=str)
 def test_on_a_frozen_encoder_a_late_head_learns_by_its_own_gradient(compiled):
     """It moves as by a tape over its loss alone; the encoder, and heads without labels, stay bit for bit."""
@@ -73,6 +74,7 @@ def test_on_a_frozen_encoder_a_late_head_learns_by_its_own_gradient(compiled):
     assert len(trained) == 6 and int(trainer.update_count) == 3
 
 
+@pytest.mark.thorough
 def test_on_a_frozen_encoder_the_optimizer_keeps_nothing_for_it():
     trainer, before, (inputs, targets) = trained_then_added(keras.optimizers.Adam(0.05), freeze_all)
     pairs = trainer.compute_gradients((inputs, targets))

@@ -45,6 +45,7 @@ def test_in_evaluation_a_loss_that_is_not_finite_shows():
     assert np.isnan(trainer.evaluate(inputs, targets["size"], verbose=0, return_dict=True)["loss"])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("broken", [0, 1])
 def test_callbacks_do_not_take_a_skipped_epoch_for_the_best(tmp_path, broken):
     inputs, targets = tiny.data(4, missing=False)

@@ -88,6 +88,7 @@ def state(model):
     return values([*model.balancer.variables, *model.weighting.variables, *model.schedule.variables])
 
 
+@pytest.mark.thorough
 def test_state_counts_what_was_applied():
     model = trainer()
     model.fit(batches(), verbose=0)
@@ -97,6 +98,7 @@ def test_state_counts_what_was_applied():
     np.testing.assert_allclose(factors, 0.9**5, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_skipped_update_leaves_it_as_it_is():
     model = trainer(run_eagerly=False)
     with pytest.warns(RuntimeWarning, match="2 of the epoch's updates were skipped"):
@@ -123,6 +125,7 @@ def test_it_is_saved_and_resumed(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_it_is_equal_on_every_replica(two_replicas):
     alone = trainer()
     alone.fit(batches(), verbose=0)

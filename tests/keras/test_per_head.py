@@ -80,6 +80,7 @@ def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
         assert ours.stopped_epoch == keras_own.stopped_epoch and ours.best["price"] == keras_own.best
 
 
+@pytest.mark.thorough
 def test_with_one_head_it_restores_what_early_stopping_restores():
     runs = []
     for callback in (
@@ -185,6 +186,7 @@ def equal(first, second):
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", [None, schedules.Alternate({"price": 1, "size": 1})])
 def test_a_head_that_no_longer_improves_does_not_change(schedule):
     model, watch = trainer(schedule=schedule), Watch()
@@ -203,6 +205,7 @@ def test_a_head_that_no_longer_improves_does_not_change(schedule):
     assert not equal(watch.weights[-1][2], watch.weights[-2][2])  # each fit begins without idle heads
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     def run(folder, stop_after=None):
         model, watch = trainer(rate=0.1), Watch(stop_after)
@@ -244,6 +247,7 @@ def test_each_heads_best_can_be_restored():
         callback.restore("prize")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("mode", ["auto", "min"])
 @pytest.mark.parametrize("kind", ["EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint"])
 def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mode, two):

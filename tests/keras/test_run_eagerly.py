@@ -61,6 +61,7 @@ def by_tape(encoder, heads):
     return [variable.numpy() for variable in variables]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("data", ["arrays", "generator"])
 def test_an_encoder_whose_python_depends_on_values_trains_as_by_hand(data):
     keras.utils.set_random_seed(1)
@@ -83,6 +84,7 @@ def test_an_encoder_whose_python_depends_on_values_trains_as_by_hand(data):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_it_is_built_by_each_way_to_use_it():
     options = {"verbose": 0, "batch_size": 4}
     assert trainer_on(ByValue(), balancer="UPGrad", accumulate_steps=2).fit(X, Y, **options).history["a_updates"] == [2.0]

@@ -77,6 +77,7 @@ def assert_equal_weights(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -111,6 +112,7 @@ def test_weights_are_loaded_into_the_head_of_the_same_name(tmp_path):
     assert_equal_weights(saved, other)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
 @pytest.mark.parametrize("change", ["not compiled", "head added", "head added and compiled", "head dropped"])
 def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path):
@@ -133,6 +135,7 @@ def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path
     assert int(loaded.update_count) == int(trainer.update_count) + 1
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("balancer", quick(2, ["MoCo", "Chain", "DBMTL", "ExcessMTL", "GradVac"]))
 def test_tensorflows_checkpoints_hold_the_state_of_methods(balancer, tmp_path):
     def built():

@@ -46,6 +46,7 @@ class Lower(keras.callbacks.Callback):
         self.model.set_weight("a", 1.0 / (1 + epoch))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_callback_sets_a_weight_without_another_trace(replicas, two_replicas):
     strategy = two_replicas if replicas > 1 else tf.distribute.get_strategy()
@@ -62,6 +63,7 @@ def test_a_callback_sets_a_weight_without_another_trace(replicas, two_replicas):
     assert trainer.heads["a"].weight == pytest.approx(1 / 3) and trainer.heads["b"].weight == 1
 
 
+@pytest.mark.thorough
 def test_a_weight_that_was_set_is_saved_and_goes_with_its_head(tmp_path):
     trainer = trainer_of(b=0.7)
     fit(trainer)
@@ -117,6 +119,7 @@ MORE = {
 }
 
 
+@pytest.mark.first_cases(18)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("method", [*METHODS, *MORE])
 def test_a_balancer_knows_whether_a_weight_of_1000_changes_the_direction(method):
@@ -129,6 +132,7 @@ def test_a_balancer_knows_whether_a_weight_of_1000_changes_the_direction(method)
     assert (changed < 1e-4) == balancer.scale_invariant, f"changed by {changed}"
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"weighting": "LogLoss"}, {"weighting": "GeometricMean"}, {"balancer": "NashMTL"}, {}])
 def test_the_trainer_warns_of_weights_without_effect(options):
     directions = []

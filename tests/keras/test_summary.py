@@ -41,6 +41,7 @@ def cells(text):
     return {line[0]: line[1:] for line in lines if line}
 
 
+@pytest.mark.first_cases(1)
 def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich, capsys):
     trainer = configured()
     trainer.summary()
@@ -75,6 +76,7 @@ def test_a_trainer_that_is_not_compiled_has_one_too(capsys):
     assert "not compiled yet" in capsys.readouterr().out
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("is_built", [True, False])
 def test_a_picture_of_a_model_names_its_parts_and_nothing_overlaps(is_built):
     trainer = tiny.trainer("adam", balancer="UPGrad", balance_at="parameters")

@@ -10,6 +10,7 @@ from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _attention, _cell
 from tests.helpers.seq2seq import KINDS, LENGTHS, TOKENS, grow
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("kind", ["luong", "bahdanau"])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("mixed_float16", 4e-3)])
@@ -26,6 +27,7 @@ def test_attention_by_steps_equals_its_definition(kind, width, dtype, tolerance)
     assert np.all(np.asarray(weights)[2, :, 1:] == 0.0) and np.ptp(weights[0]) > 0.1
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("cell, num_layers, attention, feeding", KINDS)
 def test_fast_step_equals_its_definition(cell, num_layers, attention, feeding):
     encoder = Seq2SeqEncoder(12, 3, 4, cell=cell, num_layers=num_layers)

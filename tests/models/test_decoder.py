@@ -12,6 +12,7 @@ from tests.helpers.numpy_seq2seq import RowDecoder, encode_row, tensor_variables
 from tests.helpers.seq2seq import ENGINES, KINDS_BY_ENGINES, LENGTHS, TARGETS, TOKENS, bridge, grow
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("cell, num_layers, attention, feeding, engine", KINDS_BY_ENGINES)
 def test_logits_equal_numpy(cell, num_layers, attention, feeding, engine):
     encoder = Seq2SeqEncoder(12, 3, 4, cell=cell, num_layers=num_layers, bidirectional=num_layers == 2)
@@ -31,6 +32,7 @@ def test_logits_equal_numpy(cell, num_layers, attention, feeding, engine):
         np.testing.assert_allclose(logits[row], expected, atol=2e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "encoder_options, decoder_options",
     [
@@ -68,6 +70,7 @@ def test_padded_targets_and_batch_mates_change_nothing():
         np.testing.assert_allclose(together[row, :4], alone[0], atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine, feeding", [(ENGINES[0], False), *((engine, True) for engine in ENGINES)])
 def test_variable_shapes_in_a_function_and_under_a_tape(engine, feeding):
     encoder = Seq2SeqEncoder(12, 3, 4, cell="gru", dropout=0.2)
@@ -89,6 +92,7 @@ def test_variable_shapes_in_a_function_and_under_a_tape(engine, feeding):
     gradients(tf.constant(TOKENS[:0]), tf.constant(TARGETS[:0]))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("attention, feeding", [("luong", False), (None, False), ("bahdanau", True)])
 def test_scheduled_sampling_reads_the_decoders_own_ids(attention, feeding, engine):

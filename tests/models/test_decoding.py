@@ -28,6 +28,7 @@ def rows(encoder, decoder):
         yield row, RowDecoder(decoder, outputs, bridge(decoder, states))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("cell, num_layers, attention, feeding, engine", KINDS_BY_ENGINES)
 def test_greedy_equals_numpy(cell, num_layers, attention, feeding, engine):
     encoder, decoder, representation = make(
@@ -49,6 +50,7 @@ def test_greedy_equals_numpy(cell, num_layers, attention, feeding, engine):
 BEAMS = [(), (("attention", None), ("cell", "gru")), (("input_feeding", True),)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options, length_penalty, engine",
     [(dict(options), *others) for options, *others in pairwise(BEAMS, [0.0, 1.0], ENGINES)],
@@ -63,6 +65,7 @@ def test_wide_beam_equals_exhaustive_search(options, length_penalty, engine):
             np.testing.assert_array_equal(found, ids + [0] * (4 - len(ids)))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_results_that_do_not_exist_are_padding(engine):
     encoder, decoder, representation = make(engine, vocabulary=6, maximum_length=1)
@@ -73,6 +76,7 @@ def test_results_that_do_not_exist_are_padding(engine):
     np.testing.assert_array_equal(result.scores[:, 4:], -np.inf)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("length_penalty", [0.8, pytest.param(0.0, marks=pytest.mark.thorough)])
 def test_each_row_decodes_as_if_alone(length_penalty, engine):
@@ -89,6 +93,7 @@ def test_each_row_decodes_as_if_alone(length_penalty, engine):
         np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
 @pytest.mark.parametrize("cell, num_layers, attention, feeding", KINDS)
 def test_engines_agree(cell, num_layers, attention, feeding):
@@ -122,6 +127,7 @@ def addons_logits(decoder, representation, targets):
     return decoder.output_layer(vectors)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_a_function_with_unknown_shapes(engine):
     encoder, decoder, _ = make(engine)
@@ -144,6 +150,7 @@ def test_in_a_function_with_unknown_shapes(engine):
         assert best.attention.shape[:3] == [len(tokens), 2, 6]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_unusual_inputs(engine):
     encoder, decoder, _ = make(engine)
@@ -160,6 +167,7 @@ def test_unusual_inputs(engine):
     np.testing.assert_array_equal(decoder.generate(nothing), decoder.generate(padding))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("beam_width", [1, 3])
 def test_examples_that_leave_disturb_no_other(beam_width):
     encoder, decoder, _ = make("native", maximum_length=12)
@@ -174,6 +182,7 @@ def test_examples_that_leave_disturb_no_other(beam_width):
     assert len(set((together > 0).sum(axis=1))) > 2  # they end at several steps
 
 
+@pytest.mark.thorough
 def test_native_decoding_is_saved_with_everything_in_it(tmp_path):
     encoder, decoder, representation = make("native")
     module = tf.Module()
@@ -194,6 +203,7 @@ def test_decoding_builds_an_unbuilt_decoder():
     assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampling_follows_the_distribution(engine):
     encoder, decoder, _ = make(engine, maximum_length=1, factor=2.0)
@@ -214,6 +224,7 @@ def test_sampling_follows_the_distribution(engine):
     assert (unseeded().numpy() != unseeded().numpy()).any()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "arguments, message",
     [

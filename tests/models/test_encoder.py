@@ -16,6 +16,7 @@ TOKENS = np.array([[4, 5, 6, 7, 8], [9, 4, 0, 0, 0], [5, 0, 0, 0, 0], [0, 0, 0, 
 OPTIONS = list(itertools.product(["gru", "lstm"], [1, 2], [False, True]))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("cell, num_layers, bidirectional", OPTIONS)
 def test_each_row_is_as_if_alone_and_unpadded(cell, num_layers, bidirectional):
     encoder = Seq2SeqEncoder(12, 3, 4, cell=cell, num_layers=num_layers, bidirectional=bidirectional)
@@ -43,6 +44,7 @@ def test_further_padding_changes_nothing(cell):
     np.testing.assert_allclose(short["outputs"], long["outputs"][:, :5], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_variable_shapes_in_a_function_and_under_a_tape():
     encoder = Seq2SeqEncoder(12, 3, 4, num_layers=2, bidirectional=True)
     encoder(tf.constant(TOKENS))

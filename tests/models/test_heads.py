@@ -27,6 +27,7 @@ def representation(dtype="float32"):
     }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("kind", POOLED, ids=lambda kind: kind.__name__)
 def test_pooled_heads_equal_numpy(kind, pool):
@@ -99,6 +100,7 @@ def sentences():
     return tokens, targets
 
 
+@pytest.mark.thorough
 def test_heads_are_trained_together_saved_and_loaded(tmp_path):
     tokens, targets = sentences()
     labels = {name: values.copy() for name, values in targets.items()}

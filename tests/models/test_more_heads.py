@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 
 from multihead import MultiHeadTrainer, losses
 from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder
@@ -20,6 +21,7 @@ def sentences():
     return tokens.astype("int32"), np.where(tokens > 0, tokens % 3 + 1, 0).astype("int32"), tokens[:, 0] % STYLES
 
 
+@pytest.mark.thorough
 def test_a_tagger_and_a_second_classifier_join_a_trained_encoder():
     tokens, tags, styles = sentences()
     targets = {"reply": np.concatenate([tokens[:, :3], np.full([ROWS, 1], 3, "int32")], axis=1), "price": tokens[:, 1] % 2}

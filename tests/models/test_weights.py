@@ -48,6 +48,7 @@ def answer(layers):
     }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("cell", MODELS)
 @pytest.mark.parametrize("saved_by", ["keras2", "keras3"])
 def test_both_stacks_read_both_stacks_files(saved_by, cell):
@@ -76,6 +77,7 @@ class Joined(keras.Model):
         return self.decoder(representation, TARGETS), self.price(representation)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cell", MODELS)
 def test_keras_itself_saves_every_weight(cell, tmp_path):
     saved, loaded = Joined(make(cell)), Joined(make(cell))

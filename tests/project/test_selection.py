@@ -22,9 +22,14 @@ def test_program(): pass
 
 @pytest.mark.parametrize("runs", [1, pytest.param(99, marks=pytest.mark.thorough)])
 def test_many(runs): pass
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("case", range(3))
+def test_first(case): pass
 """
-QUICK = ["test_plain", "test_mathematics", "test_many[1]"]
-ALL = ["test_plain", "test_mathematics", "test_program", "test_many[1]", "test_many[99]"]
+FIRST = ["test_first[0]", "test_first[1]", "test_first[2]"]
+QUICK = ["test_plain", "test_mathematics", "test_many[1]", *FIRST[:2]]
+ALL = ["test_plain", "test_mathematics", "test_program", "test_many[1]", "test_many[99]", *FIRST]
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def clone(pytester: pytest.Pytester) -> Path:
     for folder in ("tests/unit", "tests/examples"):
         (root / folder).mkdir(parents=True)
         (root / folder / "test_any.py").write_text(FILE)
-    (root / "conftest.py").write_text("from tests.helpers.selection import pytest_configure\n")
+    (root / "conftest.py").write_text("from tests.helpers.selection import *\n")
     markers = section["markers"].replace("\n", "\n    ")
     options = "--strict-markers --import-mode=importlib"
     (root / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\naddopts = {options}\nmarkers ={markers}\n")
@@ -65,10 +70,10 @@ def test_where_nothing_is_named_the_quick_tests_run(pytester: pytest.Pytester, c
         (["tests"], 2 * ALL),
         (["tests/examples"], ALL),
         (["tests/unit/test_any.py"], ALL),
-        (["tests/unit/test_any.py::test_program", "tests/unit/test_any.py::test_many"], ALL[2:]),
-        (["-k", "many"], 2 * ALL[3:]),
+        (["tests/unit/test_any.py::test_program", "tests/unit/test_any.py::test_many"], ["test_program", *ALL[3:5]]),
+        (["-k", "many"], 2 * ALL[3:5]),
         (["-m", "programs"], 2 * ["test_program"]),
-        (["-m", "not mathematics and not programs and not thorough"], 2 * ["test_plain", "test_many[1]"]),
+        (["-m", "not mathematics and not programs and not thorough"], 2 * ["test_plain", "test_many[1]", *FIRST[:2]]),
         (["tests/unit", "-k", "many", "-m", "thorough"], ["test_many[99]"]),
     ],
 )
@@ -80,10 +85,11 @@ def test_a_folder_in_which_pytest_starts_runs_whole(pytester: pytest.Pytester, c
     assert selected(pytester, clone / "tests" / "examples") == ALL
 
 
+@pytest.mark.thorough
 def test_processes_of_their_own_run_the_same(
     pytester: pytest.Pytester, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(clone)
-    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile").assert_outcomes(passed=6)
-    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile", "tests").assert_outcomes(passed=10)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile").assert_outcomes(passed=10)
+    pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile", "tests").assert_outcomes(passed=16)

@@ -32,6 +32,7 @@ class Calls(keras.callbacks.Callback):
         self.call(self.model)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("method", "call"),
     [
@@ -56,6 +57,7 @@ def test_a_head_added_after_training_began_needs_compile():
         trainer.fit(X, {**Y, "c": Y["a"]}, verbose=0)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("used_by", ["model", "trainer"])
 def test_an_optimizer_belongs_to_one_model(used_by):
     optimizer = keras.optimizers.Adam()
@@ -155,6 +157,7 @@ def test_a_check_of_a_method_names_it():
         report.require(False, "keep its size", "")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict", "compute_gradients"])
 def test_inputs_that_the_encoder_cannot_take(call):
     trainer = made()

@@ -52,6 +52,7 @@ def memory():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the memory from /proc")
 @pytest.mark.parametrize("updates", [300, pytest.param(100_000, marks=pytest.mark.thorough)])
 def test_many_updates_leave_the_memory_flat_and_trace_nothing_again(updates):
@@ -76,6 +77,7 @@ def traced(compute, *arguments):
     return trainer.encoder.calls - before, nodes
 
 
+@pytest.mark.thorough
 def test_micro_batches_are_one_graph_whatever_their_number():
     """A loop in the graph, not as many calls: neither the Python of the encoder runs more often nor does the graph grow."""
 
@@ -102,6 +104,7 @@ def test_accumulated_batches_are_one_graph_and_some_nodes_each():
     assert (nodes_of_many - nodes) / 21 < nodes / 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     quick(1, [{"balance_at": "parameters", "balancer": "EqualNorms"}, {"balancer": "EqualNorms"}]),
@@ -125,6 +128,7 @@ class Wide(keras.layers.Layer):
         return inputs * tf.convert_to_tensor(self.scales)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{}, {"balancer": "EqualNorms"}, {"micro_batches": 4}], ids=str)
 def test_a_representation_of_fifty_megabytes(options):
     trainer = made(Wide(), run_eagerly=True, **options)
@@ -140,6 +144,7 @@ def test_a_representation_of_fifty_megabytes(options):
     np.testing.assert_allclose(gradient, sum(f * part for f, part in zip(factors, parts)), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_sequences_from_one_token_to_two_thousand_in_batches_of_one():
     """One trace for all lengths, and the updates of a hand-written tape."""
     trainer = tiny.trainer(keras.optimizers.SGD(0.05))
@@ -182,6 +187,7 @@ def large_tensors(graph):
     return {op for op, shape in shapes if [dim.size for dim in shape.dim] == [VOCABULARY, WIDTH]}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options",
     [

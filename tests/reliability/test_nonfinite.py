@@ -35,6 +35,7 @@ def fit(trainer, targets=BAD, **options):
     return trainer.fit(X, targets, batch_size=4, shuffle=False, verbose=0, **options)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -73,6 +74,7 @@ def test_an_infinite_gradient_is_not_hidden_by_clipping():
     assert int(trainer.update_count) == 3
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -110,6 +112,7 @@ class WithUnused(keras.layers.Layer):
         return self.dense(inputs)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_a_dropped_head_may_have_weights_without_gradients(run_eagerly):
     keras.utils.set_random_seed(0)
@@ -155,6 +158,7 @@ def test_without_another_head_the_update_is_skipped():
     assert int(trainer.update_count) == 3
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("run_eagerly", [True, False])
 def test_a_run_of_skipped_updates_ends_training(run_eagerly):
     trainer = made(max_skipped_updates=3, run_eagerly=run_eagerly)
@@ -191,6 +195,7 @@ def test_updates_without_labels_do_not_count():
     assert int(trainer.update_count) == 0
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("mode", ["raise", "drop_head", "skip"])
 def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
     optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.001), initial_scale=2.0**127)
@@ -207,6 +212,7 @@ def test_loss_scaling_does_not_hide_a_loss_that_is_not_finite():
         fit(made(optimizer, on_nonfinite="raise", run_eagerly=True))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_a_custom_loop_is_told(in_graph):
     trainer = made(on_nonfinite="raise")

@@ -107,6 +107,7 @@ ACCUMULATED = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("data", ACCUMULATED)
 def test_runs_whose_steps_are_windows_of_batches_are_resumed(data, tmp_path):
     def run(folder, *others):
@@ -125,6 +126,7 @@ def test_runs_whose_steps_are_windows_of_batches_are_resumed(data, tmp_path):
     assert same(whole, resumed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_dropout_and_sampling_of_the_reference_models(engine, tmp_path):
     def made():
@@ -221,6 +223,7 @@ def test_damaged_files_are_refused(saved, tmp_path):
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("other", "row"),
     [

@@ -26,6 +26,7 @@ def gradients(variables, start, end, total=False):
     return tape.gradient(loss, [dense, table, unused])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_mean_over_ragged_parts_is_the_whole_batchs_gradient(reduction, in_graph):

@@ -67,6 +67,7 @@ def test_a_head_that_reads_its_targets_needs_them_once():
     assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"}).predictions == {}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("options", "kind", "measure"),
     [

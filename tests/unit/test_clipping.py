@@ -30,6 +30,7 @@ def by_numpy(method, gradients, limit):
     return [None if g is None else rules[method](g) for g in gradients]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("limit", [0.05, 1.5, 100.0])
 @pytest.mark.parametrize("method", ["ByValue", "ByNorm", "ByAverageNorm", "ByGlobalNorm"])
 @pytest.mark.parametrize("in_graph", [False, True])

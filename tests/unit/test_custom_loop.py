@@ -37,6 +37,7 @@ def test_the_list_applies_as_it_came_and_a_new_one_of_its_pairs_by_its_gradients
             np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "copied", [list, copy.copy, lambda pairs: pairs[:], lambda pairs: [(None, pairs[0][1]), *pairs[1:]]], ids=range(4)
 )
@@ -101,6 +102,7 @@ def test_other_variables_are_refused(trainer):
         trainer.apply_gradients([(tf.ones([]), tf.Variable(1.0))])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{"weighting": "LogLoss"}, {"balancer": "UPGrad"}], ids=str)
 def test_a_batch_without_examples_changes_nothing(options):
     trainer = tiny.trainer("adam", weights=dict.fromkeys(tiny.WEIGHTS, 1.0), micro_batches=2, run_eagerly=True, **options)

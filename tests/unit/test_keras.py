@@ -42,6 +42,7 @@ OWNERS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in USED.items() for name in names])
 def test_every_private_name_of_keras_that_is_used_still_exists(owner, name):
     if owner == "evaluate":  # an argument that `fit` passes to it

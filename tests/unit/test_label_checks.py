@@ -363,6 +363,7 @@ def classifier():
     return trainer_of("sparse_categorical_crossentropy", 3, "softmax")
 
 
+@pytest.mark.thorough
 def test_training_and_evaluation_stop_at_such_labels(classifier):
     bad = np.array([0, 1, 2, 9])
     classifier.compute_gradients(data(np.array([0, 1, 2, 2])))
@@ -439,6 +440,7 @@ def test_validation_labels_are_checked_before_the_first_update(classifier):
     assert int(classifier.update_count) == before
 
 
+@pytest.mark.thorough
 def test_labels_of_arrays_are_checked_once_and_those_of_other_data_in_every_batch(monkeypatch):
     """As long as a step without checks is not used for data that were not checked."""
     trainer = MultiHeadTrainer(keras.layers.Dense(4))
@@ -471,6 +473,7 @@ def test_labels_of_arrays_are_checked_once_and_those_of_other_data_in_every_batc
     raises(lambda: trainer.train_step((x, {name: tf.constant(each) for name, each in wrong.items()})))
 
 
+@pytest.mark.thorough
 def test_checks_that_are_left_out_cost_nothing_and_find_nothing():
     """As Keras itself, which trains on any number; shapes, dtypes and the labels that are missing are found all the same."""
     trainer = MultiHeadTrainer(keras.layers.Dense(4))

@@ -31,6 +31,7 @@ def shapes(loss):
 TWO_WAYS = [((ROWS,), None), ((ROWS, 1), None), ((ROWS, TIME), TIME), ((ROWS, TIME, 1), TIME)]
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize("turns", quick(1, [[0], [1]]))
 @pytest.mark.parametrize("number, loss", list(enumerate(reference.DEFINITIONS)))
 def test_complete_labels_train_as_keras_does(number, loss, turns):
@@ -69,6 +70,7 @@ def marked(y, dtype, seed=6):
     return y.astype(dtype), weights, np.where(lacking < 0.3, 0, weights)
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("loss", ELEMENTS)
 def test_a_missing_column_costs_that_column_alone(loss):
     trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
@@ -86,6 +88,7 @@ def test_a_missing_column_costs_that_column_alone(loss):
         assert_same(gradients(trainer, x, y, rows[:, None]), expected)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("loss", [*WHOLE_ROWS, *reference.CLASSES])
 def test_a_loss_over_rows_misses_whole_rows(loss):
     trainer = trainer_of(loss, COLUMNS, reference.activation(loss), ignore_label=-1)
@@ -164,6 +167,7 @@ class Squared(keras.losses.Loss):
         return mean_squared(y_true, y_pred)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("loss", [squared, mean_squared, Squared()], ids=["elements", "rows", "class"])
 def test_a_loss_of_ones_own_says_by_its_values_what_its_elements_are(loss):
     x, y = reference.inputs(), reference.labels("mean_squared_error", (ROWS, COLUMNS))
@@ -189,6 +193,7 @@ def test_a_loss_of_ones_own_says_by_its_values_what_its_elements_are(loss):
         gradients(trainer, x, y)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
 def test_one_column_without_its_axis(shape):
     x, y = reference.inputs(), reference.labels("mean_squared_error", shape)
@@ -199,6 +204,7 @@ def test_one_column_without_its_axis(shape):
         assert_same(actual, reference.by_keras(trainer, loss)(x, y))
 
 
+@pytest.mark.thorough
 def test_predictions_of_unknown_width_are_trained_as_keras_does():
     encoder = keras.layers.Dense(4, activation="tanh")
 

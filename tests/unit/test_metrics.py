@@ -76,6 +76,7 @@ def expected(make, targets, predictions, weights):
     return np.array(metric.result())
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "uint8"])
 def test_one_column_without_its_axis(dtype):
     y, p = RNG.integers(0, 2, ROWS).astype(dtype), RNG.random((ROWS, 1)).astype("float32")
@@ -119,6 +120,7 @@ def test_columns_of_which_some_are_missing():
         np.testing.assert_allclose(found[f"of {k}"], wanted, rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1), (ROWS, TIME)])
 def test_class_numbers(shape):
     y = RNG.integers(0, COLUMNS, shape)
@@ -139,6 +141,7 @@ def test_classes_do_not_weigh_in_metrics():
     assert found["mae"] == pytest.approx(np.average(abs(y - p).mean(axis=1), weights=given), rel=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float64"])
 @pytest.mark.parametrize("named", ["accuracy", "acc"])
 def test_accuracy_on_one_column_in_training(dtype, named):

@@ -53,6 +53,7 @@ def numbered(**lengths):
     }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_proportions_follow_the_temperature(temperature):

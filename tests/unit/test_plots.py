@@ -72,6 +72,7 @@ def test_heads_that_came_and_went_are_drawn(tmp_path):
     assert "+0.50" in {text.get_text() for text in texts_of(plots.cosines(run))}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
 def test_every_head_is_named_where_it_is_drawn_and_nothing_overlaps(ledger, name):
     figure = getattr(plots, name)(ledger)
@@ -105,6 +106,7 @@ def test_labels_are_moved_apart_as_little_as_possible():
     assert found[[0, 1, 3]].mean() == pytest.approx(0.51)
 
 
+@pytest.mark.thorough
 def test_command_draws_what_a_run_has(ledger, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), "--output", str(tmp_path)])
     runpy.run_module("multihead", run_name="__main__")  # as `python -m multihead`

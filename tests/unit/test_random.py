@@ -14,6 +14,7 @@ from tests.helpers.draws import at_steps
 pytestmark = pytest.mark.mathematics
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("draw", "distribution"), [(uniform, "uniform"), (normal, "norm")])
 def test_distribution(draw, distribution):
     values = draw([20000], 7, 3).numpy()

@@ -64,6 +64,7 @@ def logs_of_one_update(trainer, targets=TARGETS):
     return {name: values[-1] for name, values in history.items()}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("balancer", [None, balancing.EqualNorms()])
 def test_norms_shares_and_coefficients_are_those_of_a_tape(balancer):
     model = trainer(balancer=balancer)
@@ -154,6 +155,7 @@ def test_one_entry_makes_a_further_figure(monkeypatch):
     assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["float64", "float16"])
 def test_figures_are_float32_whatever_the_policy(policy):
     keras.mixed_precision.set_global_policy(policy)

@@ -22,6 +22,7 @@ def test_every_schedule_of_the_library_is_checked():
     assert set(OF_THE_LIBRARY) == set(schedules.__all__) - {"AbstractSchedule"}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", OF_THE_LIBRARY)
 def test_schedules_of_the_library_pass(name):
     schedule = OF_THE_LIBRARY[name]()
@@ -68,6 +69,7 @@ class Turns(schedules.AbstractSchedule):
         return {"fault": self.fault + "!" * self.fault.startswith("config")}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

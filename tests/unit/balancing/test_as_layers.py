@@ -15,6 +15,7 @@ from tests.helpers.balancers import ALL, STATEFUL, USUAL, make, traced, usual_up
 KINDS = ("AlignedMTL", "CAGrad", "GradVac", "UPGrad")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_compiled_graph_has_the_same_update(name):
     matrix = tf.constant(zoo.matrix("conflicting", 2, 1.0), tf.float32)
@@ -86,6 +87,7 @@ def test_a_non_finite_gradient_is_reported_with_its_head(name):
         balancer(rows)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [name for name in balancing.__all__ if name[0].isupper() and name != "Balancer"])
 def test_reset_undoes_every_update(method):
     balancer = getattr(balancing, method)()

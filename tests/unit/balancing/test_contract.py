@@ -58,6 +58,7 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
+@pytest.mark.first_cases(12)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name):
     num_heads = xla_heads(name)
@@ -68,6 +69,7 @@ def test_eager_graph_and_xla_agree(name):
         np.testing.assert_allclose(update, eager, rtol=1e-5, atol=1e-6 * np.abs(eager).max(), err_msg=f"xla={xla}")
 
 
+@pytest.mark.first_cases(12)
 @pytest.mark.parametrize("name", ALL)
 def test_float32_is_close_to_float64_and_kept(name):
     rows = zoo.matrix("zero_row", 3, 1.0)
@@ -77,6 +79,7 @@ def test_float32_is_close_to_float64_and_kept(name):
         np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-5 * np.abs(wide).max())
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ORDERED])
 def test_the_order_of_heads_does_not_matter(name):
     for kind in ("conflicting", "opposed_scaled", "rank_deficient"):
@@ -90,6 +93,7 @@ def norm_of(rows, update):
     return max(np.abs(rows).max(), np.abs(update).max()) if update.any() else 1.0
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_head_without_gradient_changes_nothing_for_the_others(name):
     with_idle = np.concatenate([USUAL, np.zeros((1, 31))])
@@ -99,6 +103,7 @@ def test_a_head_without_gradient_changes_nothing_for_the_others(name):
 SIZES_OF_ONE_HEAD = {"NashMTL": "unit", "FairGrad": "own", "CAGrad": 1.4}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ALL)
 def test_one_head_is_left_as_it_is_up_to_the_documented_size(name):
     rows = zoo.matrix("random", 1)
@@ -108,11 +113,13 @@ def test_one_head_is_left_as_it_is_up_to_the_documented_size(name):
     np.testing.assert_allclose(update_of(name, rows), factor * rows[0], rtol=1e-6)
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize("name", HOMOGENEOUS)
 def test_scaling_all_gradients_scales_the_update(name):
     np.testing.assert_allclose(update_of(name, 1e3 * USUAL), 1e3 * usual_update(name), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", [name for name in ALL if "gradients" not in make(name).uses])
 def test_gramian_and_gradients_lead_to_the_same_update(name):
     balancer, other = make(name), make(name)
@@ -125,6 +132,7 @@ def test_gramian_and_gradients_lead_to_the_same_update(name):
     np.testing.assert_allclose(update, usual_update(name), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ALL)
 def test_a_non_finite_gradient_spoils_this_update_only(name):
     num_heads = xla_heads(name)  # whose graph is there already

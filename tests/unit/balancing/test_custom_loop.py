@@ -15,6 +15,7 @@ def pieces(rows):
     return [[tf.constant(row[:6].reshape(2, 3)), tf.constant(row[6:])] for row in rows]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize("name", ["UPGrad", "PCGrad", "MGDA", "MoCo", "GradVac"])
 def test_lists_equal_the_matrix(name):

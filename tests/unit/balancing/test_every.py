@@ -41,6 +41,7 @@ def solves(trainer):
     return float(tiny.values([trainer.balancer.balancer.solves])[0])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_the_solver_runs_at_every_third_step_only(in_graph):
     balancer = Every(Counting(), 3)
@@ -89,6 +90,7 @@ def test_between_solves_the_update_has_the_last_coefficients():
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options", quick(3, [{"run_eagerly": False}, {"micro_batches": 3}, {"balance_at": "parameters"}, {"jit_compile": True}])
 )
@@ -141,6 +143,7 @@ def test_saved_and_resumed_it_goes_on_from_the_same_coefficients(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_a_skipped_update_leaves_the_coefficients():
     trainer = MultiHeadTrainer(keras.layers.Dense(3))
     for name in ("a", "b"):

@@ -62,6 +62,7 @@ class Widening(balancing.Balancer):
         return [tf.cast(tf.reduce_sum(rows, axis=0), tf.float64) for rows in gradients]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("balancer", [Halved(), Signs(), balancing.UPGrad(), balancing.ExcessMTL()])
 def test_what_is_right_passes(balancer):
     check_balancer(balancer, num_heads=(1, 3), xla=False)
@@ -71,6 +72,7 @@ def test_compiled_too():
     check_balancer(Halved(), num_heads=(2,))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("balancer", "message"),

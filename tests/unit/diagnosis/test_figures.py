@@ -90,6 +90,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("case", CONSTANTS)
 def test_constant_losses_of_numbers(case):
     loss, columns, expected = CONSTANTS[case]
@@ -111,6 +112,7 @@ def entropy(y):
     return -(p[p > 0] * np.log(p[p > 0])).sum()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", ["probabilities", "logits", "one-hot", "binary", "binary logits"])
 def test_constant_losses_of_classes(kind):
     rng = np.random.default_rng(0)
@@ -132,6 +134,7 @@ def test_constant_losses_of_classes(kind):
     np.testing.assert_allclose(report.constant_losses, [entropy(y)], rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_constant_losses_and_labels_of_sequences():
     trainer = tiny.trainer("sgd")
     data = [tiny.data(12, time=time, seed=time) for time in (6, 4)]

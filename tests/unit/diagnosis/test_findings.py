@@ -22,6 +22,7 @@ def batches(count=4, **options):
     return [tiny.data(10, seed=seed, **options) for seed in range(count)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
 def test_figures_are_those_of_a_tape_by_hand(level):
     trainer = tiny.trainer("sgd")
@@ -79,6 +80,7 @@ def test_nothing_changes():
     assert int(trainer.update_count) == 1
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("weight", "cause", "kind"),
     [
@@ -170,6 +172,7 @@ def test_missing_labels_and_broken_gradients_are_named():
     assert "'two' has losses or gradients that are not finite" in trainer.diagnose(data).findings[0]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("weighting", ["Uncertainty", "LogLoss"])
 def test_weights_of_a_weighting_are_those_that_it_gives(weighting):
     trainer = tiny.trainer("sgd", weighting=weighting)

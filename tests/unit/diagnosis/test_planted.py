@@ -38,6 +38,7 @@ def found(report, kind):
     return finding
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("seed", quick(2, range(10)))
 def test_nothing_is_recommended_where_nothing_is_wrong(seed):
     _, _, report = diagnosed("healthy", seed)

@@ -47,6 +47,7 @@ def values(net, optimizer):
     return [np.array(tf.convert_to_tensor(v)) for v in (*net.variables.all, *optimizer.variables)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     spec, optimizer, state = setting()

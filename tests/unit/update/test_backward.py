@@ -84,6 +84,7 @@ def by_tape(net):
     return tape.gradient(total, tensors)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("encoder_pass", [plain_sum(), SummedPass(None), PER_HEAD], ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("conditional", [(False, False), (True, True)])

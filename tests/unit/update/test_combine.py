@@ -89,6 +89,7 @@ def test_weights_of_the_losses_wait_for_the_last_micro_batch():
     np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("make", [BalanceAtRepresentation, BalanceAtParameters])
 def test_balancing_after_the_last_micro_batch_is_the_balancers_own_answer(make):
     combiner = make(balancing.MGDA())

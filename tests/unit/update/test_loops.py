@@ -29,6 +29,7 @@ def compute(nest):
     return {**nest, "sum": tf.reduce_sum(nest["dense"], 1), "none": None}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0, 0), (0,)])
 def test_each_result_is_that_of_its_own_batch(order):
     def run():

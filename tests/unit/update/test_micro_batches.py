@@ -42,6 +42,7 @@ def test_none_counts_as_zero_and_sparse_rows_stay_sparse():
     assert tf.convert_to_tensor(c).numpy().tolist() == [[0, 0], [2, 2], [0, 0]]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("num_folds", [1, 2])
 def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_graph, num_folds):

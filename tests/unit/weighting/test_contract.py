@@ -25,6 +25,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize("method", METHODS)
 def test_contract(method):
     order_matters = method is weighting.RandomLossWeighting  # the draws go by position
@@ -148,6 +149,7 @@ class Faulty(Squares):
         return {**super().get_config(), "fault": self.fault + "!" * self.fault.startswith("config")}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.mathematics
 @pytest.mark.parametrize(
     ("fault", "message"),

@@ -36,6 +36,7 @@ def test_logs_tell_losses_weights_and_regularizer_apart():
     assert evaluated["loss"] == pytest.approx(np.sum(np.exp(-learned) * losses + learned) / 2, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_negative_total_is_no_harm():
     options = {"weighting": "IMTLL", "run_eagerly": False}
     trainer = tiny.trainer(keras.optimizers.Adam(0.05), heads=("size",), weights={"size": 1e-3}, **options)
@@ -135,6 +136,7 @@ def test_famo_leaves_the_modules_state():
         assert np.any(plain != 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", quick(2, ["Uncertainty", "FAMO", "GradNorm", "DWA"]))
 def test_a_run_that_was_saved_goes_on(name, tmp_path):
     data = dataset([tiny.data(12, seed=seed) for seed in range(2)])
@@ -229,6 +231,7 @@ def test_a_head_without_labels_is_not_evaluated():
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_modules_that_are_not_built_yet_train_on_replicas(two_replicas):
     inputs = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     with two_replicas.scope():
