@@ -146,19 +146,17 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
     if not present:
         return None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient in present):
+        heads = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        owners = tf.concat([tf.fill([tf.size(each.indices)], i) for i, each in zip(heads, present)], axis=0)
         indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
-        parts = iter(tf.split(positions, [tf.size(gradient.indices) for gradient in present], num=len(present)))
-        template = present[0]
-        shape = tf.concat([tf.shape(indices), tf.shape(template.values)[1:]], axis=0)
-        rows = [
-            tf.zeros([tf.reduce_prod(shape)], tf.float32)
-            if gradient is None
-            else tf.reshape(tf.math.unsorted_segment_sum(_float32(gradient.values), next(parts), tf.size(indices)), [-1])
-            for gradient in gradients
-        ]
+        values = tf.concat([_float32(gradient.values) for gradient in present], axis=0)
+        # One sum for all heads, whose segments follow one another: XLA cannot split the positions by head.
+        segments = owners * tf.size(indices) + positions
+        rows = tf.math.unsorted_segment_sum(values, segments, len(gradients) * tf.size(indices))
+        shape, dense_shape = tf.concat([[-1], tf.shape(values)[1:]], axis=0), present[0].dense_shape
         return Rows(
-            tf.stack(rows),
-            lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, template.dense_shape),
+            tf.reshape(rows, [len(gradients), -1]),
+            lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, dense_shape),
         )
     dense = [None if gradient is None else _float32(tf.convert_to_tensor(gradient)) for gradient in gradients]
     template = next(gradient for gradient in dense if gradient is not None)

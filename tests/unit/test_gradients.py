@@ -83,6 +83,19 @@ def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
     np.testing.assert_allclose(dense(combined).ravel(), factors.numpy() @ wanted)
 
 
+def test_xla_compiles_rows_of_sparse_gradients():
+    @tf.function(jit_compile=True)
+    def combined(values, indices, others):
+        rows = gradients.as_rows([tf.IndexedSlices(values, indices, (5, 2)), None, tf.IndexedSlices(values, others, (5, 2))])
+        return tf.convert_to_tensor(rows.restore(tf.reduce_sum(rows.times(tf.constant([1.0, 7.0, 10.0])).values, axis=0)))
+
+    values = np.arange(1.0, 7.0, dtype="float32").reshape(3, 2)
+    wanted = np.zeros((5, 2))
+    np.add.at(wanted, [4, 0, 4], values)
+    np.add.at(wanted, [1, 1, 0], 10 * values)
+    np.testing.assert_allclose(combined(values, [4, 0, 4], [1, 1, 0]), wanted)
+
+
 def test_rows_of_nothing():
     assert gradients.as_rows([None, None]) is None
     np.testing.assert_array_equal(gradients.gramian([], 2), np.zeros((2, 2)))
