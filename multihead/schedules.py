@@ -57,18 +57,6 @@ class AbstractSchedule(Method):
         self._check_heads_of_state("schedule", head_names)
         super().bind(head_names)
 
-    def build(self, input_shape: Any) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
-        if self.built:
-            return
-        self.create_state(int(input_shape[0]))
-        self._built_for.value = input_shape
-        super().build(input_shape)
-
     def active(self, step: tf.Tensor) -> tf.Tensor:
         """Returns which heads train.
 

@@ -84,6 +84,18 @@ class Method(keras.layers.Layer):
             )
         self.head_names = tuple(head_names)
 
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads,)`.
+        """
+        if self.built:
+            return
+        self.create_state(int(input_shape[0]))
+        self._built_for.value = input_shape
+        super().build(input_shape)
+
     def create_state(self, num_heads: int) -> None:
         """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
 

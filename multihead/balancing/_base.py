@@ -67,10 +67,9 @@ class Balancer(Method):
         num_heads = int(shapes[0][0])
         self._check_num_heads(num_heads)
         self._sizes.value = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
-        self.create_state(num_heads)
         self._built_heads = num_heads
-        self._built_for.value = input_shape
         super().build((num_heads, None))
+        self._built_for.value = input_shape
 
     @property
     def sizes(self) -> tuple[int | None, ...]:

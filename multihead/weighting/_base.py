@@ -53,18 +53,6 @@ class Weighting(Method):
         self._check_heads_of_state("weighting", head_names)
         super().bind(head_names)
 
-    def build(self, input_shape: Any) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
-        if self.built:
-            return
-        self.create_state(int(input_shape[0]))
-        self._built_for.value = input_shape
-        super().build(input_shape)
-
     def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Any]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.
 
