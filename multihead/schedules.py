@@ -77,7 +77,7 @@ class AbstractSchedule(Method):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {}
+        return self._options()
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -132,9 +132,6 @@ class Alternate(AbstractSchedule):
         starts, ends = (tf.constant(list(bounds), tf.int64) for bounds in (self._starts, self._ends))
         return tf.logical_and(starts <= position, position < ends)
 
-    def get_config(self) -> dict[str, Any]:
-        return {"turns": dict(self.turns)}
-
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(AbstractSchedule):
@@ -177,9 +174,6 @@ class Sample(AbstractSchedule):
         shares = tf.nn.softmax(tf.constant(list(self._log_proportions), tf.float32))
         below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, step)
         return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"proportions": dict(self.proportions), "seed": self.seed}
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -263,9 +257,5 @@ class WhileConflicting(AbstractSchedule):
         observations.assign_add(tf.cast(seen, tf.int64))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            "threshold": self.threshold,
-            "momentum": self.momentum,
-            "probe_every": self.probe_every,
-            "turns": None if self._turns is None else dict(self._turns.turns),
-        }
+        turns = None if self._turns is None else dict(self._turns.turns)
+        return {**super().get_config(), "turns": turns}

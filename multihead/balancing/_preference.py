@@ -73,10 +73,6 @@ class PreferenceBalancer(Balancer):
         """`[num_heads]` float64."""
         return tf.constant(self._numbers(num_heads), tf.float64)
 
-    def get_config(self) -> dict[str, Any]:
-        preference = self.preference
-        return {**super().get_config(), "preference": list(preference) if isinstance(preference, tuple) else preference}
-
 
 def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
     if preference is None:

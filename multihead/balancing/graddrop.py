@@ -58,6 +58,3 @@ class GradDrop(Balancer):
         positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
         kept = tf.where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
         return tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "leak": self.leak, "seed": self.seed}

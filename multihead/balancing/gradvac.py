@@ -76,6 +76,3 @@ class GradVac(Balancer):
             targets += moved[:, None] * mark
         tensor_variable(self.targets).assign(tf.where(rows.finite, tf.cast(targets, tf.float32), before))
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "beta": self.beta, "seed": self.seed}

@@ -55,6 +55,3 @@ class PCGrad(Balancer):
             products = tf.reduce_sum(tf.matmul(weights, rows.cosines) * mark, axis=1)
             weights -= tf.minimum(products, 0.0)[:, None] * mark
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "seed": self.seed}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -64,7 +63,3 @@ class Fixed(Weighting):
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         names = self.head_names or ()
         return tf.reduce_sum(tf.constant([self.factors.get(name, 1.0) for name in names], losses.dtype) * losses)
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {**super().get_config(), "factors": self.factors}

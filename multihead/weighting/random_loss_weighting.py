@@ -46,6 +46,3 @@ class RandomLossWeighting(Weighting):
     def total(self, losses: tf.Tensor, active: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         draws = normal([losses.shape[0]], self.seed, step)
         return sum_over(softmax_over(draws, active) * losses, active)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "seed": self.seed}
