@@ -1,4 +1,4 @@
-"""All differences between Keras 2 and Keras 3, except those of optimizers (`_keras_optimizers`).
+"""All differences between Keras 2 and Keras 3, except those of optimizers (`_ground/optimizers.py`).
 
 The rest of the package uses the names below and does not depend on the Keras version.
 """
@@ -155,53 +155,6 @@ def renamed(layers: Sequence[tuple[str, Any]]) -> Iterator[None]:
     finally:
         for layer, name in before:
             setattr(layer, attribute, name)
-
-
-_OF_BOTH: dict[str, tuple[str, ...]] = {
-    "Probabilities": ("_keras_logits",),
-    "Loss": ("_fn_kwargs",),
-    "Metric": ("_fn", "_fn_kwargs"),
-    "Tensor": ("_keras_mask",),
-    "evaluate": ("_use_cached_eval_dataset",),
-}
-PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
-    2: {
-        **_OF_BOTH,
-        "Model": ("_validate_and_get_metrics_result",),
-        "Layer": ("_clear_losses", "_flatten_layers", "_name"),
-        "Dropout": ("_random_generator",),
-        "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
-        "Optimizer": ("_apply_weight_decay", "_index_dict", "_model_variables_moving_average", "_var_key"),
-        "LossScaleOptimizer": ("_loss_scale",),
-    },
-    3: {
-        **_OF_BOTH,
-        "Metric": ("_fn", "_fn_kwargs", "_direction"),
-        "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
-        "Layer": (
-            "_clear_losses",
-            "_flatten_layers",
-            "_tracker",
-            "_allow_non_tensor_positional_args",
-            "_convert_input_args",
-        ),
-        "Optimizer": ("_apply_weight_decay", "_get_variable_index", "_model_variables_moving_average"),
-        "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
-    },
-}
-"""The private names of Keras that are overridden, set or read here and in `_keras_optimizers`, by owner.
-
-A test fails if a release drops one.
-"""
-
-PRIVATE_NAMES_OF_TENSORFLOW = (
-    "_get_control_flow_context",
-    "_in_multi_worker_mode",
-    "_noinline",
-    "_value_specs",
-    "_watched_variables",
-)
-"""The same of TensorFlow; they may be used in other files, too."""
 
 
 def all_layers(module: Any) -> list[keras.layers.Layer]:
