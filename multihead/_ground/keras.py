@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -140,21 +140,30 @@ def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
 
 
 @contextmanager
-def renamed(layers: Sequence[tuple[str, Any]]) -> Iterator[None]:
+def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """A context in which an attribute of some objects has other values.
+
+    Args:
+        attribute: Its name.
+        values: Pairs of object and value.
+    """
+    before = [(each, getattr(each, attribute)) for each, _ in values]
+    try:
+        for each, value in values:
+            setattr(each, attribute, value)
+        yield
+    finally:
+        for each, value in before:
+            setattr(each, attribute, value)
+
+
+def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
     """A context in which layers have other names.
 
     Args:
         layers: Pairs of name and layer.
     """
-    attribute = "name" if KERAS_3 else "_name"
-    before = [(layer, layer.name) for _, layer in layers]
-    try:
-        for name, layer in layers:
-            setattr(layer, attribute, name)
-        yield
-    finally:
-        for layer, name in before:
-            setattr(layer, attribute, name)
+    return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
 
 
 def all_layers(module: Any) -> list[keras.layers.Layer]:
@@ -212,20 +221,13 @@ def blocks(module: Any) -> list[keras.layers.Layer]:
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 
 
-@contextmanager
-def frozen_normalization(layers: Sequence[Any]) -> Iterator[None]:
+def frozen_normalization(layers: Sequence[Any]) -> AbstractContextManager[None]:
     """A context in which batch normalization layers run in inference mode, as Keras's `trainable = False` does.
 
     Args:
         layers: `keras.layers.BatchNormalization` layers that are otherwise trainable.
     """
-    for layer in layers:
-        layer.trainable = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.trainable = True
+    return temporarily("trainable", [(layer, False) for layer in layers])
 
 
 def recurrent_states(module: Any) -> list[tf.Variable]:
