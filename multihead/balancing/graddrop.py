@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.random import uniform
-from multihead._ground.validation import check_between, check_seed
+from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import Balancer
 
 
@@ -46,7 +46,7 @@ class GradDrop(Balancer):
     def __init__(self, leak: float = 0.0, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.leak = check_between("leak", leak, 0.0, 1.0)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def combine(self, gradients: Sequence[tf.Tensor], *, step: Any = 0) -> list[tf.Tensor]:
         return [self._dropped(tf.stop_gradient(rows), step, stream) for stream, rows in enumerate(gradients)]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead._ground.validation import check_seed
+from multihead._ground.validation import check_whole
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
@@ -45,7 +45,7 @@ class PCGrad(Balancer):
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)

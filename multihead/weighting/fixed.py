@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -45,7 +44,7 @@ class Fixed(Weighting):
         super().__init__(name=name)
         self._factors = tuple((factors or {}).items())  # as pairs: Keras wraps dicts
         for head, factor in self._factors:
-            if not is_number(factor) or not 0 < factor < math.inf:
+            if not is_number(factor) or factor <= 0:
                 raise ValueError(
                     f"`factors` must be finite numbers above 0. Received: {factor!r} for head {head!r}. "
                     "To leave a head out, pass `weight=0` to `add_head`."
