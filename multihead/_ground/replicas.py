@@ -15,10 +15,7 @@ def num_replicas() -> int:
 
 def on_any_replica(flags: tf.Tensor) -> tf.Tensor:
     """Where booleans hold on at least one replica."""
-    if num_replicas() == 1:
-        return flags
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flags, tf.float32)) > 0
+    return flags if num_replicas() == 1 else all_reduce_sum(tf.cast(flags, tf.float32)) > 0
 
 
 def all_reduce_sum(value: Any) -> Any:
