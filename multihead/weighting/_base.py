@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
-from multihead._ground.method import Method
+from multihead._ground.method import Method, find
 from multihead._ground.validation import quoted
 
 
@@ -197,3 +197,17 @@ def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     # Multiplied by NaN, because the derivative of the logarithm is finite for negative losses and would increase them.
     valid = losses * tf.where(losses < 0, float("nan"), 1.0)
     return tf.math.log(tf.where(active, valid + 1e-8, tf.ones_like(losses)))
+
+
+def get(identifier: Weighting | str | None) -> Weighting | None:
+    """Returns a weighting.
+
+    Args:
+        identifier: A weighting, which is returned unchanged; the name of a weighting (such as `"Uncertainty"`, ignoring case
+            and underscores), which is created with its defaults; or None, which stays None.
+
+    Raises:
+        ValueError: There is no weighting with this name.
+        TypeError: `identifier` is none of these.
+    """
+    return find("weighting", identifier, Weighting)
