@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3, Gradient, tensor_variable
+from multihead._ground.replicas import assign
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""
@@ -229,7 +230,7 @@ def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables:
         average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
         part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
         update = part * tf.identity(average.read_value()) + (1 - part) * value
-        strategy.extended.update(average, lambda a, new: a.assign(new), args=(update,), group=False)
+        assign(strategy, average, update)
         if frequency:
             value = tf.where(number % frequency == 0, update, value)
-            strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+            assign(strategy, variable, value)

@@ -78,7 +78,7 @@ def trained(tensors: Sequence[Any], is_trained: Sequence[bool]) -> list[Any]:
     return [tensor for tensor, is_one in zip(tensors, is_trained) if is_one]
 
 
-def with_none(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
+def of_all(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
     """The gradients of all tensors, from those of the trained ones; None for the others."""
     found = iter(gradients)
     return [next(found) if is_one else None for is_one in is_trained]
@@ -115,8 +115,8 @@ def head_gradients(
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
         return LossGradients(
             representation=[None if each is None else tf.convert_to_tensor(each) for each in found[:num_leaves]],
-            own=with_none(found[num_leaves:end], trains_own),
-            shared=with_none(found[end:], trains_shared),
+            own=of_all(found[num_leaves:end], trains_own),
+            shared=of_all(found[end:], trains_shared),
         )
 
     of_loss = gradients(loss_sum, factors.heads[k])
