@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -105,7 +106,7 @@ def head_gradients(
         with frozen_normalization(network.frozen_normalization):
             predictions = head.predict(representation.nest, labels.targets, training=True)
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
-        added_losses = head.added_losses
+        added_losses = list(getattr(head.module, "losses", []))
         added_loss = sum_of(added_losses)
     # Added losses count once per update, without a weight, but not for an idle head.
     added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
@@ -172,12 +173,11 @@ def gradients_of_heads(
         active: `[num_heads]` booleans.
         conditional: For each head, whether it is computed only if it is active.
     """
-    heads: list[HeadGradients | None] = []
-    for k, labels in enumerate(micro_batch.labels):
+
+    def of_head(k: int, labels: Labels | None) -> HeadGradients | None:
         if labels is None:
-            heads.append(None)
-        elif conditional[k]:
-            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
-        else:
-            heads.append(head_gradients(network, k, representation, labels, factors))
-    return heads
+            return None
+        compute = partial(head_gradients_if, active[k]) if conditional[k] else head_gradients
+        return compute(network, k, representation, labels, factors)
+
+    return [of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]
