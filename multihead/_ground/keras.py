@@ -22,6 +22,8 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
 
+# The option of a variable that mixed precision leaves as it is.
+_NOT_CAST: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
 _ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -345,7 +347,6 @@ def add_state(
         initializer: Anything that Keras accepts as an initializer.
         dtype: Its dtype, regardless of the layer's dtype policy.
     """
-    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     variable = layer.add_weight(
         name=name,
         shape=tuple(shape),
@@ -353,7 +354,7 @@ def add_state(
         initializer=initializer,
         trainable=False,
         aggregation=_ONLY_FIRST_REPLICA,
-        **options,
+        **_NOT_CAST,
     )
     if KERAS_3:  # TensorFlow's checkpoints find a variable that is an attribute, but do not look into Keras 3's lists
         setattr(layer, f"state_{name}", variable)
@@ -373,9 +374,8 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
         name: Name of the variable.
         initial: Its initial value.
     """
-    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     initializer = keras.initializers.Constant(initial)
-    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **options)
+    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
 
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import KERAS_3, Gradient, tensor_variable
+from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
 from multihead._ground.replicas import assign
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
@@ -203,11 +203,8 @@ def without_averages(optimizer: Any) -> Iterator[bool]:
     """A context in which the optimizer does not update its moving averages of variables; whether it has any."""
     optimizer = optimizer_core(optimizer)
     has_averages = bool(optimizer.use_ema)
-    object.__setattr__(optimizer, "use_ema", False)
-    try:
+    with temporarily("use_ema", [(optimizer, False)]):
         yield has_averages
-    finally:
-        object.__setattr__(optimizer, "use_ema", has_averages)
 
 
 def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
