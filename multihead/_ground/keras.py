@@ -332,11 +332,7 @@ def spec_of_one_replica(spec: Any) -> Any:
 
 
 def add_state(
-    layer: keras.layers.Layer,
-    name: str,
-    shape: Sequence[int],
-    initializer: Any = "zeros",
-    dtype: str = "float32",
+    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
 ) -> Any:
     """Creates a named, saved, non-trainable variable that stays equal on every replica.
 

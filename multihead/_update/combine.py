@@ -61,13 +61,7 @@ class Combiner(ABC):
             return PassPerHead(self.measure)
         return CombinedPass(self.at_representation, weights, by_layer)
 
-    def combine(
-        self,
-        network: Network,
-        gathered: MicroBatchGradients,
-        folds: Sequence[Any],
-        losses: Losses,
-    ) -> Combined:
+    def combine(self, network: Network, gathered: MicroBatchGradients, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
 
         Args:

@@ -133,12 +133,7 @@ def head_gradients(
 
 
 def head_gradients_if(
-    active: tf.Tensor,
-    network: Network,
-    k: int,
-    representation: DetachedRepresentation,
-    labels: Labels,
-    factors: LossFactors,
+    active: tf.Tensor, network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
 ) -> HeadGradients:
     """`head_gradients` if the head is active; otherwise nothing is computed, and all sums are zero."""
     of_loss = LossGradients(
