@@ -110,7 +110,6 @@ class Weighting(Method):
 
     def end_epoch(self) -> None:
         """Called by `fit` at the end of every epoch, before callbacks. By default it does nothing."""
-        return None
 
     def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The weights, `[num_heads]` derivatives of the total by the losses (0 for idle heads), and the total."""
