@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.gradients import deduplicate, scaled
 from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.replicas import all_reduce_sum
 from multihead._ground.validation import check_choice
 
 __all__ = ["GradientAccumulator"]
@@ -125,11 +126,8 @@ class GradientAccumulator(tf.Module):
         """
         sums: list[Any] = [tf.convert_to_tensor(total) for total in self._sums]
         count, given = tf.convert_to_tensor(self._count), tf.convert_to_tensor(self._given)
-        context = tf.distribute.get_replica_context()
-        if context is not None and context.num_replicas_in_sync > 1:
-            count, given = (context.all_reduce(tf.distribute.ReduceOp.SUM, value) for value in (count, given))
-            if not part:
-                sums = context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        count, given = all_reduce_sum(count), all_reduce_sum(given)
+        sums = sums if part else all_reduce_sum(sums)
         means: list[Gradient] = [tf.math.divide_no_nan(total, tf.cast(count, total.dtype)) for total in sums]
         if tf.executing_eagerly():
             means = [mean if was_given else None for mean, was_given in zip(means, given.numpy())]

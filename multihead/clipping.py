@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.autograph import call_users
-from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size
+from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size, with_none
 from multihead._ground.validation import check_positive
 
 __all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
@@ -44,8 +44,7 @@ class AbstractClipping:
             non-finite results (the trainer skips such an update before clipping).
         """
         present = [deduplicate(gradient) for gradient in gradients if gradient is not None]
-        clipped = iter(call_users(self._clip, present) if present else [])
-        return [None if gradient is None else next(clipped) for gradient in gradients]
+        return with_none(call_users(self._clip, present) if present else [], like=gradients)
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         raise NotImplementedError

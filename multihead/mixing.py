@@ -130,10 +130,7 @@ def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dat
             targets[other] = tf.zeros(shape, spec.dtype)
             weights[other] = tf.zeros([size] + [1] * (rank - 1))
         targets[name] = target
-        if sample_weight is None:
-            weights[name] = tf.ones_like(weights[name])
-        else:
-            weights[name] = tf.cast(sample_weight, tf.float32)
+        weights[name] = tf.ones_like(weights[name]) if sample_weight is None else tf.cast(sample_weight, tf.float32)
         return inputs, targets, weights
 
     return datasets[name].map(complete, num_parallel_calls=tf.data.AUTOTUNE)

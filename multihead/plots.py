@@ -147,7 +147,7 @@ def losses(run: Run | str | os.PathLike[str]) -> Any:
         axis.plot(run.validation_steps, values, "o", color=of_head, ms=4, mfc="white")
     lines(axis, run.steps, by_head, texts)
     axis.axhline(1, color=GREY, lw=0.8, ls=":")
-    _percent(axis)
+    _ticks(axis, _share)
     title(axis, "How far each head's loss has fallen", "relative to its start; circles are validation" if dots else
           "relative to its start")  # fmt: skip
     return figure
@@ -175,7 +175,7 @@ def shares(run: Run | str | os.PathLike[str]) -> Any:
     axis.set_ylim(0, 1)
     axis.margins(x=0)
     open_axis(axis)
-    _percent(axis)
+    _ticks(axis, _share)
     ends = values[:, -1]
     middles = np.cumsum(ends) - ends / 2
     label_ends(
@@ -304,10 +304,6 @@ def all_of(run: Run | str | os.PathLike[str], folder: str | os.PathLike[str] = "
 
 def _share(value: float) -> str:
     return f"{value:.0%}" if value >= 0.095 or value == 0 else f"{value:.1%}" if value >= 0.001 else f"{value:.2%}"
-
-
-def _percent(axis: Any) -> None:
-    _ticks(axis, _share)
 
 
 def _ticks(axis: Any, text: Callable[[float], str]) -> None:

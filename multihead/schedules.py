@@ -57,18 +57,6 @@ class AbstractSchedule(Method):
         self._check_heads_of_state("schedule", head_names)
         super().bind(head_names)
 
-    def build(self, input_shape: Any) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
-        if self.built:
-            return
-        self.create_state(int(input_shape[0]))
-        self._built_for.value = input_shape
-        super().build(input_shape)
-
     def active(self, step: tf.Tensor) -> tf.Tensor:
         """Returns which heads train.
 
@@ -89,7 +77,7 @@ class AbstractSchedule(Method):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {}
+        return self._options()
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -144,9 +132,6 @@ class Alternate(AbstractSchedule):
         starts, ends = (tf.constant(list(bounds), tf.int64) for bounds in (self._starts, self._ends))
         return tf.logical_and(starts <= position, position < ends)
 
-    def get_config(self) -> dict[str, Any]:
-        return {"turns": dict(self.turns)}
-
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(AbstractSchedule):
@@ -189,9 +174,6 @@ class Sample(AbstractSchedule):
         shares = tf.nn.softmax(tf.constant(list(self._log_proportions), tf.float32))
         below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, step)
         return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"proportions": dict(self.proportions), "seed": self.seed}
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -275,9 +257,5 @@ class WhileConflicting(AbstractSchedule):
         observations.assign_add(tf.cast(seen, tf.int64))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            "threshold": self.threshold,
-            "momentum": self.momentum,
-            "probe_every": self.probe_every,
-            "turns": None if self._turns is None else dict(self._turns.turns),
-        }
+        turns = None if self._turns is None else dict(self._turns.turns)
+        return {**super().get_config(), "turns": turns}

@@ -72,11 +72,7 @@ class _Completion:
 
     def _read(self, batch: Any) -> Batch:
         read_one = unpack(batch, self._head_names)
-        named = Batch(
-            as_arrays("inputs", read_one.inputs),
-            {name: as_arrays(f"targets[{name!r}]", value) for name, value in read_one.targets.items()},
-            {name: as_arrays(f"sample_weights[{name!r}]", value) for name, value in read_one.sample_weights.items()},
-        )
+        named = Batch(*map(as_arrays, Batch._fields, read_one))
         _check_batched(specs_of(tuple(named)), f"a {self._source} of")
         return named
 

@@ -30,7 +30,8 @@ def draw_model(trainer: Any) -> Any:
     axis.plot([node], [middle], "o", color="#333333", ms=9, zorder=3)
     point = (WIDTH / 2, middle - 0.6) if _balances_parameters(trainer) else (node, middle)
     dotted = {"arrowstyle": "-", "color": GREY, "ls": ":"}
-    how = f"heads' gradients:\n{_wrapped(balancing_of(trainer))}"
+    of_balancing = balancing_of(trainer).replace(", ", ",\n")
+    how = f"heads' gradients:\n{of_balancing}"
     axis.annotate(how, point, (point[0], lowest), ha="center", va="top", fontsize=9, arrowprops=dotted)
     axis.set_xlim(-1.4, node + 1.3 + WIDTH + 2.4)
     axis.set_ylim(lowest - 0.65, height + 0.1)
@@ -79,7 +80,3 @@ def _arrow(of_arrow: str, style: str = "-|>") -> dict[str, Any]:
 
 def _short(text: str, length: int = 18) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _wrapped(text: str) -> str:
-    return text.replace(", ", ",\n")

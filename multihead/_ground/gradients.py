@@ -83,6 +83,12 @@ def size(gradient: Gradient) -> tf.Tensor:
     return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.float32)
 
 
+def with_none(present: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
+    """A list with None where another has None, and what is present at the other places."""
+    left = iter(present)
+    return [None if each is None else next(left) for each in like]
+
+
 def computed_if(
     condition: tf.Tensor, compute: Callable[[], list[Gradient]], shapes: Sequence[tf.Tensor | None]
 ) -> list[Gradient]:
@@ -104,8 +110,8 @@ def computed_if(
             templates[:] = [None if shape is None else tf.zeros(shape) for shape in shapes]
         return [_zeros(template, shape) for template, shape in zip(templates, shapes) if template is not None]
 
-    present = iter(tf.cond(condition, computed, zeros))
-    return [None if template is None else next(present) for template in templates]
+    present = tf.cond(condition, computed, zeros)
+    return with_none(present, like=templates)
 
 
 def zeros_like(gradient: Gradient, shape: tf.Tensor | None) -> Gradient:

@@ -1,4 +1,4 @@
-"""All differences between Keras 2 and Keras 3, except those of optimizers (`_keras_optimizers`).
+"""All differences between Keras 2 and Keras 3, except those of optimizers (`_ground/optimizers.py`).
 
 The rest of the package uses the names below and does not depend on the Keras version.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -22,6 +22,8 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
 
+# The option of a variable that mixed precision leaves as it is.
+_NOT_CAST: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
 # and it is copied to the others.
 _ONLY_FIRST_REPLICA: Any = "only_first_replica" if KERAS_3 else tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -140,68 +142,30 @@ def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
 
 
 @contextmanager
-def renamed(layers: Sequence[tuple[str, Any]]) -> Iterator[None]:
+def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """A context in which an attribute of some objects has other values.
+
+    Args:
+        attribute: Its name.
+        values: Pairs of object and value.
+    """
+    before = [(each, getattr(each, attribute)) for each, _ in values]
+    try:
+        for each, value in values:
+            setattr(each, attribute, value)
+        yield
+    finally:
+        for each, value in before:
+            setattr(each, attribute, value)
+
+
+def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
     """A context in which layers have other names.
 
     Args:
         layers: Pairs of name and layer.
     """
-    attribute = "name" if KERAS_3 else "_name"
-    before = [(layer, layer.name) for _, layer in layers]
-    try:
-        for name, layer in layers:
-            setattr(layer, attribute, name)
-        yield
-    finally:
-        for layer, name in before:
-            setattr(layer, attribute, name)
-
-
-_OF_BOTH: dict[str, tuple[str, ...]] = {
-    "Probabilities": ("_keras_logits",),
-    "Loss": ("_fn_kwargs",),
-    "Metric": ("_fn", "_fn_kwargs"),
-    "Tensor": ("_keras_mask",),
-    "evaluate": ("_use_cached_eval_dataset",),
-}
-PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
-    2: {
-        **_OF_BOTH,
-        "Model": ("_validate_and_get_metrics_result",),
-        "Layer": ("_clear_losses", "_flatten_layers", "_name"),
-        "Dropout": ("_random_generator",),
-        "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
-        "Optimizer": ("_apply_weight_decay", "_index_dict", "_model_variables_moving_average", "_var_key"),
-        "LossScaleOptimizer": ("_loss_scale",),
-    },
-    3: {
-        **_OF_BOTH,
-        "Metric": ("_fn", "_fn_kwargs", "_direction"),
-        "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
-        "Layer": (
-            "_clear_losses",
-            "_flatten_layers",
-            "_tracker",
-            "_allow_non_tensor_positional_args",
-            "_convert_input_args",
-        ),
-        "Optimizer": ("_apply_weight_decay", "_get_variable_index", "_model_variables_moving_average"),
-        "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
-    },
-}
-"""The private names of Keras that are overridden, set or read here and in `_keras_optimizers`, by owner.
-
-A test fails if a release drops one.
-"""
-
-PRIVATE_NAMES_OF_TENSORFLOW = (
-    "_get_control_flow_context",
-    "_in_multi_worker_mode",
-    "_noinline",
-    "_value_specs",
-    "_watched_variables",
-)
-"""The same of TensorFlow; they may be used in other files, too."""
+    return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
 
 
 def all_layers(module: Any) -> list[keras.layers.Layer]:
@@ -259,20 +223,13 @@ def blocks(module: Any) -> list[keras.layers.Layer]:
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 
 
-@contextmanager
-def frozen_normalization(layers: Sequence[Any]) -> Iterator[None]:
+def frozen_normalization(layers: Sequence[Any]) -> AbstractContextManager[None]:
     """A context in which batch normalization layers run in inference mode, as Keras's `trainable = False` does.
 
     Args:
         layers: `keras.layers.BatchNormalization` layers that are otherwise trainable.
     """
-    for layer in layers:
-        layer.trainable = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.trainable = True
+    return temporarily("trainable", [(layer, False) for layer in layers])
 
 
 def recurrent_states(module: Any) -> list[tf.Variable]:
@@ -375,11 +332,7 @@ def spec_of_one_replica(spec: Any) -> Any:
 
 
 def add_state(
-    layer: keras.layers.Layer,
-    name: str,
-    shape: Sequence[int],
-    initializer: Any = "zeros",
-    dtype: str = "float32",
+    layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
 ) -> Any:
     """Creates a named, saved, non-trainable variable that stays equal on every replica.
 
@@ -390,7 +343,6 @@ def add_state(
         initializer: Anything that Keras accepts as an initializer.
         dtype: Its dtype, regardless of the layer's dtype policy.
     """
-    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     variable = layer.add_weight(
         name=name,
         shape=tuple(shape),
@@ -398,7 +350,7 @@ def add_state(
         initializer=initializer,
         trainable=False,
         aggregation=_ONLY_FIRST_REPLICA,
-        **options,
+        **_NOT_CAST,
     )
     if KERAS_3:  # TensorFlow's checkpoints find a variable that is an attribute, but do not look into Keras 3's lists
         setattr(layer, f"state_{name}", variable)
@@ -418,9 +370,8 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
         name: Name of the variable.
         initial: Its initial value.
     """
-    options: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
     initializer = keras.initializers.Constant(initial)
-    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **options)
+    return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
 
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -84,6 +84,18 @@ class Method(keras.layers.Layer):
             )
         self.head_names = tuple(head_names)
 
+    def build(self, input_shape: Any) -> None:
+        """Creates the state, once. A second call does nothing.
+
+        Args:
+            input_shape: `(num_heads,)`.
+        """
+        if self.built:
+            return
+        self.create_state(int(input_shape[0]))
+        self._built_for.value = input_shape
+        super().build(input_shape)
+
     def create_state(self, num_heads: int) -> None:
         """Creates the method's variables with `add_state`; called once, when the heads are known. By default none.
 
@@ -154,8 +166,21 @@ class Method(keras.layers.Layer):
         """Does nothing: the trainer or the first direct call, which know the heads, build the method."""
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"name": self.name}
+        """The constructor's arguments: the name, and those that are attributes of the same name."""
+        return {"name": self.name, **self._options()}
+
+    def _options(self) -> dict[str, Any]:
+        arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "name"]
+        # What every layer has, such as `weights`, is no argument of this class.
+        own = [name for name in arguments if hasattr(self, name) and not hasattr(keras.layers.Layer, name)]
+        return {name: _as_plain(getattr(self, name)) for name in own}
+
+
+def _as_plain(value: Any) -> Any:
+    """Without the classes in which Keras wraps the lists and dicts of a layer."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def methods(base: type) -> dict[str, type]:

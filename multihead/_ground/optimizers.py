@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import KERAS_3, Gradient, tensor_variable
+from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
+from multihead._ground.replicas import assign
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""
@@ -202,11 +203,8 @@ def without_averages(optimizer: Any) -> Iterator[bool]:
     """A context in which the optimizer does not update its moving averages of variables; whether it has any."""
     optimizer = optimizer_core(optimizer)
     has_averages = bool(optimizer.use_ema)
-    object.__setattr__(optimizer, "use_ema", False)
-    try:
+    with temporarily("use_ema", [(optimizer, False)]):
         yield has_averages
-    finally:
-        object.__setattr__(optimizer, "use_ema", has_averages)
 
 
 def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -229,7 +227,7 @@ def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables:
         average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
         part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
         update = part * tf.identity(average.read_value()) + (1 - part) * value
-        strategy.extended.update(average, lambda a, new: a.assign(new), args=(update,), group=False)
+        assign(strategy, average, update)
         if frequency:
             value = tf.where(number % frequency == 0, update, value)
-            strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+            assign(strategy, variable, value)

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.gradients import with_none
+
 
 def num_replicas() -> int:
     """The number of replicas that contribute to an update."""
@@ -15,10 +17,7 @@ def num_replicas() -> int:
 
 def on_any_replica(flags: tf.Tensor) -> tf.Tensor:
     """Where booleans hold on at least one replica."""
-    if num_replicas() == 1:
-        return flags
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flags, tf.float32)) > 0
+    return flags if num_replicas() == 1 else all_reduce_sum(tf.cast(flags, tf.float32)) > 0
 
 
 def all_reduce_sum(value: Any) -> Any:
@@ -29,8 +28,7 @@ def all_reduce_sum(value: Any) -> Any:
     if not isinstance(value, list):
         return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
     present = [gradient for gradient in value if gradient is not None]
-    reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [])
-    return [None if gradient is None else next(reduced) for gradient in value]
+    return with_none(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else [], like=value)
 
 
 def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:

@@ -82,19 +82,11 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
         )
 
 
-def check_seed(seed: Any) -> int:
-    """Returns `seed` if it is a whole number, else raises `ValueError`."""
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-        raise ValueError(f"`seed` must be a whole number. Received: seed={seed!r}. Pass, for example, seed=0.")
-    return int(seed)
-
-
 def check_between(
     argument: str, value: Any, low: float, high: float, *, with_low: bool = True, with_high: bool = True
 ) -> float:
     """Returns `value` as a float if it is a number between two others, else raises `ValueError`."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    number = float(value) if is_number else float("nan")
+    number = float(value) if is_number(value) else float("nan")
     is_high_enough = number >= low if with_low else number > low
     is_low_enough = number <= high if with_high else number < high
     if not (is_high_enough and is_low_enough):

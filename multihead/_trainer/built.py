@@ -42,7 +42,7 @@ class Built:
         start, end = spec.periods[period].start, following[0].start
         message = (
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
-            "Pass `trainer.stage` to it as an argument, so that it is traced again for each stage"
+            "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"
         )
         check = tf.debugging.assert_less(step, tf.constant(end, tf.int64), message=message)
         return spec.in_period(period), [check]

@@ -11,7 +11,6 @@ import tensorflow as tf
 from multihead._ground.keras import Gradient, tensor_variable
 from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network
-from multihead._update.roll_back import RollBack
 from multihead._update.update import Change, Update
 
 
@@ -70,7 +69,6 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
         active=_active_by_gradients(network, gradients),
         without_heads=True,
         broken=broken,
-        roll_back=RollBack(),
     )
 
 

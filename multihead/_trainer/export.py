@@ -6,14 +6,14 @@ import gc
 import inspect
 import os
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
-from multihead._ground.keras import all_layers, call_module
+from multihead._ground.keras import all_layers, call_module, temporarily
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead.heads import Head
 
@@ -171,18 +171,10 @@ def _add_outputs(outputs: dict[str, tf.Tensor], output: Any, name: str, by_head:
         outputs[full] = value
 
 
-@contextmanager
-def _without_cudnn(parts: Sequence[Any]) -> Iterator[None]:
+def _without_cudnn(parts: Sequence[Any]) -> AbstractContextManager[None]:
     """A context in which recurrent layers do not use GPU-only kernels, so that the export runs anywhere."""
     layers = [layer for part in parts for layer in all_layers(part)]
-    choices = [(layer, layer.use_cudnn) for layer in layers if hasattr(layer, "use_cudnn")]
-    try:
-        for layer, _ in choices:
-            layer.use_cudnn = False
-        yield
-    finally:
-        for layer, choice in choices:
-            layer.use_cudnn = choice
+    return temporarily("use_cudnn", [(layer, False) for layer in layers if hasattr(layer, "use_cudnn")])
 
 
 def _tables(traced: Any, parts: Sequence[Any]) -> list[Any]:

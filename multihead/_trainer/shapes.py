@@ -29,7 +29,7 @@ class Shapes:
 
     def lack(self, heads: Sequence[Head], targets: Mapping[str, Any]) -> bool:
         """Whether targets belong to a head that is not built."""
-        built = [head.name for head in heads if head.name in self.predictions and head.is_built]
+        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
         return any(name not in built for name in targets)
 
     def without(self, name: str) -> Shapes:

@@ -144,12 +144,18 @@ MicroBatchGradients = CombinedGradients | SummedGradients | GradientsPerHead
 
 
 class EncoderPass(ABC):
-    """How the heads' representation gradients go through the encoder."""
+    """How the heads' representation gradients go through the encoder.
+
+    Attributes:
+        by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
+    """
+
+    by_layer: tf.Tensor | None = None
 
     @property
-    @abstractmethod
     def is_repeated(self) -> bool:
         """Whether there may be several backward passes through the encoder."""
+        return self.by_layer is not None
 
     @abstractmethod
     def gradients(self, passed: HeadsPass, sums: Sums) -> MicroBatchGradients:
@@ -172,16 +178,12 @@ class CombinedPass(EncoderPass):
     Attributes:
         combine: Combines the heads.
         weights: The weights of their losses.
-        by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
+        by_layer: As in `EncoderPass`.
     """
 
     combine: Combine
     weights: LossWeights
     by_layer: tf.Tensor | None = None
-
-    @property
-    def is_repeated(self) -> bool:
-        return self.by_layer is not None
 
     def gradients(self, passed: HeadsPass, sums: Sums) -> CombinedGradients:
         losses = self.weights.weigh(sums.losses)
@@ -200,15 +202,11 @@ class SummedPass(EncoderPass):
 
     Attributes:
         measure: Computes inner products at the representation, or None.
-        by_layer: As in `CombinedPass`.
+        by_layer: As in `EncoderPass`.
     """
 
     measure: Measure | None
     by_layer: tf.Tensor | None = None
-
-    @property
-    def is_repeated(self) -> bool:
-        return self.by_layer is not None
 
     def gradients(self, passed: HeadsPass, sums: Sums) -> SummedGradients:
         at_representation = passed.at_representation

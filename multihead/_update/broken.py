@@ -67,11 +67,7 @@ class Broken(NamedTuple):
         return tf.reduce_any(self.heads) | tf.reduce_any(self.variables)
 
     def __or__(self, other: Broken) -> Broken:
-        return Broken(
-            heads=self.heads | other.heads,
-            losses=self.losses | other.losses,
-            variables=self.variables | other.variables,
-        )
+        return Broken(*map(tf.logical_or, self, other))
 
 
 def _broken(gradients: Sequence[Gradient]) -> tf.Tensor:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import Rows, added, as_rows, gramian, scaled
+from multihead._ground.gradients import Rows, added, as_rows, gramian, scaled, with_none
 from multihead._ground.keras import Gradient
 from multihead._update.backward import (
     CombinedPass,
@@ -40,42 +40,38 @@ class Combiner(ABC):
     """Combines the heads of updates.
 
     Attributes:
+        at_representation: Combines the representation gradients of a whole update, where that is enough; or None.
         measure: Computes inner products at the representation where the heads are not combined; or None.
         num_folds: The number of folds of the data for which `combine` needs separate sums.
     """
 
+    at_representation: Any = None
     measure: Measure | None = None
     num_folds: int = 1
 
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
-        """How the heads' gradients go through the encoder; by default, in a pass for each head, to be combined later.
+        """How the heads' gradients go through the encoder: combined already, or in a pass for each, to be combined later.
 
         Args:
             weights: The weights of the heads' losses in this update.
             num_micro_batches: The number of micro-batches in the update.
             by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
         """
-        return PassPerHead(self.measure)
+        if self.at_representation is None or num_micro_batches > 1:
+            return PassPerHead(self.measure)
+        return CombinedPass(self.at_representation, weights, by_layer)
 
-    def combine(
-        self,
-        network: Network,
-        gathered: MicroBatchGradients,
-        folds: Sequence[MicroBatchGradients],
-        losses: Losses,
-    ) -> Combined:
+    def combine(self, network: Network, gathered: MicroBatchGradients, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
 
         Args:
             network: The encoder and the heads.
             gathered: The sums over this replica's micro-batches.
-            folds: The sums over each fold of them.
+            folds: The sums over each fold of them, of the class of `gathered`.
             losses: The losses over all replicas, and their weights.
         """
         if isinstance(gathered, GradientsPerHead):
-            return self.combine_heads(
-                network, gathered, [fold for fold in folds if isinstance(fold, GradientsPerHead)], losses
-            )
+            return self.combine_heads(network, gathered, folds, losses)
         encoder = replicas.all_reduce_sum(gathered.encoder)
         if isinstance(gathered, SummedGradients):
             return _sum(encoder, losses, gathered.gramian)
@@ -101,9 +97,7 @@ class SumHeads(Combiner):
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
         if not weights.depend_on_losses:
             return SummedPass(self.measure, by_layer)
-        return (
-            CombinedPass(self.at_representation, weights, by_layer) if num_micro_batches == 1 else PassPerHead(self.measure)
-        )
+        return super().encoder_pass(weights, num_micro_batches, by_layer)
 
     def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> Combined:
         """Adds up the heads' representation gradients, times their loss-dependent factors."""
@@ -128,11 +122,6 @@ class BalanceAtRepresentation(Combiner):
     balancer: Balancer
     measure = staticmethod(RepresentationGradients.gramian)
 
-    def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
-        return (
-            CombinedPass(self.at_representation, weights, by_layer) if num_micro_batches == 1 else PassPerHead(self.measure)
-        )
-
     def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> Combined:
         """Combines the heads' representation gradients."""
         gradients = gradients.times(losses.factors)
@@ -143,13 +132,7 @@ class BalanceAtRepresentation(Combiner):
         else:
             coefficients, square = _coefficients(self.balancer, losses, products), None
             combined = gradients.times(coefficients).total()
-        return Combined(
-            gradients=combined,
-            coefficients=coefficients,
-            gramian=products,
-            at_representation=products,
-            square=square,
-        )
+        return Combined(combined, coefficients, gramian=products, at_representation=products, square=square)
 
     def combine_heads(
         self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
@@ -157,12 +140,8 @@ class BalanceAtRepresentation(Combiner):
         products = _reduced(gathered.gramian, losses.factors)
         coefficients = _coefficients(self.balancer, losses, products)
         encoder = _plus_heads(gathered.added, gathered.per_head, times_factors(coefficients, losses))
-        return Combined(
-            gradients=replicas.all_reduce_sum(encoder),
-            coefficients=coefficients,
-            gramian=products,
-            at_representation=products,
-        )
+        encoder = replicas.all_reduce_sum(encoder)
+        return Combined(encoder, coefficients, gramian=products, at_representation=products)
 
 
 @dataclass(frozen=True)
@@ -200,13 +179,7 @@ class BalanceAtParameters(Combiner):
             between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
             encoder = _plus_heads(rest, rows, times_factors(coefficients, losses))
-        return Combined(
-            gradients=encoder,
-            coefficients=coefficients,
-            gramian=products,
-            at_representation=measured,
-            square=square,
-        )
+        return Combined(encoder, coefficients, gramian=products, at_representation=measured, square=square)
 
 
 def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:
@@ -218,7 +191,7 @@ def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequenc
 
 def _sum(encoder: list[Gradient], losses: Losses, products: tf.Tensor | None, factors: tf.Tensor | None = None) -> Combined:
     """The plain sum: the encoder's gradients over all replicas, and this replica's inner products of the heads', or None."""
-    products = None if products is None else weighted(replicas.all_reduce_sum(products), factors)
+    products = None if products is None else _reduced(products, factors)
     coefficients = tf.cast(losses.given.active, tf.float32)
     return Combined(gradients=encoder, coefficients=coefficients, gramian=products, at_representation=products)
 
@@ -259,9 +232,8 @@ def _combine_rows(balancer: Balancer, losses: Losses, matrices: Sequence[Rows | 
     # Matrices of a float64 network's variables are float64.
     along = tf.add_n([tf.cast(tf.linalg.matvec(values, d), tf.float32) for values, d in zip(masked, combined)])
     squares = tf.cast(tf.linalg.diag_part(products), tf.float32)
-    restored = iter([matrix.restore(vector) for matrix, vector in zip(present, combined)])
     return CombinedRows(
-        gradients=[None if matrix is None else next(restored) for matrix in matrices],
+        gradients=with_none([matrix.restore(vector) for matrix, vector in zip(present, combined)], like=matrices),
         coefficients=tf.math.divide_no_nan(along, tf.where(active, squares, 0.0)),
         square=tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined]),
     )

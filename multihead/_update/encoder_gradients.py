@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._ground.gradients import added, computed_if, scaled
 from multihead._ground.keras import Gradient, frozen_normalization
 from multihead._update.encode import call_encoder
-from multihead._update.head_gradients import HeadGradients, LossFactors, sum_of, trained, with_none
+from multihead._update.head_gradients import HeadGradients, LossFactors, of_all, sum_of, trained
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients
 
@@ -80,7 +80,7 @@ class Encoded(NamedTuple):
             return [None] * len(network.encoder_tensors)
         outputs, cotangents = zip(*pairs)
         found = self.tape.gradient(list(outputs), variables, output_gradients=list(cotangents))
-        return with_none(self.factors.scaled_down(found), network.trains_encoder)
+        return of_all(self.factors.scaled_down(found), network.trains_encoder)
 
 
 class HeadsPass(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -78,7 +79,7 @@ def trained(tensors: Sequence[Any], is_trained: Sequence[bool]) -> list[Any]:
     return [tensor for tensor, is_one in zip(tensors, is_trained) if is_one]
 
 
-def with_none(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
+def of_all(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gradient]:
     """The gradients of all tensors, from those of the trained ones; None for the others."""
     found = iter(gradients)
     return [next(found) if is_one else None for is_one in is_trained]
@@ -105,7 +106,7 @@ def head_gradients(
         with frozen_normalization(network.frozen_normalization):
             predictions = head.predict(representation.nest, labels.targets, training=True)
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
-        added_losses = head.added_losses
+        added_losses = list(getattr(head.module, "losses", []))
         added_loss = sum_of(added_losses)
     # Added losses count once per update, without a weight, but not for an idle head.
     added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
@@ -115,8 +116,8 @@ def head_gradients(
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
         return LossGradients(
             representation=[None if each is None else tf.convert_to_tensor(each) for each in found[:num_leaves]],
-            own=with_none(found[num_leaves:end], trains_own),
-            shared=with_none(found[end:], trains_shared),
+            own=of_all(found[num_leaves:end], trains_own),
+            shared=of_all(found[end:], trains_shared),
         )
 
     of_loss = gradients(loss_sum, factors.heads[k])
@@ -132,12 +133,7 @@ def head_gradients(
 
 
 def head_gradients_if(
-    active: tf.Tensor,
-    network: Network,
-    k: int,
-    representation: DetachedRepresentation,
-    labels: Labels,
-    factors: LossFactors,
+    active: tf.Tensor, network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
 ) -> HeadGradients:
     """`head_gradients` if the head is active; otherwise nothing is computed, and all sums are zero."""
     of_loss = LossGradients(
@@ -172,12 +168,11 @@ def gradients_of_heads(
         active: `[num_heads]` booleans.
         conditional: For each head, whether it is computed only if it is active.
     """
-    heads: list[HeadGradients | None] = []
-    for k, labels in enumerate(micro_batch.labels):
+
+    def of_head(k: int, labels: Labels | None) -> HeadGradients | None:
         if labels is None:
-            heads.append(None)
-        elif conditional[k]:
-            heads.append(head_gradients_if(active[k], network, k, representation, labels, factors))
-        else:
-            heads.append(head_gradients(network, k, representation, labels, factors))
-    return heads
+            return None
+        compute = partial(head_gradients_if, active[k]) if conditional[k] else head_gradients
+        return compute(network, k, representation, labels, factors)
+
+    return [of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
+from multihead._ground.gradients import with_none
 from multihead._ground.keras import in_xla
 from multihead._update.batch import merged_spec, open_batch_size
 
@@ -76,12 +77,6 @@ def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:
 def components(nest: Any) -> list[Any]:
     """The dense tensors, or specs, that a nest consists of, without None."""
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]
-
-
-def with_none(present: Sequence[Any], *, like: Sequence[Any]) -> list[Any]:
-    """A list with None where another has None, and what is present at the other places."""
-    left = iter(present)
-    return [None if each is None else next(left) for each in like]
 
 
 def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import added, computed_if, zeros_like
+from multihead._ground.gradients import added, computed_if, with_none, zeros_like
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
-from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components, with_none
+from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components
 
 
 class MicroBatch(NamedTuple):

@@ -90,7 +90,7 @@ class Network:
         own, shared = [], []
         for head in heads:
             keys = []
-            for variable in head.trainable_variables:
+            for variable in getattr(head.module, "trainable_variables", []):
                 keys.append(id(tensor_variable(variable)))
                 if keys[-1] not in in_encoder and keys[-1] not in in_heads:
                     in_heads[keys[-1]] = len(of_heads)

@@ -15,7 +15,6 @@ from multihead._update.labels import count_over_replicas, read_labels
 from multihead._update.loops import each
 from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
 from multihead._update.network import Gradients
-from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import LossWeights, head_weights_at
@@ -72,7 +71,6 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         step=step,
         active=active,
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=combined.norms),
-        roll_back=RollBack(),
         loss_sums=sums.losses,
         counts=tf.where(is_computed, sums.counts, 0.0),
         added_loss=sums.added_loss,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
@@ -37,7 +37,7 @@ class Change:
     step: tf.Tensor
     active: tf.Tensor
     broken: Broken
-    roll_back: RollBack
+    roll_back: RollBack = field(default_factory=RollBack)
     earlier: tuple[Broken, ...] = ()
     without_heads: bool = False
 

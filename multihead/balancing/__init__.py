@@ -5,8 +5,7 @@ Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiH
 """
 
 from multihead.balancing._balance import balance
-from multihead.balancing._base import Balancer
-from multihead.balancing._registry import get
+from multihead.balancing._base import Balancer, get
 from multihead.balancing.aligned_mtl import AlignedMTL
 from multihead.balancing.cagrad import CAGrad
 from multihead.balancing.chain import Chain

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.gradients import deduplicate
-from multihead.balancing._base import Balancer, check_finite_rows, known_by_name
-from multihead.balancing._registry import get
+from multihead.balancing._base import Balancer, check_finite_rows, get, known_by_name
 
 
 def balance(

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked
-from multihead._ground.method import Method
+from multihead._ground.method import Method, find
 from multihead._ground.validation import quoted
 
 MAX_HEADS = 16
@@ -67,10 +67,9 @@ class Balancer(Method):
         num_heads = int(shapes[0][0])
         self._check_num_heads(num_heads)
         self._sizes.value = tuple(None if shape[1] is None else int(shape[1]) for shape in shapes)
-        self.create_state(num_heads)
         self._built_heads = num_heads
-        self._built_for.value = input_shape
         super().build((num_heads, None))
+        self._built_for.value = input_shape
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
@@ -206,3 +205,17 @@ def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] |
             "`matrix` must be finite: an infinity or NaN of one head would spread to the whole encoder. "
             f"Received: non-finite gradients of head {culprits}. Skip this update, or look for the cause in its loss."
         )
+
+
+def get(identifier: Balancer | str | None) -> Balancer | None:
+    """Returns a balancer.
+
+    Args:
+        identifier: A balancer, which is returned unchanged; the name of a balancer (such as `"UPGrad"`, ignoring case and
+            underscores), which is created with its defaults; or None, which stays None.
+
+    Raises:
+        ValueError: There is no balancer with this name.
+        TypeError: `identifier` is none of these.
+    """
+    return find("balancer", identifier, Balancer)

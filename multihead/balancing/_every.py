@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.replicas import local, num_replicas
 from multihead.balancing._base import Balancer
 
 
@@ -83,11 +84,10 @@ def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.T
 
     Inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if num_replicas() == 1:
         return compute(*arguments)
 
     def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
-        return compute(*(strategy.experimental_local_results(value)[0] for value in values))
+        return compute(*(local(strategy, value) for value in values))
 
-    return context.merge_call(of_first, args=tuple(arguments))
+    return tf.distribute.get_replica_context().merge_call(of_first, args=tuple(arguments))

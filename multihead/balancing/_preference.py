@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked
-from multihead._ground.validation import check_head_names, quoted
+from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead.balancing._base import Balancer
 
 
@@ -73,20 +71,13 @@ class PreferenceBalancer(Balancer):
         """`[num_heads]` float64."""
         return tf.constant(self._numbers(num_heads), tf.float64)
 
-    def get_config(self) -> dict[str, Any]:
-        preference = self.preference
-        return {**super().get_config(), "preference": list(preference) if isinstance(preference, tuple) else preference}
-
 
 def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
     if preference is None:
         return None
     by_name = isinstance(preference, Mapping)
     values = list(preference.values()) if by_name else list(preference)
-    is_valid = all(
-        isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        for value in values
-    )
+    is_valid = all(is_number(value) and value >= 0 for value in values)
     if not is_valid or not (by_name or any(value > 0 for value in values)):  # heads missing from a dict have 1
         raise _not_a_preference(preference)
     if by_name:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -71,6 +70,3 @@ class AlignedMTL(PreferenceBalancer):
         ascending = tf.sort(tf.where(exists, singular, float("inf")))
         index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
         return tf.where(count > 0, ascending[index], 0.0 * ascending[0])
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "scale": self.scale}

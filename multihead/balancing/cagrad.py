@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -69,9 +68,6 @@ class CAGrad(PreferenceBalancer):
         weights = mean + unit * _shift(rows, cone, products / unit, self.c)
         weights = cone.inside(weights) if self.c >= 1 else weights
         return rows.coefficients(tf.where(exists, weights, mean))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "c": self.c}
 
 
 # Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which

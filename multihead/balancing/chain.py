@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import quoted
-from multihead.balancing._base import Balancer
-from multihead.balancing._registry import get
+from multihead.balancing._base import Balancer, get
 from multihead.balancing.sum import Sum
 
 

@@ -77,6 +77,3 @@ class DBMTL(RunningBalancer):
         norms = tf.where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
         inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), norms * mass)
         return combined(tf.reduce_max(norms) * inverses, running, gradients, finite)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "beta": self.beta, "sigma": self.sigma}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -70,6 +69,3 @@ class ExcessMTL(RunningBalancer):
         lowest = tf.constant(-1e300, tf.float64)
         weights = tf.nn.softmax(tf.where(active, logs, lowest)) * tf.cast(active, tf.float64)
         return combined(weights, rows, gradients, finite)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "step_size": self.step_size}

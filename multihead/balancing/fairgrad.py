@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from multihead._ground.keras import keras
@@ -51,6 +49,3 @@ class FairGrad(Balancer):
         rows = unit_rows(gramian)
         power = 1.0 / self.alpha
         return rows.coefficients(bargaining_weights(rows, tf.pow(rows.norms, power - 1.0), power))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "alpha": self.alpha}

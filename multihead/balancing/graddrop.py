@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.random import uniform
-from multihead._ground.validation import check_between, check_seed
+from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import Balancer
 
 
@@ -46,7 +46,7 @@ class GradDrop(Balancer):
     def __init__(self, leak: float = 0.0, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.leak = check_between("leak", leak, 0.0, 1.0)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def combine(self, gradients: Sequence[tf.Tensor], *, step: Any = 0) -> list[tf.Tensor]:
         return [self._dropped(tf.stop_gradient(rows), step, stream) for stream, rows in enumerate(gradients)]
@@ -58,6 +58,3 @@ class GradDrop(Balancer):
         positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
         kept = tf.where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
         return tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "leak": self.leak, "seed": self.seed}

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
-from multihead._ground.validation import check_between, check_seed
+from multihead._ground.validation import check_between, check_whole
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
@@ -50,7 +50,7 @@ class GradVac(Balancer):
     def __init__(self, beta: float = 0.01, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.beta = check_between("beta", beta, 0.0, 1.0, with_low=False)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def create_state(self, num_heads: int) -> None:
         self.targets = self.add_state("targets", (num_heads, num_heads))
@@ -76,6 +76,3 @@ class GradVac(Balancer):
             targets += moved[:, None] * mark
         tensor_variable(self.targets).assign(tf.where(rows.finite, tf.cast(targets, tf.float32), before))
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "beta": self.beta, "seed": self.seed}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -116,7 +115,3 @@ class MetaBalance(Balancer):
         mark = tf.one_hot(target, int(norms.shape[0]), on_value=True, off_value=False)
         factors = tf.where(mark[:, None], 1.0 + 0.0 * factors, factors)
         return [each * factors[:, index, None] for index, each in enumerate(rows)]
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"target": self.target, "relax": self.relax, "beta": self.beta, "strategy": self.strategy}
-        return {**super().get_config(), **config}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -91,13 +90,3 @@ class MoCo(RunningBalancer):
         weights = project_onto_simplex(weights - step * slope, takes_part)
         variable.assign(tf.cast(back_among_all(weights, kept, takes_part), tf.float32))
         return combined(weights, running, gradients, finite)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "beta": self.beta,
-            "beta_decay": self.beta_decay,
-            "gamma": self.gamma,
-            "gamma_decay": self.gamma_decay,
-            "rho": self.rho,
-        }

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead._ground.validation import check_head_names, quoted
+from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead.balancing._base import Balancer
 from multihead.balancing._rows import unit_rows
 
@@ -50,7 +49,7 @@ class NormBudget(Balancer):
         super().__init__(name=name)
         self._budgets = tuple((budgets or {}).items())  # as pairs: Keras wraps dicts, and JSON turns keys into strings
         for head, budget in self._budgets:
-            if isinstance(budget, bool) or not isinstance(budget, numbers.Real) or not 0 < budget <= 1:
+            if not is_number(budget) or not 0 < budget <= 1:
                 raise ValueError(
                     f"`budgets` must be above 0 and at most 1. Received: {budget!r} for head {head!r}. "
                     "A budget is the largest allowed share of the update; to leave a head out, use a schedule."

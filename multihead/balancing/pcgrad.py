@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead._ground.validation import check_seed
+from multihead._ground.validation import check_whole
 from multihead.balancing._base import MAX_HEADS, Balancer
 from multihead.balancing._random_order import other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
@@ -45,7 +45,7 @@ class PCGrad(Balancer):
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
@@ -55,6 +55,3 @@ class PCGrad(Balancer):
             products = tf.reduce_sum(tf.matmul(weights, rows.cosines) * mark, axis=1)
             weights -= tf.minimum(products, 0.0)[:, None] * mark
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "seed": self.seed}

@@ -96,12 +96,3 @@ class SDMGrad(PreferenceBalancer):
         after = tf.cast(back_among_all(weights, kept, rows.active), tf.float32)
         tensor_variable(self.weights_of_heads).assign(tf.where(rows.finite, after, before))
         return rows.coefficients((weights + self.pull * preference) / (1.0 + self.pull) * rows.norms)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "pull": self.pull,
-            "steps": self.steps,
-            "learning_rate": self.learning_rate,
-            "momentum": self.momentum,
-        }

@@ -89,21 +89,19 @@ def cannot_tell(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     pairs = "; ".join(f"{found.heads[i]!r} and {found.heads[j]!r} ({_measured(found, i, j)})" for i, j in untold)
     if early:
         names = ", ".join(repr(found.heads[k]) for k in early)
-        yield Finding(
+        sentence = (
             f"It cannot be told yet whether some heads oppose each other: {pairs}. As yet {names} predicts no better than a "
             "constant, so these gradients mostly move its outputs towards the mean of the labels, which soon passes. Train "
-            "an epoch or more with the plain sum, and diagnose again.",
-            "untrained",
-            [found.heads[k] for k in sorted({k for pair in untold for k in pair})],
+            "an epoch or more with the plain sum, and diagnose again."
         )
     else:
-        yield Finding(
+        sentence = (
             f"It cannot be told whether some heads oppose each other: {pairs}. The rest of their gradients is mostly "
             "noise, which differs from batch to batch. Measure more or larger batches if it matters; otherwise change "
-            "nothing.",
-            "noise",
-            [found.heads[k] for k in sorted({k for pair in untold for k in pair})],
+            "nothing."
         )
+    heads = [found.heads[k] for k in sorted({k for pair in untold for k in pair})]
+    yield Finding(sentence, "untrained" if early else "noise", heads)
 
 
 def are_known(found: Diagnosis) -> bool:

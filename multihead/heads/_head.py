@@ -106,11 +106,6 @@ class Head:
         self._weight_variable = None if self.has_weight_function else variable
 
     @property
-    def is_built(self) -> bool:
-        """Whether the head has seen the specs of its targets."""
-        return self._metrics is not None
-
-    @property
     def metrics(self) -> list[Any] | None:
         """The Keras metrics, or None before `build`."""
         return None if self._metrics is None else [each.metric for each in self._metrics]
@@ -135,16 +130,6 @@ class Head:
             "learning_rate": serialize(self.learning_rate),
             "weight_decay": serialize(self.weight_decay),
         }
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The module's trainable variables; none for a plain function."""
-        return list(getattr(self.module, "trainable_variables", []))
-
-    @property
-    def added_losses(self) -> list[tf.Tensor]:
-        """Regularization and `add_loss` losses of the module's last call."""
-        return list(getattr(self.module, "losses", []))
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
         """The head's weight at a step, the number of updates applied so far; a float32 scalar.

@@ -31,29 +31,17 @@ class Known(NamedTuple):
 _BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
 _BETWEEN_MINUS_1_AND_1 = ("hinge", "squared_hinge")
 _ANY_NUMBER = (
-    "mean_squared_error",
-    "mean_absolute_error",
-    "mean_absolute_percentage_error",
-    "mean_squared_logarithmic_error",
-    "huber",
-    "log_cosh",
-    "poisson",
-    "accuracy",
-)
+    "mean_squared_error mean_absolute_error mean_absolute_percentage_error mean_squared_logarithmic_error huber log_cosh "
+    "poisson accuracy"
+).split()
 _DISTRIBUTIONS = (
-    "categorical_crossentropy",
-    "categorical_focal_crossentropy",
-    "categorical_hinge",
-    "kl_divergence",
-    "categorical_accuracy",
-    "top_k_categorical_accuracy",
-)
+    "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
+    "top_k_categorical_accuracy"
+).split()
 _CLASS_NUMBERS = (
-    "sparse_categorical_crossentropy",
-    "categorical_generalized_cross_entropy",
-    "sparse_categorical_accuracy",
-    "sparse_top_k_categorical_accuracy",
-)
+    "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
+    "sparse_top_k_categorical_accuracy"
+).split()
 _FUNCTIONS = {
     **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
     **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),

@@ -5,8 +5,7 @@ depend on the losses are computed by a class: pass an instance (or its name) as 
 `MultiHeadTrainer.compile`, or call it directly on `[num_heads]` losses.
 """
 
-from multihead.weighting._base import Weighting
-from multihead.weighting._registry import get
+from multihead.weighting._base import Weighting, get
 from multihead.weighting.dwa import DWA
 from multihead.weighting.famo import FAMO
 from multihead.weighting.fixed import Fixed

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
-from multihead._ground.method import Method
+from multihead._ground.method import Method, find
 from multihead._ground.validation import quoted
 
 
@@ -52,18 +52,6 @@ class Weighting(Method):
         """
         self._check_heads_of_state("weighting", head_names)
         super().bind(head_names)
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the state, once. A second call does nothing.
-
-        Args:
-            input_shape: `(num_heads,)`.
-        """
-        if self.built:
-            return
-        self.create_state(int(input_shape[0]))
-        self._built_for.value = input_shape
-        super().build(input_shape)
 
     def add_learned(self, name: str, num_heads: int, initial: float = 0.0) -> list[Any]:
         """Creates one trainable float32 scalar per head, trained by the trainer's optimizer unless the head is idle.
@@ -122,7 +110,6 @@ class Weighting(Method):
 
     def end_epoch(self) -> None:
         """Called by `fit` at the end of every epoch, before callbacks. By default it does nothing."""
-        return None
 
     def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The weights, `[num_heads]` derivatives of the total by the losses (0 for idle heads), and the total."""
@@ -209,3 +196,17 @@ def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     # Multiplied by NaN, because the derivative of the logarithm is finite for negative losses and would increase them.
     valid = losses * tf.where(losses < 0, float("nan"), 1.0)
     return tf.math.log(tf.where(active, valid + 1e-8, tf.ones_like(losses)))
+
+
+def get(identifier: Weighting | str | None) -> Weighting | None:
+    """Returns a weighting.
+
+    Args:
+        identifier: A weighting, which is returned unchanged; the name of a weighting (such as `"Uncertainty"`, ignoring case
+            and underscores), which is created with its defaults; or None, which stays None.
+
+    Raises:
+        ValueError: There is no weighting with this name.
+        TypeError: `identifier` is none of these.
+    """
+    return find("weighting", identifier, Weighting)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
@@ -87,6 +85,3 @@ class DWA(Weighting):
         before_last.assign(older)
         for each in (sums, counts, noted):
             each.assign(tf.where(is_due, tf.zeros_like(each), each))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "temperature": self.temperature, "updates_per_epoch": self.updates_per_epoch}

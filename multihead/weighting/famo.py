@@ -106,9 +106,4 @@ class FAMO(Weighting):
             variable.assign(tf.where(moved, new, variable))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "least_losses": dict(self._least_losses),
-        }
+        return {**super().get_config(), "least_losses": dict(self._least_losses)}

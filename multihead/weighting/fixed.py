@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -46,7 +44,7 @@ class Fixed(Weighting):
         super().__init__(name=name)
         self._factors = tuple((factors or {}).items())  # as pairs: Keras wraps dicts
         for head, factor in self._factors:
-            if not is_number(factor) or not 0 < factor < math.inf:
+            if not is_number(factor) or factor <= 0:
                 raise ValueError(
                     f"`factors` must be finite numbers above 0. Received: {factor!r} for head {head!r}. "
                     "To leave a head out, pass `weight=0` to `add_head`."
@@ -64,7 +62,3 @@ class Fixed(Weighting):
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         names = self.head_names or ()
         return tf.reduce_sum(tf.constant([self.factors.get(name, 1.0) for name in names], losses.dtype) * losses)
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {**super().get_config(), "factors": self.factors}

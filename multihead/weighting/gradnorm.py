@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
@@ -86,6 +84,3 @@ class GradNorm(Weighting):
     def _first(self, losses: tf.Tensor) -> tf.Tensor:
         first = tf.convert_to_tensor(tensor_variable(self.first_losses))
         return tf.where(first > 0, first, losses)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "alpha": self.alpha}

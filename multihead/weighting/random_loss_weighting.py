@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.random import normal
-from multihead._ground.validation import check_seed
+from multihead._ground.validation import check_whole
 from multihead.weighting._base import Weighting, softmax_over, sum_over
 
 
@@ -41,11 +41,8 @@ class RandomLossWeighting(Weighting):
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self.seed = check_seed(seed)
+        self.seed = check_whole("seed", seed)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         draws = normal([losses.shape[0]], self.seed, step)
         return sum_over(softmax_over(draws, active) * losses, active)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "seed": self.seed}

@@ -54,4 +54,4 @@ class SmoothTchebycheff(Weighting):
         return self.mu * tf.reduce_logsumexp(tf.where(active, above, above.dtype.min))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "mu": self.mu, "targets": dict(self._targets)}
+        return {**super().get_config(), "targets": dict(self._targets)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -140,8 +139,3 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(condition)
             time.sleep(0.05)
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Saves a picture of what is seen, or of the whole page."""
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(picture["data"]))

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from multihead._ground import keras as keras_2_and_3
+from tests.helpers.private_names import PRIVATE_NAMES, PRIVATE_NAMES_OF_TENSORFLOW
 from tests.helpers.sources import sources
 
 
@@ -27,7 +28,7 @@ def seeded():
     return layer._random_generator
 
 
-USED = keras_2_and_3.PRIVATE_NAMES[int(keras.__version__[0])]
+USED = PRIVATE_NAMES[int(keras.__version__[0])]
 OWNERS = {
     "Layer": lambda: keras.layers.Dense(1),
     "Model": keras.Model,
@@ -52,7 +53,7 @@ def test_every_private_name_of_keras_that_is_used_still_exists(owner, name):
     assert found, f"Keras {keras.__version__} dropped `{name}` of {owner}: find its successor in multihead/_ground/keras.py"
 
 
-@pytest.mark.parametrize("name", keras_2_and_3.PRIVATE_NAMES_OF_TENSORFLOW)
+@pytest.mark.parametrize("name", PRIVATE_NAMES_OF_TENSORFLOW)
 def test_every_private_name_of_tensorflow_that_is_used_still_exists(name, two_replicas):
     per_replica = two_replicas.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)).element_spec
     owners = [two_replicas.extended, per_replica, tf.function(lambda: 0).get_concrete_function().graph]
@@ -80,8 +81,8 @@ def private_names(path):
 def test_private_names_of_others_are_listed_and_those_of_keras_stand_where_keras_2_and_3_differ():
     files = {path: private_names(path) for path in sources("multihead")}
     ours = set().union(*(defined for _, defined in files.values()))
-    of_keras = {name for owners in keras_2_and_3.PRIVATE_NAMES.values() for names in owners.values() for name in names}
-    of_tensorflow = set(keras_2_and_3.PRIVATE_NAMES_OF_TENSORFLOW)
+    of_keras = {name for owners in PRIVATE_NAMES.values() for names in owners.values() for name in names}
+    of_tensorflow = set(PRIVATE_NAMES_OF_TENSORFLOW)
     no_names = {
         "_every_",
         "_loss",
@@ -92,5 +93,5 @@ def test_private_names_of_others_are_listed_and_those_of_keras_stand_where_keras
     for path, (used, _) in files.items():
         in_keras_file = path.parent.name == "_ground" and path.name in ("keras.py", "optimizers.py")
         foreign = used - ours - of_tensorflow - no_names
-        assert foreign - of_keras == set(), f"{path}: list these in `PRIVATE_NAMES`: {foreign - of_keras}"
+        assert foreign - of_keras == set(), f"{path}: list these in tests/helpers/private_names.py: {foreign - of_keras}"
         assert in_keras_file or foreign == set(), f"{path}: use these through `_ground.keras`: {foreign}"
