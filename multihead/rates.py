@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
+from multihead._ground.names import NamesArguments
 from multihead._ground.validation import as_python, check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
@@ -38,7 +39,7 @@ Factor = float | Callable[[tf.Tensor], Any]
 """The factor of one variable: a number, or a function of the step."""
 
 
-class AbstractRate(ABC):
+class AbstractRate(NamesArguments, ABC):
     """Factors that differ by variable."""
 
     @abstractmethod
@@ -152,7 +153,7 @@ class ByPath(AbstractRate):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Stages:
+class Stages(NamesArguments):
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no

@@ -14,7 +14,8 @@ from multihead._data.batches import read_iterable, read_sequence, specs_of_datas
 from multihead._data.data import Data
 from multihead._data.windows import Windows
 from multihead._ground.keras import validates_during_fit
-from multihead._ground.validation import is_number
+from multihead._ground.names import check_keywords, nearest
+from multihead._ground.validation import is_number, quoted
 
 
 def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others: Any) -> Data:
@@ -61,10 +62,33 @@ def gives_batches(x: Any) -> bool:
     return hasattr(x, "element_spec") or not (hasattr(x, "shape") or hasattr(x, "__array__") or is_number(x))
 
 
-def named_arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a method of `keras.Model` after `x` and `y` by name."""
-    names = [name for name in inspect.signature(method).parameters if name not in ("self", "x", "y")]
-    return {**dict(zip(names, args)), **kwargs}
+def named_arguments(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], first: Sequence[str] = ("x", "y")
+) -> dict[str, Any]:
+    """The arguments of a method of `keras.Model` by name.
+
+    Args:
+        method: The method.
+        args: Its arguments by position, after the first ones.
+        kwargs: Its arguments by name.
+        first: The names of arguments that are passed on their own.
+
+    Raises:
+        TypeError: There are too many, or the method has no argument of a name. Keras itself checks what is like none of
+            them, if the method takes any keyword.
+    """
+    parameters = inspect.signature(method).parameters
+    names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD and name != "self"]
+    takes_any = len(names) + 1 < len(parameters)
+    given = {name: value for name, value in kwargs.items() if not takes_any or nearest(name, names) is not None}
+    check_keywords(method.__name__, names, {name: value for name, value in given.items() if not name.startswith("_")})
+    rest = [name for name in names if name not in first]
+    if len(args) > len(rest):
+        raise TypeError(
+            f"`{method.__name__}` takes at most {len(names)} arguments: {quoted(names)}. Received: "
+            f"{len(args) - len(rest)} more. Pass arguments by name."
+        )
+    return {**dict(zip(rest, args)), **kwargs}
 
 
 class Call(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -11,7 +12,15 @@ import tensorflow as tf
 
 from multihead import balancing, schedules
 from multihead import weighting as weightings
-from multihead._ground.optimizers import get_optimizer, is_legacy_optimizer, optimizer_core, optimizer_takes_over
+from multihead._ground.names import check_keywords, did_you_mean
+from multihead._ground.optimizers import (
+    get_optimizer,
+    is_legacy_optimizer,
+    optimizer_arguments,
+    optimizer_core,
+    optimizer_names,
+    optimizer_takes_over,
+)
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
@@ -33,11 +42,11 @@ _OF_HEADS = {
     "loss_weights": "loss, weight=...",
     "weighted_metrics": "loss, metrics=[...]",
 }
-"""What Keras's `compile` takes and ours does not, with the argument of `add_head` that stands for it."""
+"""The arguments of Keras's `compile` that ours does not have, with the argument of `add_head` that stands for each."""
 
 
-def refuse_options_of_heads(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Explains where an argument of Keras's `compile` belongs.
+def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Explains where an argument belongs that `compile` does not have: to a head, to the optimizer, or nowhere.
 
     Args:
         positional: What `compile` was given after the optimizer, by position.
@@ -47,13 +56,26 @@ def refuse_options_of_heads(positional: Sequence[Any], options: Mapping[str, Any
         TypeError: There is something.
     """
     given = {**dict(zip(_OF_HEADS, positional)), **options}
+    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
+    of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():
-        if name not in _OF_HEADS:
-            raise TypeError(f"`compile` has no argument `{name}`. Received: {name}={value!r}. Correct its name, or omit it.")
-        raise TypeError(
-            f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
-            f"`trainer.add_head(name, module, {_OF_HEADS[name]})`, before `compile`."
-        )
+        if name in _INSTEAD:
+            raise TypeError(
+                f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
+                f"`{_INSTEAD[name].format(value=value)}`."
+            )
+        if name in of_optimizers:
+            raise TypeError(
+                f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
+                f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of heads are "
+                "factors of the optimizer's."
+            )
+        if name in of_heads:
+            raise TypeError(
+                f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
+                f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
+            )
+    check_keywords("compile", ["optimizer", *(field.name for field in fields(CompileOptions))], given)
 
 
 def check_optimizer(optimizer: Any) -> Any:
@@ -69,8 +91,8 @@ def check_optimizer(optimizer: Any) -> Any:
         optimizer, problem = None, error
     if optimizer is None:  # as Keras 3 returns for None
         raise ValueError(
-            f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. "
-            "Pass, for example, 'adam'."
+            f"`optimizer` must be a Keras optimizer or its name: {quoted(optimizer_names())}. Received: "
+            f"optimizer={received!r}. {did_you_mean([received], optimizer_names(), 'Pass one of these.')}"
         ) from problem
     if is_legacy_optimizer(optimizer):
         raise ValueError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from multihead._ground.method import find
+from multihead._ground.names import names_arguments
 from multihead.balancing._base import Balancer
 
 
+@names_arguments
 def get(identifier: Balancer | str | None) -> Balancer | None:
     """Returns a balancer.
 

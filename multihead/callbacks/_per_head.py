@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._directions import direction
 
 
-class PerHead(keras.callbacks.Callback):
+class PerHead(NamesArguments, keras.callbacks.Callback):
     """Keeps each head's best, idles heads that have stopped improving, stops when none improves, and selects by one number.
 
     The options are those of Keras's `EarlyStopping`, for each head by itself: with a single head, both stop after the same
@@ -121,6 +122,7 @@ class PerHead(keras.callbacks.Callback):
         """The name of the score in the logs: `val_score`, or `score` if all figures are those of training."""
         return "val_score" if any(name.startswith("val_") for name in self._figures.values()) else "score"
 
+    @names_arguments
     def restore(self, head: str) -> None:
         """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
 

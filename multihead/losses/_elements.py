@@ -11,13 +11,15 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import keras_mask, options_of, targets_for_loss, with_logits
+from multihead._ground.keras import keras_mask, names_known_to, options_of, targets_for_loss, with_logits
+from multihead._ground.names import NamesArguments, did_you_mean, names_arguments
+from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 from multihead.losses._shapes import aligned, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class SequenceCrossentropy(keras.losses.Loss):
+class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
     """Cross-entropy of each token of a sequence, from logits; padding does not count.
 
     `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
@@ -64,7 +66,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         return {"padding_id": self.padding_id, "label_smoothing": self.label_smoothing, "name": self.name}
 
 
-class ElementLoss:
+class ElementLoss(NamesArguments):
     """A loss as the trainer uses it: unreduced, with one value per element.
 
     Args:
@@ -195,6 +197,15 @@ class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
 
 
+_ANY_LOSS = "Pass one of these, a `keras.losses.Loss`, or a function."
+
+
+def _name_of(identifier: str | dict[str, Any]) -> Any:
+    """The name in a name or in a configuration."""
+    return identifier.get("class_name") if isinstance(identifier, dict) else identifier
+
+
+@names_arguments
 def get(loss: Any) -> ElementLoss:
     """Makes an `ElementLoss` from anything that Keras accepts as a loss.
 
@@ -212,9 +223,10 @@ def get(loss: Any) -> ElementLoss:
         try:
             loss = keras.losses.get(loss)
         except (ValueError, TypeError, KeyError) as error:
+            known_losses = names_known_to(keras.losses.get, keras.losses)
             raise ValueError(
-                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know. Pass a name such "
-                "as 'sparse_categorical_crossentropy' or 'mse', a `keras.losses.Loss`, or a function."
+                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know; it has "
+                f"{quoted(known_losses)}. {did_you_mean([_name_of(original)], known_losses, _ANY_LOSS)}"
             ) from error
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from multihead._ground.method import find
+from multihead._ground.names import names_arguments
 from multihead.weighting._base import Weighting
 
 
+@names_arguments
 def get(identifier: Weighting | str | None) -> Weighting | None:
     """Returns a weighting.
 
