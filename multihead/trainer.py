@@ -436,7 +436,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
-        callbacks = with_report(self._log_metrics, callbacks)
+        callbacks = with_report(self._log_metrics, callbacks, validates=call.validation is not None)
         call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead import balancing, schedules
+from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.names import check_keywords, did_you_mean
+from multihead._ground.names import check_keywords, did_you_mean, nearest
 from multihead._ground.optimizers import (
     get_optimizer,
     is_legacy_optimizer,
@@ -24,7 +24,6 @@ from multihead._ground.optimizers import (
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
-from multihead.clipping import AbstractClipping
 from multihead.heads import Head
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
@@ -67,8 +66,8 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
         if name in of_optimizers:
             raise TypeError(
                 f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
-                f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of heads are "
-                "factors of the optimizer's."
+                f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of heads "
+                "are factors of the optimizer's."
             )
         if name in of_heads:
             raise TypeError(
@@ -76,6 +75,13 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
                 f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
             )
     check_keywords("compile", ["optimizer", *(field.name for field in fields(CompileOptions))], given)
+
+
+def _hint(given: Any, module: Any, example: str) -> str:
+    """What to pass for an option that must be an instance of a class of a module."""
+    name = module.__name__.rpartition(".")[2]
+    near = nearest(given, module.__all__) if isinstance(given, str) else None
+    return f"Pass, for example, {name}.{example}." if near is None else f"Pass an instance, as in {name}.{near}(...)."
 
 
 def check_optimizer(optimizer: Any) -> Any:
@@ -157,7 +163,7 @@ class CompileOptions:
     balance_at: str
     balance_every: int
     schedule: Any
-    clip: AbstractClipping | None
+    clip: clipping.AbstractClipping | None
     micro_batches: int
     accumulate_steps: int
     encoder_learning_rate: Any
@@ -183,13 +189,13 @@ class CompileOptions:
         schedule = schedules.Together() if self.schedule is None else self.schedule
         if not isinstance(schedule, schedules.AbstractSchedule):
             raise TypeError(
-                f"`schedule` must be one of multihead.schedules. Received: schedule={schedule!r}. "
-                "Pass, for example, schedules.Alternate({'price': 1, 'reply': 9})."
+                f"`schedule` must be one of multihead.schedules: {quoted(schedules.__all__)}. Received: "
+                f"schedule={schedule!r}. {_hint(schedule, schedules, 'Alternate({...: 1, ...: 9})')}"
             )
-        if self.clip is not None and not isinstance(self.clip, AbstractClipping):
+        if self.clip is not None and not isinstance(self.clip, clipping.AbstractClipping):
             raise TypeError(
-                f"`clip` must be one of multihead.clipping. Received: clip={self.clip!r}. "
-                "Pass, for example, clipping.ByGlobalNorm(5.0)."
+                f"`clip` must be one of multihead.clipping: {quoted(clipping.__all__)}. Received: clip={self.clip!r}. "
+                f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')}"
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         telemetry = check_choice("telemetry", self.telemetry, LEVELS)
