@@ -507,6 +507,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         every_head = session is not None and session.requires_every_head
         batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
         built = self._require_built()
+        built.check_trainable()
         spec = built.spec if session is None or session.spec is None else session.spec
         spec, logs = spec.in_period(self.stage), built.logs
         if session is not None and session.labels_are_checked:
@@ -935,7 +936,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""
-        return self._require_built().in_custom_loop(self.stage, self.update_count)
+        built = self._require_built()
+        built.check_trainable()
+        return built.in_custom_loop(self.stage, self.update_count)
 
     def _prepare(self, call: Call) -> Call:
         """A call of `fit` for which everything is built, and whose labels are checked as far as they are known."""

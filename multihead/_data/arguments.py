@@ -34,13 +34,7 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     """
     if not gives_batches(x):
         return read_arrays(x, y, sample_weight, head_names)
-    for name, value in {"y": y, "sample_weight": sample_weight, **others}.items():
-        if value is not None:
-            remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
-            raise ValueError(
-                f"`{name}` must be left out if `x` yields batches by itself. "
-                f"Received: {name} of type {type(value).__name__} with x of type {type(x).__name__}. {remedy}"
-            )
+    _refuse_beside_batches(x, {"y": y, "sample_weight": sample_weight, **others})
     if hasattr(x, "element_spec"):
         return Data(x, specs=specs_of_dataset(x, head_names))
     if isinstance(x, keras.utils.Sequence):
@@ -48,6 +42,16 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     if isinstance(x, Iterable):
         return read_iterable(x, head_names)
     return Data(x)  # what Keras makes datasets of, by itself
+
+
+def _refuse_beside_batches(x: Any, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
+            raise ValueError(
+                f"`{name}` must be left out if `x` yields batches by itself. "
+                f"Received: {name} of type {type(value).__name__} with x of type {type(x).__name__}. {remedy}"
+            )
 
 
 def read_inputs(x: Any) -> Any:
@@ -194,6 +198,7 @@ def _read_call(arguments: Mapping[str, Any], head_names: Sequence[str], *, check
 def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
     if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
+        _refuse_beside_batches(x, {"sample_weight": sample_weight, "batch_size": batch_size})
         return iter(x)
     if y is None and not gives_batches(x):
         raise TypeError(

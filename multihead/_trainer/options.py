@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,6 +21,7 @@ from multihead._ground.optimizers import (
     optimizer_takes_over,
 )
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
+from multihead._trainer.without_effect import warn_of_idle_options
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
 from multihead.heads import Head
@@ -112,25 +112,6 @@ def check_optimizer(optimizer: Any) -> Any:
             f"`{_INSTEAD[option].format(value=value)}` to `compile`."
         )
     return optimizer
-
-
-def _warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
-    """Warns of weights of heads that do not change the encoder's update.
-
-    Args:
-        options: The options, checked.
-        heads: The heads.
-    """
-    invariant = [method for method in (options.weighting, options.balancer) if method is not None and method.scale_invariant]
-    weighted = [head for head in heads if head.has_weight_function or head.weight not in (0, 1)]
-    if invariant and weighted:
-        warnings.warn(
-            f"The weights of heads do not change the direction of the encoder's update with "
-            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(head.name for head in weighted)}. Omit "
-            "them, or choose a method that depends on them, such as UPGrad.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
@@ -286,6 +267,6 @@ def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
-    _warn_of_idle_weights(checked, heads)
+    warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked
