@@ -523,6 +523,18 @@ def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
     return changed
 
 
+def are_probabilities(predictions: Any) -> bool:
+    """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
+    if getattr(predictions, "_keras_logits", None) is not None:
+        return True
+    if hasattr(predictions, "numpy"):
+        return False
+    operation = predictions.op
+    while operation.type in ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose"):
+        operation = operation.inputs[0].op
+    return operation.type in ("Softmax", "Sigmoid")
+
+
 def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """Targets in the dtype in which Keras hands them to a loss that its user wrote.
 

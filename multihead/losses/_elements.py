@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import keras_mask, names_known_to, options_of, targets_for_loss, with_logits
+from multihead._ground.keras import are_probabilities, keras_mask, names_known_to, options_of, targets_for_loss, with_logits
 from multihead._ground.names import NamesArguments, did_you_mean, names_arguments
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
@@ -34,7 +34,7 @@ class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
     values have shape `[batch, time]`.
 
     Raises:
-        ValueError: `label_smoothing` is not in `[0, 1)`.
+        ValueError: `label_smoothing` is not in `[0, 1)` or, in a call, the predictions are known to be probabilities.
     """
 
     def __init__(self, *, padding_id: int = 0, label_smoothing: float = 0.0, name: str = "sequence_crossentropy") -> None:
@@ -55,6 +55,11 @@ class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """Values of shape `[batch, time]`, including those of padding."""
         y_true, y_pred = tf.cast(y_true, tf.int32), tf.convert_to_tensor(y_pred)
+        if are_probabilities(y_pred):
+            raise ValueError(
+                "`module` of a head with `SequenceCrossentropy` must return logits. Received: the result of a softmax or a "
+                "sigmoid. Leave this activation out."
+            )
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
         if self.label_smoothing:
             uniform = -tf.reduce_mean(tf.nn.log_softmax(y_pred), axis=-1)
