@@ -180,6 +180,7 @@ class CompileOptions:
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         telemetry = check_choice("telemetry", self.telemetry, LEVELS)
+        check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)

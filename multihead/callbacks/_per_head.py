@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from multihead._ground.names import NamesArguments, did_you_mean, names_arguments, nearest
-from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._directions import direction
 from multihead.callbacks._score import Score
@@ -87,8 +87,9 @@ class PerHead(NamesArguments, keras.callbacks.Callback):
                 )
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
-        modes = ("auto", "min", "max")
-        self.mode = check_by_head("mode", mode, lambda value: value in modes, f"one of {quoted(modes)}", "max")
+        for value in mode.values() if isinstance(mode, Mapping) else [mode]:
+            check_choice("mode", value, ("auto", "min", "max"))
+        self.mode = dict(mode) if isinstance(mode, Mapping) else mode
         self.single_task = check_by_head(
             "single_task", single_task or {}, lambda value: is_number(value) and value != 0, "a number other than 0", 0.9
         )
