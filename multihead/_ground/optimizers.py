@@ -49,7 +49,7 @@ def optimizer_names() -> list[str]:
 
 def optimizer_arguments() -> list[str]:
     """The arguments of Keras's optimizers."""
-    found = [name for each in _optimizer_classes() for name in inspect.signature(each.__init__).parameters]
+    found = [name for each in _optimizer_classes() for name in inspect.signature(each).parameters]
     return [name for name in dict.fromkeys(found) if name not in ("self", "args", "kwargs", "name")]
 
 

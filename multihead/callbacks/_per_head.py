@@ -87,8 +87,8 @@ class PerHead(NamesArguments, keras.callbacks.Callback):
                 )
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
-        for value in mode.values() if isinstance(mode, Mapping) else [mode]:
-            check_choice("mode", value, ("auto", "min", "max"))
+        for each in mode.values() if isinstance(mode, Mapping) else [mode]:
+            check_choice("mode", each, ("auto", "min", "max"))
         self.mode = dict(mode) if isinstance(mode, Mapping) else mode
         self.single_task = check_by_head(
             "single_task", single_task or {}, lambda value: is_number(value) and value != 0, "a number other than 0", 0.9

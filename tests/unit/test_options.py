@@ -98,7 +98,10 @@ def test_the_optimizer_must_leave_clipping_to_the_trainer():
     assert isinstance(check_optimizer("adam"), keras.optimizers.Adam)
     with pytest.raises(ValueError, match=r"with clipnorm=1.0. Omit this option and pass `clip=clipping.ByNorm\(1.0\)`"):
         check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
-    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name: .*Received: optimizer='adem'. Did you mean 'adam'"):
+    with pytest.raises(
+        ValueError,
+        match="`optimizer` must be a Keras optimizer or its name: .*Received: optimizer='adem'. Did you mean 'adam'",
+    ):
         check_optimizer("adem")
 
 
