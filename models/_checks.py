@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ._names import did_you_mean
+
 
 def check_count(argument: str, value: Any, *, minimum: int = 1) -> int:
     """Returns an integer that is at least `minimum`.
@@ -55,9 +57,8 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
     """
     if value not in choices:
         options = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            f"`{argument}` must be one of {options}. Received: {argument}={value!r}. Choose one of the listed values."
-        )
+        hint = did_you_mean(value, choices, "Choose one of the listed values.")
+        raise ValueError(f"`{argument}` must be one of {options}. Received: {argument}={value!r}. {hint}")
     return value
 
 

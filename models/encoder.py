@@ -8,11 +8,12 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_choice, check_count, check_ids, check_rate
+from ._names import NamesArguments
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
 
 @keras.saving.register_keras_serializable(package="models")
-class Seq2SeqEncoder(keras.layers.Layer):
+class Seq2SeqEncoder(NamesArguments, keras.layers.Layer):
     """Encodes token ids with an embedding and recurrent layers.
 
     Id 0 is padding, at the end of a row. A row that contains only padding counts as one token, so that every row has a

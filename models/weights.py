@@ -8,7 +8,10 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
+from ._names import did_you_mean, names_arguments
 
+
+@names_arguments
 def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers.Layer]) -> None:
     """Writes the weights of named layers to an `.npz` file.
 
@@ -34,6 +37,7 @@ def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
     )
 
 
+@names_arguments
 def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers.Layer]) -> None:
     """Loads weights that `save_weights` wrote, on either Keras, into layers with the same options.
 
@@ -54,7 +58,8 @@ def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
         values = [value for key, value in arrays.items() if key.rsplit("/", 1)[0] == name]
         shapes, expected = [value.shape for value in values], [tuple(weight.shape) for weight in layer.weights]
         if name not in known:
-            raise ValueError(f"`layers` must be named as in the file. Received: {name!r}. The file holds {known}.")
+            hint = did_you_mean(name, known, "Correct the name.")
+            raise ValueError(f"`layers` must be named as in the file, which holds {known}. Received: {name!r}. {hint}")
         if shapes != expected:
             raise ValueError(
                 f"`layers` must have the options of the saved ones. Received: {name!r} with weights of shapes {expected}; "

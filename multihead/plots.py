@@ -19,6 +19,7 @@ from multihead._display.drawing import GREY, colour, heat_map, label_ends, lines
 from multihead._display.extras import needed
 from multihead._display.model import draw_model
 from multihead._display.tables import plain
+from multihead._ground.names import names_arguments
 from multihead.callbacks import _ledger
 from multihead.callbacks._board import cosines as matrix_of
 
@@ -46,6 +47,7 @@ class Run:
     validation: Mapping[str, np.ndarray]
 
 
+@names_arguments
 def read(path: str | os.PathLike[str]) -> Run:
     """Reads a ledger.
 
@@ -124,6 +126,7 @@ def _over_updates(what: str, run: Run | str | os.PathLike[str]) -> tuple[Run, An
     return run, figure, axes[0, 0]
 
 
+@names_arguments
 def losses(run: Run | str | os.PathLike[str]) -> Any:
     """How far each head's loss has fallen: its loss relative to that at the start, on validation data if there are any.
 
@@ -153,6 +156,7 @@ def losses(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def norms(run: Run | str | os.PathLike[str]) -> Any:
     """The norm of each head's gradient where the heads are combined, on a logarithmic scale."""
     run, figure, axis = _over_updates("norms", run)
@@ -165,6 +169,7 @@ def norms(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def shares(run: Run | str | os.PathLike[str]) -> Any:
     """Each head's share of the encoder's gradient, after balancing, as a stack of areas."""
     run, figure, axis = _over_updates("shares", run)
@@ -185,6 +190,7 @@ def shares(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def weights(run: Run | str | os.PathLike[str]) -> Any:
     """The weights of the losses and the coefficients of the balancer, as far as recorded.
 
@@ -217,6 +223,7 @@ def weights(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def cosines(run: Run | str | os.PathLike[str]) -> Any:
     """The mean cosines between the heads' gradients, and of each with the update, as a heat map.
 
@@ -237,6 +244,7 @@ def cosines(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def layers(run: Run | str | os.PathLike[str]) -> Any:
     """The mean cosines between the heads' gradients in each layer of the encoder, from its input to its output.
 
@@ -264,6 +272,7 @@ def layers(run: Run | str | os.PathLike[str]) -> Any:
     return figure
 
 
+@names_arguments
 def model(trainer: Any) -> Any:
     """Draws a trainer: the encoder, its outputs, the heads with their losses, and where gradients are combined.
 
@@ -279,6 +288,7 @@ _WIDE = 20.0
 _PICTURES: tuple[Callable[[Any], Any], ...] = (losses, norms, shares, weights, cosines, layers)
 
 
+@names_arguments
 def all_of(run: Run | str | os.PathLike[str], folder: str | os.PathLike[str] = ".") -> list[Path]:
     """Draws every picture that a run has figures for, as `{name}.png` in a folder.
 

@@ -30,6 +30,8 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users
 from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
+from multihead._ground.names import NamesArguments
+from multihead._ground.patterns import check_found, check_pattern
 from multihead._ground.validation import as_python, check_between, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
@@ -38,7 +40,7 @@ Factor = float | Callable[[tf.Tensor], Any]
 """The factor of one variable: a number, or a function of the step."""
 
 
-class AbstractRate(ABC):
+class AbstractRate(NamesArguments, ABC):
     """Factors that differ by variable."""
 
     @abstractmethod
@@ -113,7 +115,8 @@ class ByPath(AbstractRate):
             without any has the factor 1. Or a function from the path to a factor.
 
     Raises:
-        ValueError: A factor is negative or not finite, or a regular expression is invalid.
+        ValueError: A factor is negative or not finite, or a regular expression is invalid or, once the variables are known,
+            in none of their paths.
         TypeError: `factors` is neither a dict nor a function.
 
     Example:
@@ -128,7 +131,7 @@ class ByPath(AbstractRate):
         if isinstance(factors, Mapping):
             for pattern, factor in factors.items():
                 check_factor(f"factors[{pattern!r}]", factor)
-                _check_pattern(pattern)
+                check_pattern("factors", pattern)
             factors = dict(factors)
         elif not callable(factors):
             raise TypeError(
@@ -139,7 +142,10 @@ class ByPath(AbstractRate):
 
     def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
         paths = variable_paths(module)
-        return [self._factor(paths.get(id(tensor_variable(each)), variable_name(each))) for each in variables]
+        own = [paths.get(id(tensor_variable(each)), variable_name(each)) for each in variables]
+        if not callable(self._factors):
+            check_found("factors", self._factors, list(dict.fromkeys([*own, *paths.values()])))
+        return [self._factor(path) for path in own]
 
     def _factor(self, path: str) -> Factor:
         if callable(self._factors):
@@ -152,7 +158,7 @@ class ByPath(AbstractRate):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Stages:
+class Stages(NamesArguments):
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no
@@ -290,13 +296,3 @@ def largest(factors: Sequence[Factor]) -> Factor:
 
 def _times(factor: Factor, number: float) -> Factor:
     return (lambda step: number * tf.cast(call_users(factor, step), tf.float32)) if callable(factor) else factor * number
-
-
-def _check_pattern(pattern: Any) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise ValueError(
-            f"`factors` must have regular expressions as keys. Received: {pattern!r}, {error}. Pass, for example, "
-            "'embedding'."
-        ) from error

@@ -31,6 +31,7 @@ from multihead._ground.keras import (
     tensor_variable,
     unlock,
 )
+from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
 from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_run
@@ -42,7 +43,7 @@ from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
-from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_options_of_heads
+from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_unknown
 from multihead._trainer.progress import with_progress
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
@@ -67,7 +68,7 @@ __all__ = ["MultiHeadTrainer"]
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class MultiHeadTrainer(KerasHooks, keras.Model):
+class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     """Trains several heads on one shared encoder with one total loss and one optimizer.
 
     A head is a Keras layer or model that reads the encoder's representation and is trained on a loss of its own. The update
@@ -155,6 +156,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
+    @names_arguments
     def add_head(
         self,
         name: str,
@@ -223,6 +225,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             setattr(self, HEAD + name, module)
         self._change_heads(heads)
 
+    @names_arguments
     def drop_head(self, name: str) -> None:
         """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
 
@@ -242,6 +245,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         remove_layer(self, HEAD + name)
         self.predict_function = None  # the compiled function still includes the removed head
 
+    @names_arguments
     def set_weight(self, name: str, value: float) -> None:
         """Sets how much a head's loss counts from the next update on, for example from a callback.
 
@@ -264,6 +268,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         self.head_weights.variable(name).assign(check_weight(value))
 
+    @names_arguments
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
 
@@ -358,7 +363,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
         self._refuse_in_fit("compile")
-        refuse_options_of_heads(others, options_of_heads)
+        refuse_unknown(others, options_of_heads)
         options = CompileOptions(
             weighting=weighting,
             balancer=balancer,
@@ -386,6 +391,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
+    @names_arguments
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
         """Every head's predictions by head name; a head with teacher forcing generates.
 
@@ -430,7 +436,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
-        callbacks = with_report(self._log_metrics, callbacks)
+        callbacks = with_report(self._log_metrics, callbacks, validates=call.validation is not None)
         call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
@@ -459,7 +465,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     @errors_in_words()
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
-        return super().predict(read_inputs(x), *args, **kwargs)
+        return super().predict(read_inputs(x), **named_arguments(keras.Model.predict, args, kwargs, ["x"]))
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
@@ -501,6 +507,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         every_head = session is not None and session.requires_every_head
         batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
         built = self._require_built()
+        built.check_trainable()
         spec = built.spec if session is None or session.spec is None else session.spec
         spec, logs = spec.in_period(self.stage), built.logs
         if session is not None and session.labels_are_checked:
@@ -553,6 +560,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- custom training loops
 
+    @names_arguments
     @errors_in_words()
     def compute_gradients(self, batch: Any) -> list[tuple[Any, Any]]:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
@@ -577,6 +585,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer))
         return pairs_of(spec.network, update)
 
+    @names_arguments
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
 
@@ -602,6 +611,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             update = to_apply(spec.network, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))
 
+    @names_arguments
     @errors_in_words()
     def diagnose(
         self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
@@ -659,18 +669,19 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             ValueError: `filepath` does not end in `.keras`.
         """
         saving.check_path(filepath, kwargs)
-        super().save(filepath, *args, **kwargs)
+        super().save(filepath, **named_arguments(keras.Model.save, args, kwargs, ["filepath"]))
 
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         """Saves the weights, and what else changes in training; accepts the arguments of `keras.Model.save_weights`."""
         self._build_again()
-        super().save_weights(*args, **kwargs)
+        super().save_weights(**named_arguments(keras.Model.save_weights, args, kwargs, []))
 
     def load_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Loads what `save_weights` saved; accepts the arguments of `keras.Model.load_weights`."""
         self._build_again()
-        return super().load_weights(*args, **kwargs)
+        return super().load_weights(**named_arguments(keras.Model.load_weights, args, kwargs, []))
 
+    @names_arguments
     def export(
         self,
         path: str | os.PathLike[str],
@@ -925,7 +936,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""
-        return self._require_built().in_custom_loop(self.stage, self.update_count)
+        built = self._require_built()
+        built.check_trainable()
+        return built.in_custom_loop(self.stage, self.update_count)
 
     def _prepare(self, call: Call) -> Call:
         """A call of `fit` for which everything is built, and whose labels are checked as far as they are known."""

@@ -14,7 +14,8 @@ from multihead._data.batches import read_iterable, read_sequence, specs_of_datas
 from multihead._data.data import Data
 from multihead._data.windows import Windows
 from multihead._ground.keras import validates_during_fit
-from multihead._ground.validation import is_number
+from multihead._ground.names import check_keywords, nearest
+from multihead._ground.validation import is_number, quoted
 
 
 def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others: Any) -> Data:
@@ -33,13 +34,7 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     """
     if not gives_batches(x):
         return read_arrays(x, y, sample_weight, head_names)
-    for name, value in {"y": y, "sample_weight": sample_weight, **others}.items():
-        if value is not None:
-            remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
-            raise ValueError(
-                f"`{name}` must be left out if `x` yields batches by itself. "
-                f"Received: {name} of type {type(value).__name__} with x of type {type(x).__name__}. {remedy}"
-            )
+    _refuse_beside_batches(x, {"y": y, "sample_weight": sample_weight, **others})
     if hasattr(x, "element_spec"):
         return Data(x, specs=specs_of_dataset(x, head_names))
     if isinstance(x, keras.utils.Sequence):
@@ -47,6 +42,16 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
     if isinstance(x, Iterable):
         return read_iterable(x, head_names)
     return Data(x)  # what Keras makes datasets of, by itself
+
+
+def _refuse_beside_batches(x: Any, others: Mapping[str, Any]) -> None:
+    for name, value in others.items():
+        if value is not None:
+            remedy = "Set the size where its batches are made." if name == "batch_size" else "Put them into its batches."
+            raise ValueError(
+                f"`{name}` must be left out if `x` yields batches by itself. "
+                f"Received: {name} of type {type(value).__name__} with x of type {type(x).__name__}. {remedy}"
+            )
 
 
 def read_inputs(x: Any) -> Any:
@@ -61,10 +66,33 @@ def gives_batches(x: Any) -> bool:
     return hasattr(x, "element_spec") or not (hasattr(x, "shape") or hasattr(x, "__array__") or is_number(x))
 
 
-def named_arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a method of `keras.Model` after `x` and `y` by name."""
-    names = [name for name in inspect.signature(method).parameters if name not in ("self", "x", "y")]
-    return {**dict(zip(names, args)), **kwargs}
+def named_arguments(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], first: Sequence[str] = ("x", "y")
+) -> dict[str, Any]:
+    """The arguments of a method of `keras.Model` by name.
+
+    Args:
+        method: The method.
+        args: Its arguments by position, after the first ones.
+        kwargs: Its arguments by name.
+        first: The names of arguments that are passed on their own.
+
+    Raises:
+        TypeError: There are too many, or the method has no argument of a name. Keras itself checks what is like none of
+            them, if the method takes any keyword.
+    """
+    parameters = inspect.signature(method).parameters
+    names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD and name != "self"]
+    takes_any = len(names) + 1 < len(parameters)
+    given = {name: value for name, value in kwargs.items() if not takes_any or nearest(name, names) is not None}
+    check_keywords(method.__name__, names, {name: value for name, value in given.items() if not name.startswith("_")})
+    rest = [name for name in names if name not in first]
+    if len(args) > len(rest):
+        raise TypeError(
+            f"`{method.__name__}` takes at most {len(names)} arguments: {quoted(names)}. Received: "
+            f"{len(args) - len(rest)} more. Pass arguments by name."
+        )
+    return {**dict(zip(rest, args)), **kwargs}
 
 
 class Call(NamedTuple):
@@ -170,6 +198,7 @@ def _read_call(arguments: Mapping[str, Any], head_names: Sequence[str], *, check
 def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None) -> Iterator[Any]:
     """The batches of data as for `fit`, or of a list of batches, in order and outside of any graph."""
     if isinstance(x, list) and y is None and all(isinstance(each, tuple) for each in x):
+        _refuse_beside_batches(x, {"sample_weight": sample_weight, "batch_size": batch_size})
         return iter(x)
     if y is None and not gives_batches(x):
         raise TypeError(

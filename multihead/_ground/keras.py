@@ -474,6 +474,18 @@ def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
     return changed
 
 
+def are_probabilities(predictions: Any) -> bool:
+    """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
+    if getattr(predictions, "_keras_logits", None) is not None:
+        return True
+    if hasattr(predictions, "numpy"):
+        return False
+    operation = predictions.op
+    while operation.type in ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose"):
+        operation = operation.inputs[0].op
+    return operation.type in ("Softmax", "Sigmoid")
+
+
 def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """Targets in the dtype in which Keras hands them to a loss that its user wrote.
 
@@ -546,6 +558,33 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     if "training" in parameters:
         return module(*args, training=training)
     return InMode(module)(args, training=training)
+
+
+def names_known_to(get: Callable[[str], Any], module: Any) -> list[str]:
+    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once.
+
+    Args:
+        get: One of these functions.
+        module: Its module.
+    """
+    found: dict[str, None] = {}
+    for name, each in vars(module).items():
+        if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
+            names = (snake_case(name), name.lower(), name)
+            known = next((each for each in names if _is_known(get, each)), None)
+            found.update({} if known is None else {known: None})
+    abbreviations = [name for name in _ABBREVIATIONS if _is_known(get, name)]
+    return [*sorted(found), *(name for name in abbreviations if name not in found)]
+
+
+_ABBREVIATIONS = ("accuracy", "acc", "mae", "mape", "mse", "msle")
+
+
+def _is_known(get: Callable[[str], Any], name: str) -> bool:
+    try:
+        return callable(get(name))
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def snake_case(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
+from multihead._ground.names import NamesArguments, did_you_mean
 from multihead._ground.validation import quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
@@ -39,7 +39,7 @@ class Observation(NamedTuple):
     losses_after: tf.Tensor | None = None
 
 
-class Method(keras.layers.Layer):
+class Method(NamesArguments, keras.layers.Layer):
     """A layer that the trainer binds to the heads' names and builds for the number of heads.
 
     Attributes:
@@ -80,7 +80,7 @@ class Method(keras.layers.Layer):
         if unknown:
             raise ValueError(
                 f"`uses` of {type(self).__name__} may contain {quoted(self._may_use)}. Received: {quoted(sorted(unknown))}. "
-                "Omit it."
+                f"{did_you_mean(sorted(unknown), self._may_use, 'Omit it.')}"
             )
         self.head_names = tuple(head_names)
 
@@ -210,8 +210,7 @@ def find(argument: str, identifier: Any, base: type) -> Any:
         by_plain_name = {_plain(name): name for name in classes}
         if _plain(identifier) in by_plain_name:
             return classes[by_plain_name[_plain(identifier)]]()
-        near = difflib.get_close_matches(_plain(identifier), list(by_plain_name), n=1)
-        hint = f"Did you mean {by_plain_name[near[0]]!r}?" if near else "Pass one of these, or an instance."
+        hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")
         raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
     raise TypeError(
         f"`{argument}` must be a {argument}, its name, or None. Received: {identifier!r} of type "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,26 @@ def get_optimizer(optimizer: Any) -> Any:
         if optimizer.lower() in named:
             optimizer = named[optimizer.lower()]()
     return keras.optimizers.get(optimizer)
+
+
+def optimizer_names() -> list[str]:
+    """The names of Keras's optimizers."""
+    return sorted({each.__name__.lower() for each in _optimizer_classes()})
+
+
+def optimizer_arguments() -> list[str]:
+    """The arguments of Keras's optimizers."""
+    found = [name for each in _optimizer_classes() for name in inspect.signature(each).parameters]
+    return [name for name in dict.fromkeys(found) if name not in ("self", "args", "kwargs", "name")]
+
+
+def _optimizer_classes() -> list[type]:
+    """Keras's optimizers that can be created by name, without arguments."""
+    base = keras.optimizers.Optimizer
+    classes = [each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)]
+    wrappers = ("inner_optimizer", "optimizer_map")
+    parameters = {each: inspect.signature(each).parameters for each in classes if each is not base}
+    return [each for each, names in parameters.items() if not any(name in names for name in wrappers)]
 
 
 def is_legacy_optimizer(optimizer: Any) -> bool:

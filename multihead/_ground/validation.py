@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 from collections.abc import Iterable, Sequence
@@ -10,10 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.names import did_you_mean
 
-def quoted(names: Iterable[Any]) -> str:
-    """Formats names as a list: `'a', 'b'`, or `none`."""
-    return ", ".join(repr(name) for name in names) or "none"
+
+def quoted(names: Iterable[Any], most: int | None = None) -> str:
+    """Formats names as a list: `'a', 'b'`, or `none`.
+
+    Args:
+        names: The names.
+        most: How many of them to show; None for all.
+    """
+    shown = [repr(name) for name in names]
+    hidden = 0 if most is None else max(len(shown) - most, 0)
+    return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
 
 
 def check_positive_whole(argument: str, value: Any) -> int:
@@ -54,8 +62,7 @@ def as_python(value: Any) -> Any:
 def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
     """Returns `value` if it is one of `choices`; otherwise raises a `ValueError` that lists them."""
     if value not in choices:
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "Pass one of these."
+        hint = did_you_mean([value], choices, "Pass one of these.")
         raise ValueError(f"`{argument}` must be one of {quoted(choices)}. Received: {argument}={value!r}. {hint}")
     return value
 
@@ -78,7 +85,7 @@ def check_head_names(argument: str, names: Iterable[str], heads: Sequence[str], 
         rule = "must name every head, and nothing else" if complete else "must name only heads"
         raise ValueError(
             f"`{argument}` {rule}: {'; '.join(problems)}. Received: {quoted(given)}; the heads are {quoted(heads)}. "
-            "Correct the names, or add the head with `add_head`."
+            f"{did_you_mean(unknown, heads, 'Correct the names, or add the head with `add_head`.')}"
         )
 
 

@@ -11,15 +11,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from multihead._ground.names import NamesArguments
 from multihead._ground.replicas import is_chief
-from multihead._ground.validation import check_positive_whole
+from multihead._ground.validation import check_choice, check_positive_whole
 from multihead._runs.snapshot import Snapshot, read, side_by_side, write
 from multihead._runs.variables import assign, describe, values_of, variables_of
 
 _FILE = "run.checkpoint"
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint(NamesArguments, keras.callbacks.Callback):
     """Saves a run, so that the same program, started again, continues where it stopped and ends with the same result.
 
     Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,
@@ -56,6 +57,8 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.directory = Path(os.fspath(directory))
+        if isinstance(every, str):
+            check_choice("every", every, ("epoch",))
         self.every = every if every == "epoch" else check_positive_whole("every", every)
         self.strict = strict
         self.keep = keep

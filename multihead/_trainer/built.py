@@ -24,6 +24,18 @@ class Built:
     spec: UpdateSpec
     logs: LogMetrics
 
+    def check_trainable(self) -> None:
+        """Checks that there is something to train.
+
+        Raises:
+            ValueError: There is not.
+        """
+        if not self.spec.network.variables.all:
+            raise ValueError(
+                "`encoder` or a head's `module` must have trainable variables. Received: none, so no update would change "
+                "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
+            )
+
     def with_idle_heads(self) -> Built:
         """The same for updates in which heads may become idle."""
         return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))

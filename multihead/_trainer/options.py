@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import tensorflow as tf
 
-from multihead import balancing, schedules
+from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.optimizers import get_optimizer, is_legacy_optimizer, optimizer_core, optimizer_takes_over
+from multihead._ground.names import check_keywords, did_you_mean, nearest
+from multihead._ground.optimizers import (
+    get_optimizer,
+    is_legacy_optimizer,
+    optimizer_arguments,
+    optimizer_core,
+    optimizer_names,
+    optimizer_takes_over,
+)
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
+from multihead._trainer.without_effect import warn_of_idle_options
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
-from multihead.clipping import AbstractClipping
 from multihead.heads import Head
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
@@ -33,11 +41,11 @@ _OF_HEADS = {
     "loss_weights": "loss, weight=...",
     "weighted_metrics": "loss, metrics=[...]",
 }
-"""What Keras's `compile` takes and ours does not, with the argument of `add_head` that stands for it."""
+"""The arguments of Keras's `compile` that ours does not have, with the argument of `add_head` that stands for each."""
 
 
-def refuse_options_of_heads(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Explains where an argument of Keras's `compile` belongs.
+def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Explains where an argument belongs that `compile` does not have: to a head, to the optimizer, or nowhere.
 
     Args:
         positional: What `compile` was given after the optimizer, by position.
@@ -47,13 +55,33 @@ def refuse_options_of_heads(positional: Sequence[Any], options: Mapping[str, Any
         TypeError: There is something.
     """
     given = {**dict(zip(_OF_HEADS, positional)), **options}
+    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
+    of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():
-        if name not in _OF_HEADS:
-            raise TypeError(f"`compile` has no argument `{name}`. Received: {name}={value!r}. Correct its name, or omit it.")
-        raise TypeError(
-            f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
-            f"`trainer.add_head(name, module, {_OF_HEADS[name]})`, before `compile`."
-        )
+        if name in _INSTEAD:
+            raise TypeError(
+                f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
+                f"`{_INSTEAD[name].format(value=value)}`."
+            )
+        if name in of_optimizers:
+            raise TypeError(
+                f"`{name}` belongs to the optimizer, not to `compile`. Received: {name}={value!r}. Pass "
+                f"`{of_optimizers[name]}` to the optimizer; learning rates and weight decays of the encoder and of heads "
+                "are factors of the optimizer's."
+            )
+        if name in of_heads:
+            raise TypeError(
+                f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
+                f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
+            )
+    check_keywords("compile", ["optimizer", *(field.name for field in fields(CompileOptions))], given)
+
+
+def _hint(given: Any, module: Any, example: str) -> str:
+    """What to pass for an option that must be an instance of a class of a module."""
+    name = module.__name__.rpartition(".")[2]
+    near = nearest(given, module.__all__) if isinstance(given, str) else None
+    return f"Pass, for example, {name}.{example}." if near is None else f"Pass an instance, as in {name}.{near}(...)."
 
 
 def check_optimizer(optimizer: Any) -> Any:
@@ -69,8 +97,8 @@ def check_optimizer(optimizer: Any) -> Any:
         optimizer, problem = None, error
     if optimizer is None:  # as Keras 3 returns for None
         raise ValueError(
-            f"`optimizer` must be a Keras optimizer or its name. Received: optimizer={received!r}. "
-            "Pass, for example, 'adam'."
+            f"`optimizer` must be a Keras optimizer or its name: {quoted(optimizer_names())}. Received: "
+            f"optimizer={received!r}. {did_you_mean([received], optimizer_names(), 'Pass one of these.')}"
         ) from problem
     if is_legacy_optimizer(optimizer):
         raise ValueError(
@@ -84,25 +112,6 @@ def check_optimizer(optimizer: Any) -> Any:
             f"`{_INSTEAD[option].format(value=value)}` to `compile`."
         )
     return optimizer
-
-
-def _warn_of_idle_weights(options: CompileOptions, heads: Sequence[Head]) -> None:
-    """Warns of weights of heads that do not change the encoder's update.
-
-    Args:
-        options: The options, checked.
-        heads: The heads.
-    """
-    invariant = [method for method in (options.weighting, options.balancer) if method is not None and method.scale_invariant]
-    weighted = [head for head in heads if head.has_weight_function or head.weight not in (0, 1)]
-    if invariant and weighted:
-        warnings.warn(
-            f"The weights of heads do not change the direction of the encoder's update with "
-            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(head.name for head in weighted)}. Omit "
-            "them, or choose a method that depends on them, such as UPGrad.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
@@ -135,7 +144,7 @@ class CompileOptions:
     balance_at: str
     balance_every: int
     schedule: Any
-    clip: AbstractClipping | None
+    clip: clipping.AbstractClipping | None
     micro_batches: int
     accumulate_steps: int
     encoder_learning_rate: Any
@@ -161,16 +170,17 @@ class CompileOptions:
         schedule = schedules.Together() if self.schedule is None else self.schedule
         if not isinstance(schedule, schedules.AbstractSchedule):
             raise TypeError(
-                f"`schedule` must be one of multihead.schedules. Received: schedule={schedule!r}. "
-                "Pass, for example, schedules.Alternate({'price': 1, 'reply': 9})."
+                f"`schedule` must be one of multihead.schedules: {quoted(schedules.__all__)}. Received: "
+                f"schedule={schedule!r}. {_hint(schedule, schedules, 'Alternate({...: 1, ...: 9})')}"
             )
-        if self.clip is not None and not isinstance(self.clip, AbstractClipping):
+        if self.clip is not None and not isinstance(self.clip, clipping.AbstractClipping):
             raise TypeError(
-                f"`clip` must be one of multihead.clipping. Received: clip={self.clip!r}. "
-                "Pass, for example, clipping.ByGlobalNorm(5.0)."
+                f"`clip` must be one of multihead.clipping: {quoted(clipping.__all__)}. Received: clip={self.clip!r}. "
+                f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')}"
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         telemetry = check_choice("telemetry", self.telemetry, LEVELS)
+        check_choice("jit_compile", self.jit_compile, (None, True, False, "auto"))
         check_choice("on_nonfinite", self.on_nonfinite, ON_NONFINITE)
         if self.max_skipped_updates is not None:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
@@ -258,6 +268,6 @@ def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
-    _warn_of_idle_weights(checked, heads)
+    warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead._ground.optimizers import build_optimizer
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
+from multihead._trainer.without_effect import warn_of_idle_rates
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
@@ -58,6 +59,8 @@ def build_spec(
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
     known = [shapes.predictions[head.name] for head in heads]
     if earlier is None:
+        rates = {name: getattr(options, name) for name in ("encoder_learning_rate", "encoder_weight_decay")}
+        warn_of_idle_rates(network, rates)
         if balancer is not None and options.balance_at == "representation":
             _warn_of_nothing_shared([head.name for head in heads], known)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))

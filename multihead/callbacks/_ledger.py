@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from multihead._ground.files import replace_text
+from multihead._ground.names import nearest
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -19,7 +20,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: The file is no ledger.
+        FileNotFoundError: There is no such file.
     """
+    if not os.path.exists(path):
+        folder = Path(path).parent
+        near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
+        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass the file of a `callbacks.Ledger`."
+        raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
     with open(path, encoding="utf-8") as file:
         return list(_parsed(file.read().split("\n"), path))
 

@@ -9,12 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._ground.names import NamesArguments, did_you_mean, names_arguments, nearest
+from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._directions import direction
+from multihead.callbacks._score import Score
+from multihead.heads._metrics import log_name
 
 
-class PerHead(keras.callbacks.Callback):
+class PerHead(NamesArguments, keras.callbacks.Callback):
     """Keeps each head's best, idles heads that have stopped improving, stops when none improves, and selects by one number.
 
     The options are those of Keras's `EarlyStopping`, for each head by itself: with a single head, both stop after the same
@@ -25,7 +28,10 @@ class PerHead(keras.callbacks.Callback):
     The callback adds one number to the logs of each epoch, `val_score`, for which higher is always better. With `M_k` the
     monitored figure of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean `1/K sum_k s_k M_k`
     or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
-    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`.
+    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any figure so far,
+    because there are no labels for it, does not count and stays trained, with a warning; when it gets one, the search for
+    the best score begins anew. An idle head that is monitored in training keeps its last figure. In an epoch where another
+    figure is NaN, the score is NaN, and the epoch is not selected.
 
     Args:
         monitor: The name in the logs of each head's figure, by head name. Heads that are not named are trained to the end
@@ -81,8 +87,9 @@ class PerHead(keras.callbacks.Callback):
                 )
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
-        modes = ("auto", "min", "max")
-        self.mode = check_by_head("mode", mode, lambda value: value in modes, f"one of {quoted(modes)}", "max")
+        for each in mode.values() if isinstance(mode, Mapping) else [mode]:
+            check_choice("mode", each, ("auto", "min", "max"))
+        self.mode = dict(mode) if isinstance(mode, Mapping) else mode
         self.single_task = check_by_head(
             "single_task", single_task or {}, lambda value: is_number(value) and value != 0, "a number other than 0", 0.9
         )
@@ -90,11 +97,13 @@ class PerHead(keras.callbacks.Callback):
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
         self._figures: dict[str, str] = {}
         self._modes: dict[str, str] = {}
+        self._validates = True
+        self._num_epochs = 0
         self._clear()
 
     def _clear(self) -> None:
         self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._figures}
-        self._best_score = Best("max", 0.0)
+        self._score = Score(self._figures, self._modes, self.single_task)
         self._rows: dict[int, dict[str, float]] = {}
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
         self.idle_heads: list[str] = []
@@ -110,17 +119,18 @@ class PerHead(keras.callbacks.Callback):
 
     @property
     def best_score(self) -> float | None:
-        return self._best_score.value
+        return self._score.best.value
 
     @property
     def best_score_epoch(self) -> int | None:
-        return self._best_score.epoch
+        return self._score.best.epoch
 
     @property
     def score_name(self) -> str:
         """The name of the score in the logs: `val_score`, or `score` if all figures are those of training."""
-        return "val_score" if any(name.startswith("val_") for name in self._figures.values()) else "score"
+        return self._score.name
 
+    @names_arguments
     def restore(self, head: str) -> None:
         """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
 
@@ -132,11 +142,11 @@ class PerHead(keras.callbacks.Callback):
         Raises:
             ValueError: There are no such weights.
         """
-        if head not in self._weights:
+        kept = [name for name in self._weights if name is not None]
+        if head not in kept:
             raise ValueError(
                 f"`head` must be a head with kept weights. Received: head={head!r}; there are weights of "
-                f"{quoted(name for name in self._weights if name is not None)}. Pass one of these, with "
-                "`restore_best_weights=True`."
+                f"{quoted(kept)}. {did_you_mean([head], kept, 'Pass one of these, with `restore_best_weights=True`.')}"
             )
         restore(self.model, [head], self._weights[head])
 
@@ -149,21 +159,28 @@ class PerHead(keras.callbacks.Callback):
             value = getattr(self, name)
             if isinstance(value, Mapping):
                 check_head_names(name, value, list(figures), complete=name == "single_task" and bool(value))
-        self._figures = dict(figures)
+        self._figures, self._num_epochs = dict(figures), 0
         if self.idle:
             self.model.set_idle([])
         self._modes = {head: self._mode_of(head, name) for head, name in figures.items()}
         self._clear()
 
-    def check_others(self, others: Sequence[Any]) -> None:
+    def check_fit(self, others: Sequence[Any], *, validates: bool) -> None:
         """Called by the trainer: checks that callbacks which monitor the score see it, and treat higher as better.
 
         Args:
             others: All callbacks of the `fit`.
+            validates: Whether the `fit` has validation data.
 
         Raises:
-            ValueError: One does not.
+            ValueError: One does not, or there is nothing to monitor.
         """
+        self._validates = validates
+        if self.monitor is None and not validates:
+            raise ValueError(
+                "`validation_data` must be given for PerHead, which monitors `val_{head}_loss`. Received: a `fit` without "
+                "validation data. Pass them, or other figures by head name as `monitor`."
+            )
         for place, callback in enumerate(others):
             if getattr(callback, "monitor", None) not in ("val_score", "score"):
                 continue
@@ -182,11 +199,13 @@ class PerHead(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
         logs = {} if logs is None else logs
+        self._num_epochs += 1
         values = self._values(logs)
         if values is None:
             return
-        logs[self.score_name] = self._score(values)
         improved, newly_idle = self._add(epoch, values)
+        logs[self.score_name] = self._score.of_epochs[epoch]
+        self._score.warn_of_missing()
         for name in improved if self.restore_best_weights else []:
             self._weights[name] = values_of(self.model, list(self.model.heads) if name is None else [name])
         for head in newly_idle:
@@ -199,6 +218,8 @@ class PerHead(keras.callbacks.Callback):
             self.model.set_idle([])
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
+        if self._num_epochs and self.best_score is None:
+            self._score.warn_of_none(self.start_from_epoch)
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
             restore(self.model, list(self.model.heads), self._weights[None])
@@ -218,15 +239,16 @@ class PerHead(keras.callbacks.Callback):
     def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str]]:
         """Adds the figures of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
         self._rows[epoch] = values
+        self._score.add(epoch, values, self.idle_heads)
         if epoch < self.start_from_epoch:
             return [], []
         improved: list[str | None] = [head for head, best in self._bests.items() if best.add(epoch, values[head])]
         ended = [head for head, best in self._bests.items() if head not in improved and best.wait >= self.patience]
-        newly_idle = [head for head in ended if self.idle and epoch > 0 and head not in self.idle_heads]
+        newly_idle = [h for h in ended if self.idle and epoch > 0 and h not in self.idle_heads and h in self._score.last]
         self.idle_heads += newly_idle
-        if epoch > 0 and len(self.idle_heads if self.idle else ended) == len(self._bests):
+        if epoch > 0 and {*ended, *self.idle_heads} == set(self._bests):
             self.stopped_epoch = epoch
-        if self._best_score.add(epoch, self._score(values)):
+        if self._score.best.add(epoch, self._score.of_epochs[epoch]):
             improved.append(None)
         return improved, newly_idle
 
@@ -241,30 +263,37 @@ class PerHead(keras.callbacks.Callback):
         absent = [name for name in self._figures.values() if name not in logs]
         if not absent:
             return {head: float(logs[name]) for head, name in self._figures.items()}
-        if all(name.startswith("val_") for name in absent) and not any(name.startswith("val_") for name in logs):
+        are_of_validation = all(name.startswith("val_") for name in absent)
+        if self._validates and are_of_validation and not any(name.startswith("val_") for name in logs):
             return None  # an epoch without validation
+        remedy = "Correct the name, or pass `validation_data` with targets for the head."
         raise ValueError(
             f"`monitor` must have names in the logs. Received: {quoted(absent)}; the logs have {quoted(logs)}. "
-            "Correct the name, or pass `validation_data` with targets for the head."
+            f"{remedy if are_of_validation and not self._validates else did_you_mean(absent, logs, remedy)}"
         )
-
-    def _score(self, values: Mapping[str, float]) -> float:
-        gains = []
-        for head, value in values.items():
-            base = self.single_task[head] if self.single_task else None
-            gain = value if base is None else (value - base) / abs(base)
-            gains.append(gain if self._modes[head] == "max" else -gain)
-        return float(np.mean(gains))
 
     def _mode_of(self, head: str, figure: str) -> str:
         mode = by_head(self.mode, head, "auto")
         mode = direction(figure, self.model.heads[head]) if mode == "auto" else mode
         if mode is None:
+            self._check_figure(head, figure)
             raise ValueError(
                 f"`mode` must say whether {figure!r} is better if it is higher or lower, which is known only for losses and "
                 f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
             )
         return mode
+
+    def _check_figure(self, head: str, figure: str) -> None:
+        """Refuses a figure that no part of the library logs, if its name is similar to one that the head has."""
+        name = figure.removeprefix("val_").removeprefix(f"{head}_")
+        own = ["loss", *(log_name(spec) for spec in self.model.heads[head].metric_specs)]
+        near = nearest(name, own)
+        if near is not None:
+            raise ValueError(
+                f"`monitor` must have names in the logs. Received: {figure!r}; the figures of head {head!r} are "
+                f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{figure.removesuffix(name)}{near}'? For a "
+                "figure of another callback, pass its `mode`."
+            )
 
     def _say(self, text: str) -> None:
         if self.verbose:

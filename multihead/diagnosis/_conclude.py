@@ -14,6 +14,7 @@ from multihead._update.labels import Labels
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._constant import Targets, targets_of
 from multihead.diagnosis._measure import Measured, measure
+from multihead.diagnosis._probabilities import over_batches
 from multihead.diagnosis._report import Diagnosis
 from multihead.diagnosis._rules import find
 from multihead.diagnosis._statistics import Signal, cosines_of, cosines_of_means, root_mean_squares, signal_of
@@ -76,6 +77,7 @@ def _figures(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets]) -> Dia
         layer_cosines={name: cosines_of(products) for name, products in by_layer.items()},
         update_norm=float(raw.before.mean()),
         clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
+        predicted=over_batches(raw.ranges),
         finite=finite,
     )
 

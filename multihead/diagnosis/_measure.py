@@ -24,6 +24,7 @@ from multihead._update.products import products_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import Losses
+from multihead.diagnosis._probabilities import ranges_of, unchecked
 from multihead.losses._shapes import with_columns
 
 
@@ -38,6 +39,8 @@ class Measured(NamedTuple):
         examples: `[batches]` numbers of examples.
         representation: `[batches, heads, heads]` inner products of the representation gradients.
         layers: `[batches, layers, heads, heads]` inner products of the parameters' gradients, by encoder layer.
+        ranges: `[batches, heads, 4]` the smallest and the largest prediction, and the smallest and the largest sum of a row
+            of predictions, of heads whose loss takes probabilities; NaN for the others.
         of_sums: `[layers, heads, heads]` the same of the sums of the gradients over all batches.
         before: `[batches]` norms of the whole gradient.
         after: `[batches]` the same after clipping.
@@ -52,6 +55,7 @@ class Measured(NamedTuple):
     examples: np.ndarray
     representation: np.ndarray
     layers: np.ndarray
+    ranges: np.ndarray
     of_sums: np.ndarray
     before: np.ndarray
     after: np.ndarray
@@ -89,14 +93,14 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         step: The number of updates applied so far.
         loss_scale: The factor of loss scaling, or None.
     """
-    network = spec.network
+    network = unchecked(spec.network)
     together = schedules.Together()
     together.bind([head.name for head in network.heads])
     names, layers = spec.layers
 
     def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         combiner = Measure()
-        alone = replace(spec, schedule=together, num_micro_batches=1, combiner=combiner, layers_every=0)
+        alone = replace(spec, network=network, schedule=together, num_micro_batches=1, combiner=combiner, layers_every=0)
         update = compute_update(alone, [batch], step, loss_scale)
         gradients = update.gradients.of_losses
         rows = _dense_rows(network, combiner.rows)
@@ -109,6 +113,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,
             "layers": _by_layer(rows, layers, len(network.heads)),
+            "ranges": ranges_of(network, batch, labels),
             "before": norm_of_present(gradients),
             "after": norm_of_present(gradients if spec.clip is None else spec.clip(gradients)),
         }

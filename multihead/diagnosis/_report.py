@@ -73,6 +73,8 @@ class Diagnosis:
         layer_cosines: By encoder layer, the cosines there and their spread, as in `spreads`.
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
+        predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row of
+            them, of heads whose loss takes probabilities; otherwise NaN.
         finite: `[heads]`: whether all losses and gradients were finite.
         factors: By head, a factor of its loss; they have part of the suggestion's effect, without a balancer: pass
             them as `weighting=weighting.Fixed(diagnosis.factors)`. Empty if the heads need none.
@@ -105,6 +107,7 @@ class Diagnosis:
     layer_cosines: dict[str, Cosines]
     update_norm: float
     clipped: float
+    predicted: np.ndarray
     finite: np.ndarray
     factors: dict[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()

@@ -10,6 +10,7 @@ from multihead._display.tables import plain
 from multihead._update.labels import share_nothing
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts
+from multihead.diagnosis._probabilities import no_probabilities
 from multihead.diagnosis._report import Diagnosis, Finding
 from multihead.diagnosis._suggestion import (
     FEW,
@@ -288,8 +289,8 @@ def configured_balancer(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]
 
 
 RULES: tuple[Rule, ...] = (
-    broken, untrainable, unreached, raw_units, different_norms, behind, _conflicts.conflicts, _conflicts.conflicts_in_layers,
-    _conflicts.equal_heads, clipping,
+    broken, no_probabilities, untrainable, unreached, raw_units, different_norms, behind, _conflicts.conflicts,
+    _conflicts.conflicts_in_layers, _conflicts.equal_heads, clipping,
 )  # fmt: skip
 """The rules, in the order in which their findings are shown."""
 

@@ -20,6 +20,7 @@ from multihead.heads._labels.missing import mask_missing, with_same_sizes, witho
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
 from multihead.losses._known import CLASSES
+from multihead.losses._probabilities import with_checked_range
 from multihead.losses._shapes import aligned, with_columns
 from multihead.rates import check_rate
 
@@ -84,6 +85,7 @@ class Head:
         labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
         ignore_labels = tuple(label for label in labels if label is not None)
         self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
+        self.checks_range = True  # whether predictions that are no probabilities are an error where the loss takes those
         self._metrics: list[HeadMetric] | None = None
         self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
 
@@ -234,13 +236,19 @@ class Head:
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
 
     def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
+        """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is.
+
+        Raises:
+            ValueError: The predictions are no probabilities, which the loss takes; in a graph, when it runs.
+        """
         shape, over = with_columns(predictions.shape), self.loss.over
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
         seen = aligned(targets, shape, over)
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
         # XLA leaves that check out: there a reshape of another number of values fails.
         values = tf.reshape(self.loss.values(seen, predictions), tf.shape(weights))
+        if self.checks_range:
+            values = with_checked_range(values, self.name, self.loss, predictions)
         return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import options_of, snake_case, wrapped_function
+from multihead._ground.keras import names_known_to, options_of, snake_case, wrapped_function
+from multihead._ground.names import did_you_mean
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
@@ -164,9 +165,12 @@ def _found(spec: Any, head: str) -> Any:
     except (ValueError, TypeError, KeyError) as error:
         cause = error
     if not callable(found):  # Keras 2 returns some names that it does not know
+        known_metrics = [*_BY_SHAPE, *names_known_to(keras.metrics.get, keras.metrics)]
+        name = spec.get("class_name") if isinstance(spec, Mapping) else spec
+        hint = did_you_mean([name], known_metrics, "Pass one of these, or a `keras.metrics.Metric`.")
         raise ValueError(
             f"`metrics` of head {head!r} must be Keras metrics or their names. Received: {spec!r}, which Keras does not "
-            "know. Pass, say, 'accuracy' or a `keras.metrics.Metric`."
+            f"know; it has {quoted(dict.fromkeys(known_metrics))}. {hint}"
         ) from cause
     return found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.names import nearest
 from multihead._ground.validation import quoted
 
 
@@ -73,12 +73,11 @@ def _entries(part: Any) -> dict[Any, Any]:
     return {**by_place, **from_end, **dict(zip(getattr(part, "_fields", ()), part))}
 
 
-@tf.autograph.experimental.do_not_convert  # AutoGraph cannot read difflib
 def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) -> str:
     entries = [entry for entry in _entries(part) if not isinstance(entry, int) or entry >= 0]
-    near = difflib.get_close_matches(str(key), [str(entry) for entry in entries], n=1)
-    if near:
-        hint = f"Did you mean {near[0]!r}?"
+    near = nearest(key, entries)
+    if near is not None:
+        hint = f"Did you mean {near!r}?"
     elif isinstance(reads, tuple) and not entries:
         hint = "A tuple is a path into a nest; for several parts pass a list."
     else:

@@ -11,13 +11,15 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import keras_mask, options_of, targets_for_loss, with_logits
+from multihead._ground.keras import are_probabilities, keras_mask, names_known_to, options_of, targets_for_loss, with_logits
+from multihead._ground.names import NamesArguments, did_you_mean, names_arguments
+from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 from multihead.losses._shapes import aligned, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class SequenceCrossentropy(keras.losses.Loss):
+class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
     """Cross-entropy of each token of a sequence, from logits; padding does not count.
 
     `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
@@ -32,7 +34,7 @@ class SequenceCrossentropy(keras.losses.Loss):
     values have shape `[batch, time]`.
 
     Raises:
-        ValueError: `label_smoothing` is not in `[0, 1)`.
+        ValueError: `label_smoothing` is not in `[0, 1)` or, in a call, the predictions are known to be probabilities.
     """
 
     def __init__(self, *, padding_id: int = 0, label_smoothing: float = 0.0, name: str = "sequence_crossentropy") -> None:
@@ -53,6 +55,11 @@ class SequenceCrossentropy(keras.losses.Loss):
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """Values of shape `[batch, time]`, including those of padding."""
         y_true, y_pred = tf.cast(y_true, tf.int32), tf.convert_to_tensor(y_pred)
+        if are_probabilities(y_pred):
+            raise ValueError(
+                "`module` of a head with `SequenceCrossentropy` must return logits. Received: the result of a softmax or a "
+                "sigmoid. Leave this activation out."
+            )
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(y_true, y_pred)
         if self.label_smoothing:
             uniform = -tf.reduce_mean(tf.nn.log_softmax(y_pred), axis=-1)
@@ -64,7 +71,7 @@ class SequenceCrossentropy(keras.losses.Loss):
         return {"padding_id": self.padding_id, "label_smoothing": self.label_smoothing, "name": self.name}
 
 
-class ElementLoss:
+class ElementLoss(NamesArguments):
     """A loss as the trainer uses it: unreduced, with one value per element.
 
     Args:
@@ -195,6 +202,15 @@ class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
 
 
+_ANY_LOSS = "Pass one of these, a `keras.losses.Loss`, or a function."
+
+
+def _name_of(identifier: str | dict[str, Any]) -> Any:
+    """The name in a name or in a configuration."""
+    return identifier.get("class_name") if isinstance(identifier, dict) else identifier
+
+
+@names_arguments
 def get(loss: Any) -> ElementLoss:
     """Makes an `ElementLoss` from anything that Keras accepts as a loss.
 
@@ -212,9 +228,10 @@ def get(loss: Any) -> ElementLoss:
         try:
             loss = keras.losses.get(loss)
         except (ValueError, TypeError, KeyError) as error:
+            known_losses = names_known_to(keras.losses.get, keras.losses)
             raise ValueError(
-                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know. Pass a name such "
-                "as 'sparse_categorical_crossentropy' or 'mse', a `keras.losses.Loss`, or a function."
+                f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know; it has "
+                f"{quoted(known_losses)}. {did_you_mean([_name_of(original)], known_losses, _ANY_LOSS)}"
             ) from error
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()

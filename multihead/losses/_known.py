@@ -21,11 +21,16 @@ class Known(NamedTuple):
         over: `ELEMENTS`, `ROWS` or `CLASSES`.
         low: The smallest label that it takes, or None.
         high: The largest, or None. Class numbers end where the predictions' last axis does.
+        largest: For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides
+            each row by its sum. None for other functions.
+        has_logits: Whether such a function can also take logits, with `from_logits=True`.
     """
 
     over: str
     low: float | None = None
     high: float | None = None
+    largest: float | None = None
+    has_logits: bool = False
 
 
 _BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
@@ -42,6 +47,11 @@ _CLASS_NUMBERS = (
     "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
     "sparse_top_k_categorical_accuracy"
 ).split()
+_OF_PROBABILITIES = {
+    **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
+    **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),
+    **dict.fromkeys(("categorical_crossentropy", "categorical_focal_crossentropy"), float("inf")),
+}
 _FUNCTIONS = {
     **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
     **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
@@ -59,6 +69,12 @@ def is_keras(function: Any) -> bool:
 
 def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Known | None:
     """The properties of a function of Keras with some keyword arguments; None for other functions."""
-    if not is_keras(function) or (options or {}).get("axis", -1) not in (-1, (-1,), [-1]):
+    options = options or {}
+    if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
         return None
-    return _FUNCTIONS.get(getattr(function, "__name__", ""))
+    name = getattr(function, "__name__", "")
+    found: Known | None = _FUNCTIONS.get(name)
+    takes_logits = options.get("from_logits", False)
+    if found is None or takes_logits or name not in _OF_PROBABILITIES:
+        return found
+    return found._replace(largest=_OF_PROBABILITIES[name], has_logits=name.endswith("_crossentropy"))

@@ -285,16 +285,17 @@ def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
 class _Report(keras.callbacks.Callback):
     """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
 
-    def __init__(self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any]) -> None:
+    def __init__(self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any], validates: bool) -> None:
         super().__init__()
+        self._validates = validates
         self._metrics = metrics
         self._others = others
         self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
 
     def on_train_begin(self, logs: Any = None) -> None:
         for callback in self._others:
-            if hasattr(callback, "check_others"):
-                callback.check_others(self._others)
+            if hasattr(callback, "check_fit"):
+                callback.check_fit(self._others, validates=self._validates)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._seen = None
@@ -329,14 +330,15 @@ class _Report(keras.callbacks.Callback):
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
 
 
-def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any) -> Any:
+def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any, *, validates: bool) -> Any:
     """Adds the report on skipped updates to the callbacks of `fit`.
 
     Args:
         metrics: Returns the trainer's metrics, or None before they exist.
         callbacks: The callbacks passed to `fit`.
+        validates: Whether the `fit` has validation data.
     """
     given = callbacks_of(callbacks)
     # First, so that a checkpoint at the end of an epoch holds what that end changes.
-    given.insert(0, _Report(metrics, list(given)))
+    given.insert(0, _Report(metrics, list(given), validates))
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.method import Method, find
+from multihead._ground.names import names_arguments
 from multihead._ground.validation import quoted
 
 
@@ -198,6 +199,7 @@ def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     return tf.math.log(tf.where(active, valid + 1e-8, tf.ones_like(losses)))
 
 
+@names_arguments
 def get(identifier: Weighting | str | None) -> Weighting | None:
     """Returns a weighting.
 

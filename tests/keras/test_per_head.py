@@ -135,9 +135,59 @@ def test_it_goes_on_while_a_head_improves(two):
 
 def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     rows = [{"val_price_loss": np.nan, "val_size_loss": 1.0}, {"loss": 1.0}, {"val_price_loss": 2.0, "val_size_loss": 1.5}]
+    rows.append({"val_price_loss": np.nan, "val_size_loss": 0.1})
     callback = PerHead(patience=5, restore_best_weights=False)
-    scores = told(callback, two, rows)
-    assert np.isnan(scores[0]) and scores[1:] == [None, -1.75] and callback.best == {"price": 2.0, "size": 1.0}
+    with pytest.warns(RuntimeWarning, match="PerHead finds no figure of head 'price': 'val_price_loss' is NaN"):
+        scores = told(callback, two, rows)
+    assert scores[:3] == [-1.0, None, -1.75] and np.isnan(scores[3])
+    assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
+
+
+def test_a_head_without_labels_does_not_keep_the_others_from_being_restored():
+    model = trainer()
+    unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}
+    callback = PerHead(patience=1)
+    with pytest.warns(RuntimeWarning, match="no figure of head 'size'.*does not count in val_score, and is not made idle"):
+        history = fit(model, [callback], validation_data=(DEV, unlabelled))
+    assert history.history["val_score"] == pytest.approx([-loss for loss in history.history["val_price_loss"]])
+    assert callback.idle_heads == ["price"] and callback.best_score == max(history.history["val_score"])
+    evaluated = model.evaluate(DEV, {"price": DEV_TARGETS["price"]}, verbose=0, return_dict=True)["price_loss"]
+    assert evaluated == pytest.approx(min(history.history["val_price_loss"]))
+
+
+def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure():
+    model = trainer(rate=0.3)
+    callback = PerHead({"price": "price_loss", "size": "size_loss"}, patience=1, min_delta={"size": 100.0})
+    history = fit(model, [callback], epochs=6).history
+    assert callback.idle_heads[0] == "size" and np.isnan(history["size_loss"][3]) and np.isfinite(history["score"]).all()
+    assert history["score"][3] == pytest.approx(-(history["price_loss"][3] + history["size_loss"][1]) / 2)
+
+
+def test_nothing_to_monitor_is_said_before_training(one):
+    data = {"x": X, "y": {"price": TARGETS["price"]}, "verbose": 0}
+    with pytest.raises(ValueError, match=r"`validation_data` must be given for PerHead, which monitors `val_\{head\}_loss`"):
+        one.fit(**data, callbacks=[PerHead()])
+    assert int(one.update_count) == 0
+    with pytest.raises(
+        ValueError, match="`monitor` must have names in the logs. Received: 'val_price_mae'.*pass `validation_"
+    ):
+        one.fit(**data, callbacks=[PerHead({"price": "val_price_mae"})])
+
+
+@pytest.mark.parametrize(
+    ("options", "fitted", "message"),
+    [
+        ({}, {"validation_freq": 5}, "no val_score, and restores nothing, because no epoch had validation"),
+        ({"start_from_epoch": 9}, {}, "because training ended before the epoch 9"),
+        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "because the figures of all heads were NaN"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:PerHead finds no figure")
+def test_what_is_not_restored_is_said(options, fitted, message, one):
+    missing = {"price": np.full([16, 1], np.nan, "float32")} if fitted.pop("missing", False) else DEV_TARGETS
+    targets = {"y": {"price": TARGETS["price"]}, "validation_data": (DEV, {"price": missing["price"]})}
+    with pytest.warns(RuntimeWarning, match=message):
+        fit(one, [PerHead(**options)], epochs=2, **targets, **fitted)
 
 
 def test_later_callbacks_see_the_score(tmp_path):
@@ -263,6 +313,7 @@ def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mod
 WRONG = [
     ({"monitor": "val_loss"}, r"`monitor` must be a dict from head names .*Received: monitor='val_loss'"),
     ({"monitor": {"prize": "val_price_loss"}}, r"`monitor` must name only heads: 'prize' is not a head"),
+    ({"monitor": {"price": "val_price_mea"}}, "`monitor` must have names in the logs.*Did you mean 'val_price_mae'"),
     ({"patience": -1}, r"`patience` must be a whole number of at least 0\. Received: patience=-1"),
     ({"min_delta": {"price": "much"}}, r"`min_delta` must be a finite number, or a dict of these by head name"),
     ({"mode": "up"}, r"`mode` must be one of 'auto', 'min', 'max'.*Received: mode='up'"),

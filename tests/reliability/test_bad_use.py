@@ -169,5 +169,5 @@ def test_inputs_that_the_encoder_cannot_take(call):
 
 
 def test_an_optimizer_is_needed():
-    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name. Received: optimizer=None"):
+    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name: .* Received: optimizer=None"):
         made(optimizer=None)

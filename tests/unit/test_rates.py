@@ -94,6 +94,31 @@ def test_something_is_trained_in_every_stage():
         periods_of(network, 0, 1.0)
 
 
+def test_a_pattern_is_found_in_a_path():
+    low, high = keras.layers.Dense(2, name="low"), keras.layers.Dense(2, name="high")
+    encoder = keras.Sequential([low, high], name="encoder")
+    encoder(tf.ones([1, 2]))
+    for pattern, near in (("lwo", "low"), ("low/kernal", "low/kernel"), ("Bias", "bias")):
+        with pytest.raises(ValueError, match=f"found in the path.*'{pattern}'; the paths are.*Did you mean '{near}'"):
+            ByPath({"high": 1, pattern: 0}).factors(encoder, encoder.trainable_variables)
+    low.trainable = False
+    assert ByPath({"low": 0}).factors(encoder, encoder.trainable_variables) == [1, 1]  # found, though frozen in any case
+    with pytest.warns(UserWarning, match="key without effect: 'high/kernel'.*and 'kernel' comes before it"):
+        ByPath({"kernel": 1, "high/kernel": 0}).factors(encoder, encoder.trainable_variables)
+    with pytest.raises(ValueError, match="Received: 'low'; the paths are none"):
+        ByPath({"low": 0}).factors(tf.identity, [])
+
+
+@pytest.mark.parametrize("argument", ["encoder_learning_rate", "encoder_weight_decay", "learning_rate", "weight_decay"])
+def test_a_pattern_is_checked_when_the_variables_are_known(argument):
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    rate = {argument: Stages({0: 1, 5: ByPath({"kernle": 0})})}
+    trainer.add_head("a", keras.layers.Dense(1), "mse", **({} if "encoder" in argument else rate))
+    trainer.compile(keras.optimizers.AdamW(), **(rate if "encoder" in argument else {}))
+    with pytest.raises(ValueError, match="Received: 'kernle'.*Did you mean 'kernel'"):
+        trainer.compute_gradients((tf.ones([2, 2]), {"a": tf.ones([2, 1])}))
+
+
 @keras.saving.register_keras_serializable(package="tests")
 def half(path):
     return 0.5

@@ -203,7 +203,7 @@ def _broken_ranges(
 ) -> Iterator[tuple[tf.Tensor, str]]:
     """Where the loss cannot take a label, with the rule that is broken."""
     loss, is_floating = spec.loss, numbers.dtype.is_floating
-    low, high = (None, None) if loss.known is None else loss.known[1:]
+    low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
     if loss.over == CLASSES:
         fits = numbers >= 0 if num_classes is None else (numbers >= 0) & (numbers < num_classes)
         if is_floating:

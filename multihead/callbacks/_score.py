@@ -1,0 +1,81 @@
+"""The score of an epoch: one number from the figures of all heads, for which higher is always better."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from multihead._ground.validation import quoted
+from multihead.callbacks._best import Best
+
+
+class Score:
+    """The mean of the heads' figures with their signs, or their mean relative gain; see `PerHead`.
+
+    Args:
+        figures: The name in the logs of each head's figure.
+        modes: `"min"` or `"max"` for each of them.
+        single_task: The figures of single-task models by head name; empty for the plain mean.
+
+    Attributes:
+        best: The best score so far.
+        last: The last figure, other than NaN, of each head that has had one.
+        of_epochs: The score of each epoch.
+    """
+
+    def __init__(self, figures: Mapping[str, str], modes: Mapping[str, str], single_task: Mapping[str, float]) -> None:
+        self._figures = figures
+        self._modes = modes
+        self._single_task = single_task
+        self.best = Best("max", 0.0)
+        self.last: dict[str, float] = {}
+        self.of_epochs: dict[int, float] = {}
+
+    @property
+    def name(self) -> str:
+        """The name in the logs: `val_score`, or `score` if all figures are those of training."""
+        return "val_score" if any(name.startswith("val_") for name in self._figures.values()) else "score"
+
+    def add(self, epoch: int, values: Mapping[str, float], idle: Collection[str]) -> None:
+        """Adds the figures of an epoch before which some heads were idle."""
+        known = {head: value for head, value in values.items() if not math.isnan(value)}
+        if known.keys() - self.last.keys():
+            self.best = Best("max", 0.0)  # scores of more heads cannot be compared with those before
+        self.last.update(known)
+        gains = []
+        for head, last in self.last.items():
+            # A head that is not trained has no figure of training.
+            value = last if head in idle and not self._figures[head].startswith("val_") else values[head]
+            base = self._single_task.get(head)
+            gain = value if base is None else (value - base) / abs(base)
+            gains.append(gain if self._modes[head] == "max" else -gain)
+        self.of_epochs[epoch] = float(np.mean(gains)) if gains else math.nan
+
+    def warn_of_missing(self) -> None:
+        """After the first epoch, warns of heads without a figure."""
+        missing = [head for head in self._figures if head not in self.last]
+        if not missing or len(self.of_epochs) > 1:
+            return
+        warnings.warn(
+            f"PerHead finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} is NaN, "
+            "because the data have no labels for it, or its loss is not finite. Until there is a figure, the head does not "
+            f"count in {self.name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def warn_of_none(self, start: int) -> None:
+        """Warns that there is no best score, and says why; only epochs from a first one on count."""
+        if not self.of_epochs:
+            reason = "no epoch had validation. Look at `validation_freq`"
+        elif max(self.of_epochs) < start:
+            reason = f"training ended before the epoch {start}. Lower `start_from_epoch`"
+        elif not self.last:
+            reason = "the figures of all heads were NaN. Look at the labels and losses"
+        else:
+            reason = f"in each epoch, a figure of the heads {quoted(self.last)} was NaN. Look at the labels and losses"
+        text = f"PerHead has no {self.name}, and restores nothing, because {reason}."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)

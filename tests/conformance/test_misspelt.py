@@ -1,0 +1,301 @@
+"""A misspelt keyword or name, in whatever argument of a public callable, is an error that says what was meant."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import ByPath, MultiHeadTrainer, Stages, balancing, callbacks, losses, mix_datasets, models, plots, schedules
+from multihead import weighting as weightings
+from tests.helpers import public
+
+CALLABLES = public.callables()
+PASSED_ON = (
+    "fit",
+    "evaluate",
+    "predict",
+    "summary",
+    "train_on_batch",
+    "test_on_batch",
+    "save",
+    "save_weights",
+    "load_weights",
+)
+X = np.ones((4, 2), "float32")
+Y = {"price": X[:, :1], "size": X[:, :1]}
+
+
+def misspelt(name):
+    """A name with a letter too many, so that it is not another name, either."""
+    middle = len(name) // 2
+    return f"{name[:middle]}x{name[middle:]}"
+
+
+def trainer(encoder=None, compiled=True, heads=("price", "size"), **options):
+    made = MultiHeadTrainer(encoder or keras.layers.Dense(2))
+    for name in heads:
+        made.add_head(name, keras.layers.Dense(1), "mse", metrics=["mae"])
+    if compiled:
+        made.compile("sgd", run_eagerly=True, **options)
+    return made
+
+
+@pytest.fixture(scope="module")
+def built():
+    made = trainer()
+    made.compute_gradients((X, Y))
+    return made
+
+
+def call_of(name, made):
+    """A public callable, where it is a method of a trainer of that."""
+    owner, _, method = name.partition(".")
+    if owner == "MultiHeadTrainer" and method:
+        return getattr(made, method)
+    if owner == "GradientAccumulator" and method:
+        return lambda **given: CALLABLES[name].call(None, **given)
+    return CALLABLES[name].call if owner != "PerHead" else lambda **given: CALLABLES[name].call(None, **given)
+
+
+def keywords_of(name):
+    method = name.removeprefix("MultiHeadTrainer.")
+    return public.keras_arguments(method) if method in PASSED_ON else list(CALLABLES[name].arguments)
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_a_misspelt_keyword_names_the_argument(name, built):
+    call, known = call_of(name, built), keywords_of(name)
+    method = name.removeprefix("MultiHeadTrainer.")
+    needed = {"filepath": "a.keras"} if method == "save" else {"x": X, "y": Y} if method.endswith("_on_batch") else {}
+    needed = {"x": X} if method == "predict" else needed
+    for keyword in known:
+        if len(keyword) < 3:  # of which nothing is left
+            continue
+        with pytest.raises(
+            TypeError, match=rf"has no argument `{misspelt(keyword)}`; .*Received.*Did you mean `{keyword}`\?"
+        ):
+            call(**{misspelt(keyword): 1}, **needed)
+    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(CALLABLES[name].call).parameters.values()):
+        with pytest.raises(TypeError, match="has no argument `qqqq`.*Received: qqqq=1. Correct its name, or omit it"):
+            call(qqqq=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("add_head", {"loss_weight": 0.5}, "Did you mean `weight`"),
+        ("add_head", {"lr": 0.5}, "Did you mean `learning_rate`"),
+        ("add_head", {"optimizer": "adam"}, "its arguments are `name`, `module`, `loss`, .*Correct its name"),
+        ("compile", {"lr": 0.5}, "`lr` belongs to the optimizer.*Pass `learning_rate` to the optimizer"),
+        ("compile", {"momentum": 0.5}, "`momentum` belongs to the optimizer"),
+        ("compile", {"weight": 0.5}, r"`weight` belongs to a head.*add_head\(name, module, loss, weight=...\)"),
+        ("compile", {"global_clipnorm": 0.5}, r"another argument of `compile`.*clip=clipping.ByGlobalNorm\(0.5\)"),
+        ("fit", {"epoch": 3}, "`fit` has no argument `epoch`.*Did you mean `epochs`"),
+    ],
+)
+def test_a_keyword_of_another_place_says_which(method, given, message, built):
+    with pytest.raises(TypeError, match=message):
+        getattr(built, method)(**given)
+    with pytest.raises(TypeError, match="`predict` takes at most .* Received: 20 more. Pass arguments by name"):
+        built.predict(X, *range(20 + len(public.keras_arguments("predict")) - 1))
+
+
+class TwoOutputs(keras.layers.Layer):
+    def call(self, inputs):
+        return {"pooled": inputs, "tokens": inputs}
+
+
+def reading(reads):
+    made = MultiHeadTrainer(TwoOutputs())
+    made.add_head("a", keras.layers.Dense(1), "mse", reads=reads)
+    made.compile("sgd", run_eagerly=True)
+    made.compute_gradients((X, {"a": X[:, :1]}))
+
+
+def bound(method):
+    method.bind(["price", "size"])
+
+
+def by_path(pattern):
+    layer = keras.layers.Dense(2)
+    layer.build((None, 2))
+    ByPath({pattern: 0}).factors(layer, layer.trainable_variables)
+
+
+def monitored(**options):
+    callback = callbacks.PerHead(**options)
+    callback.set_model(trainer())
+    callback.on_train_begin()
+
+
+def datasets(names):
+    return {name: tf.data.Dataset.from_tensors((X, X[:, :1])) for name in names}
+
+
+def saved_layers(path, name):
+    layer = keras.layers.Dense(2)
+    layer.build((None, 2))
+    models.save_weights(path / "weights.npz", {"encoder": layer})
+    models.load_weights(path / "weights.npz", {name: layer})
+
+
+def draw(path, picture):
+    (path / "run.jsonl").write_text("")
+    picture(path / "rum.jsonl")
+
+
+DECODER = {"vocabulary_size": 9, "embedding_size": 2, "units": 2}
+PREFERRING = ("AlignedMTL", "CAGrad", "DualProj", "EqualNorms", "SDMGrad", "Sum", "UPGrad")
+PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", "weights")
+# What is passed by name, misspelt, and the nearest name.
+NAMES = {
+    "ByPath.factors": (lambda: by_path("kernle"), "kernel"),
+    **{
+        f"balancing.{name}.preference": (
+            lambda name=name: bound(getattr(balancing, name)(preference={"prize": 1.0})),
+            "price",
+        )
+        for name in PREFERRING
+    },
+    "balancing.AlignedMTL.scale": (lambda: balancing.AlignedMTL(scale="medain"), "median"),
+    "balancing.Chain.steps": (lambda: balancing.Chain("EqualNorm", "UPGrad"), "EqualNorms"),
+    "balancing.MetaBalance.strategy": (lambda: balancing.MetaBalance(strategy="enlrage"), "enlarge"),
+    "balancing.MetaBalance.target": (lambda: bound(balancing.MetaBalance("prize")), "price"),
+    "balancing.NormBudget.budgets": (lambda: bound(balancing.NormBudget({"prize": 0.5})), "price"),
+    "balancing.balance.balancer": (lambda: balancing.balance([X, X], "UPgrat"), "UPGrad"),
+    "balancing.get.identifier": (lambda: balancing.get("pc_grat"), "PCGrad"),
+    "callbacks.Checkpoint.every": (lambda: callbacks.Checkpoint("a", every="epcoh"), "epoch"),
+    "callbacks.PerHead.monitor": (lambda: monitored(monitor={"price": "val_price_mea"}), "val_price_mae"),
+    "callbacks.PerHead.min_delta": (lambda: monitored(min_delta={"prize": 0.1}), "price"),
+    "callbacks.PerHead.mode": (lambda: callbacks.PerHead(mode="mni"), "min"),
+    "callbacks.PerHead.single_task": (lambda: monitored(single_task={"prize": 0.1, "size": 1}), "price"),
+    "PerHead.restore.head": (lambda: callbacks.PerHead().restore("prize"), None),
+    "GradientAccumulator.add.reduction": (
+        lambda: balancing_accumulator().add([tf.ones([])], reduction="men"),
+        "mean",
+    ),
+    "losses.get.loss": (lambda: losses.get("binary_crossentrpy"), "binary_crossentropy"),
+    "mix_datasets.weights": (lambda: mix_datasets(datasets(["price"]), weights={"prize": 1.0}), "price"),
+    "models.Seq2SeqDecoder.attention": (lambda: models.Seq2SeqDecoder(**DECODER, attention="loung"), "luong"),
+    "models.Seq2SeqDecoder.cell": (lambda: models.Seq2SeqDecoder(**DECODER, cell="lsmt"), "lstm"),
+    "models.Seq2SeqDecoder.engine": (lambda: models.Seq2SeqDecoder(**DECODER, engine="natve"), "native"),
+    "models.Seq2SeqEncoder.cell": (lambda: models.Seq2SeqEncoder(**DECODER, cell="LSTM"), "lstm"),
+    "models.load_weights.layers": (lambda path: saved_layers(path, "encodr"), "encoder"),
+    **{
+        f"plots.{name}.{'path' if name == 'read' else 'run'}": (
+            lambda path, name=name: draw(path, getattr(plots, name)),
+            "run.jsonl",
+        )
+        for name in PICTURES
+    },
+    "schedules.Alternate.turns": (lambda: bound(schedules.Alternate({"prize": 1, "size": 1})), "price"),
+    "schedules.Sample.proportions": (lambda: bound(schedules.Sample({"prize": 1, "size": 1})), "price"),
+    "schedules.WhileConflicting.turns": (
+        lambda: bound(schedules.WhileConflicting(turns={"prize": 1, "size": 1})),
+        "price",
+    ),
+    "weighting.FAMO.least_losses": (lambda: built_weighting(weightings.FAMO(least_losses={"prize": 0.1})), "price"),
+    "weighting.Fixed.factors": (lambda: bound(weightings.Fixed({"prize": 0.1})), "price"),
+    "weighting.SmoothTchebycheff.targets": (
+        lambda: built_weighting(weightings.SmoothTchebycheff(targets={"prize": 0.1})),
+        "price",
+    ),
+    "weighting.get.identifier": (lambda: weightings.get("Uncertianty"), "Uncertainty"),
+    "MultiHeadTrainer.add_head.loss": (lambda: trainer().add_head("a", keras.layers.Dense(1), "huberr"), "huber"),
+    "MultiHeadTrainer.add_head.metrics": (
+        lambda: trainer().add_head("a", keras.layers.Dense(1), "mse", metrics=["acuracy"]),
+        "accuracy",
+    ),
+    "MultiHeadTrainer.add_head.reads": (lambda: reading("poled"), "pooled"),
+    "MultiHeadTrainer.drop_head.name": (lambda: trainer().drop_head("prize"), "price"),
+    "MultiHeadTrainer.set_weight.name": (lambda: trainer().set_weight("prize", 1.0), "price"),
+    "MultiHeadTrainer.set_idle.heads": (lambda: trainer().set_idle(["prize"]), "price"),
+    "MultiHeadTrainer.compile.optimizer": (lambda: trainer().compile("adaam"), "adam"),
+    "MultiHeadTrainer.compile.weighting": (lambda: trainer(weighting="log_los"), "LogLoss"),
+    "MultiHeadTrainer.compile.balancer": (lambda: trainer(balancer="UBGrad"), "UPGrad"),
+    "MultiHeadTrainer.compile.balance_at": (lambda: trainer(balance_at="parameter"), "parameters"),
+    "MultiHeadTrainer.compile.telemetry": (lambda: trainer(telemetry="norm"), "norms"),
+    "MultiHeadTrainer.compile.on_nonfinite": (lambda: trainer(on_nonfinite="drop"), "drop_head"),
+    "MultiHeadTrainer.compile.jit_compile": (lambda: trainer(jit_compile="atuo"), "auto"),
+    "MultiHeadTrainer.fit.y": (lambda: trainer().fit(X, {"prize": X, "size": X}), "price"),
+    "MultiHeadTrainer.evaluate.y": (lambda: trainer().evaluate(X, {"prize": X}), "price"),
+    "MultiHeadTrainer.train_on_batch.y": (lambda: trainer().train_on_batch(X, {"prize": X}), "price"),
+    "MultiHeadTrainer.test_on_batch.y": (lambda: trainer().test_on_batch(X, {"prize": X}), "price"),
+    "MultiHeadTrainer.compute_gradients.batch": (lambda: trainer().compute_gradients((X, {"prize": X})), "price"),
+    "MultiHeadTrainer.diagnose.y": (lambda: trainer().diagnose(X, {"prize": X}), "price"),
+    "MultiHeadTrainer.diagnose.sample_weight": (
+        lambda: trainer().diagnose(X, Y, sample_weight={"prize": X[:, 0]}),
+        "price",
+    ),
+    "MultiHeadTrainer.export.head": (lambda built, path: built.export(path, "prize"), "price"),
+    "MultiHeadTrainer.export.generate": (lambda built, path: built.export(path, generate={"prize": abs}), "price"),
+    "MultiHeadTrainer.export.postprocess": (lambda built, path: built.export(path, postprocess={"prize": abs}), "price"),
+}
+# Further arguments that take names in some of their forms, or by way of Keras.
+MORE = {
+    "encoder_learning_rate": (
+        lambda: trainer(encoder_learning_rate=Stages({0: ByPath({"kernle": 0.5})})).compute_gradients((X, Y)),
+        "kernel",
+    ),
+    "fit(sample_weight)": (lambda: trainer().fit(X, Y, sample_weight={"prize": X[:, 0]}), "price"),
+    "fit(class_weight)": (lambda: trainer().fit(X, Y, class_weight={"prize": {0: 1.0}}), "price"),
+    "fit(validation_data)": (lambda: trainer().fit(X, Y, validation_data=(X, {"prize": X})), "price"),
+    "schedule": (lambda: trainer(schedule="alternat"), "Alternate"),
+    "clip": (lambda: trainer(clip="by_global_nrm"), "ByGlobalNorm"),
+    "uses": (lambda: bound(type("Mine", (balancing.Balancer,), {"uses": ("gradient",)})()), "gradients"),
+    "monitor, of another callback": (
+        lambda: trainer().fit(
+            X,
+            Y,
+            validation_data=(X, Y),
+            verbose=0,
+            callbacks=[callbacks.PerHead({"price": "val_price_mea"}, mode="min", idle=False)],
+        ),
+        "val_price_mae",
+    ),
+}
+# Names that are new, of files that are written, or of no set.
+FREE = (
+    r".*\.name",
+    r".*\.(directory|folder|path|log_dir|filepath|inputs)",
+    r"mix_datasets\.datasets",
+    r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
+    r"testing\..*",
+    r"callbacks\.Checkpoint\.strict",
+)
+
+
+def built_weighting(method):
+    trainer(weighting=method).compute_gradients((X, Y))
+
+
+def balancing_accumulator():
+    return CALLABLES["accumulation.GradientAccumulator"].call([tf.Variable(1.0)])
+
+
+def test_every_argument_that_takes_names_is_in_the_table():
+    found = {
+        f"{name}.{argument}"
+        for name, each in CALLABLES.items()
+        for argument, text in each.arguments.items()
+        if re.search(r"\bstr\b|\bnames?\b|`\"", text)
+    }
+    found -= {each for each in found if each not in NAMES and any(re.fullmatch(pattern, each) for pattern in FREE)}
+    assert found <= set(NAMES), "an argument takes a name: what if it is misspelt?"
+    arguments = {f"{name}.{argument}" for name, each in CALLABLES.items() for argument in each.arguments}
+    assert set(NAMES) - arguments == {"balancing.Chain.steps"}  # which is `*steps`
+    assert len(CALLABLES) > 80 and sum(len(each.arguments) for each in CALLABLES.values()) > 200
+
+
+@pytest.mark.parametrize("argument", [*NAMES, *MORE])
+def test_a_misspelt_name_is_an_error_that_names_the_nearest(argument, built, tmp_path):
+    action, nearest = {**NAMES, **MORE}[argument]
+    given = {"path": tmp_path, "built": built}
+    said = rf"Received: .*(Did you mean '?\S*{nearest}'?\?|as in \w+\.{nearest}\()" if nearest else "Received: .*Pass one of"
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=f"(?s){said}"):
+        action(**{name: given[name] for name in inspect.signature(action).parameters if name in given})
