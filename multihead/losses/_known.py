@@ -21,11 +21,13 @@ class Known(NamedTuple):
         over: `ELEMENTS`, `ROWS` or `CLASSES`.
         low: The smallest label that it takes, or None.
         high: The largest, or None. Class numbers end where the predictions' last axis does.
+        positive: Whether it is meant for numbers of at least 0, although it takes others.
     """
 
     over: str
     low: float | None = None
     high: float | None = None
+    positive: bool = False
 
 
 _BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
@@ -34,12 +36,11 @@ _ANY_NUMBER = (
     "mean_squared_error",
     "mean_absolute_error",
     "mean_absolute_percentage_error",
-    "mean_squared_logarithmic_error",
     "huber",
     "log_cosh",
-    "poisson",
     "accuracy",
 )
+_AT_LEAST_0 = ("mean_squared_logarithmic_error", "poisson")
 _DISTRIBUTIONS = (
     "categorical_crossentropy",
     "categorical_focal_crossentropy",
@@ -57,6 +58,7 @@ _CLASS_NUMBERS = (
 _FUNCTIONS = {
     **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
     **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
+    **dict.fromkeys(_AT_LEAST_0, Known(ELEMENTS, positive=True)),
     **dict.fromkeys(_BETWEEN_MINUS_1_AND_1, Known(ELEMENTS, -1, 1)),
     **dict.fromkeys(_DISTRIBUTIONS, Known(ROWS, 0, None)),
     **dict.fromkeys(("cosine_similarity", "pearson_correlation", "concordance_correlation"), Known(ROWS)),
