@@ -4,8 +4,8 @@
 
 - `"standardize"`, `Standardize`: `z = (y - mean) / deviation`;
 - `"log"`, `Log`: `z = (log(y + shift) - mean) / deviation`, for labels above 0 that span powers of ten;
-- `keras.layers.Normalization` and `keras.layers.Rescaling`, as the `Standardize` that computes the same (one that learns, for
-  a `Normalization` that is not adapted);
+- `keras.layers.Normalization` and `keras.layers.Rescaling`, as the `Standardize` that computes the same; a
+  `Normalization` that is not adapted learns;
 - another Keras layer with a method `inverse`: `z = layer(y)`, and `layer.inverse(z)` gives `y`.
 
 A mean and a deviation that are not given are learned by the first `fit`, from all labels of its training data.
@@ -119,8 +119,8 @@ class Log(AbstractScaling):
     """Trains on standardized logarithms: `z = (log(y + shift) - mean) / deviation`, with the natural logarithm.
 
     For labels above 0 that span powers of ten, such as prices, durations and sizes: an error of the head is then a factor,
-    not a difference. The predictions `exp(z * deviation + mean) - shift` are above `-shift`. Trained on `"mse"`, they tend to
-    the median of labels of skewed distributions, which lies below the mean.
+    not a difference. The predictions `exp(z * deviation + mean) - shift` are above `-shift`. Trained on `"mse"`, they tend
+    to the median of labels of skewed distributions, which lies below the mean.
 
     Args:
         shift: What is added to the labels before the logarithm; all labels must be above `-shift`. 1 for counts, whose
@@ -141,7 +141,9 @@ class Log(AbstractScaling):
 
     def __init__(self, shift: float = 0.0, *, mean: Any = None, deviation: Any = None, by_column: bool = True) -> None:
         if not is_number(as_python(shift)):
-            raise ValueError(f"`shift` must be a finite number. Received: shift={shift!r}. Pass, for example, 1.0 for counts.")
+            raise ValueError(
+                f"`shift` must be a finite number. Received: shift={shift!r}. Pass, for example, 1.0 for counts."
+            )
         self.shift = float(shift)
         self.mean, self.deviation = _check_given(mean, deviation)
         self.by_column = bool(by_column)

@@ -195,10 +195,10 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 encoder's variables have the factor of `compile(encoder_learning_rate=)` even if the module contains them;
                 variables that several heads share have the largest of their factors.
             weight_decay: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
-            target_scaling: How the targets are scaled, for targets such as prices and durations: `"standardize"`, `"log"`, one
-                of `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns it from the labels of
-                its training data. The loss, and the module, have scaled targets; predictions, metrics and exports have the
-                targets' own units.
+            target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
+                `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the numbers from the
+                labels of its training data. The loss and the module have scaled targets; predictions, metrics and exports
+                have the targets' own units (`docs/howto/units.md`).
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two figures of the heads

@@ -82,9 +82,9 @@ class Lesson(NamedTuple):
         if batches is None or spec is None:
             with_steps = "" if self.steps is None else f" with steps_per_epoch={self.steps}"
             raise ValueError(
-                f"`target_scaling` of {quoted(head.name for head in self.heads)} cannot be learned from data that can be read "
-                f"only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. Give the "
-                "numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
+                f"`target_scaling` of {quoted(head.name for head in self.heads)} cannot be learned from data that can be "
+                f"read only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. Give "
+                "the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
             )
         heads = unknown(self.heads)
         if not heads and self.data.is_arrays:
@@ -103,9 +103,7 @@ def _batches(data: Data, heads: Sequence[Head], spec: UpdateSpec, steps: int | N
     return data.whole(None, steps)
 
 
-def moments_of(
-    spec: UpdateSpec, heads: Sequence[Head], batches: Iterable[Batch], *, eagerly: bool
-) -> Mapping[str, Moments]:
+def moments_of(spec: UpdateSpec, heads: Sequence[Head], batches: Iterable[Batch], *, eagerly: bool) -> Mapping[str, Moments]:
     """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
 
     Args:

@@ -90,15 +90,16 @@ class TargetScaling(keras.layers.Layer):
         shape = with_columns(predictions.shape)
         seen = aligned_shape(targets.shape, shape, over)
         columns = seen[-1] if seen.rank == shape.rank and self.scaling.by_column else None
-        given = np.shape(self.scaling.mean) if not self.scaling.learns else ()
-        wanted = given if not self.scaling.learns else () if columns is None else (columns,)
+        wanted: tuple[int, ...] = () if columns is None else (columns,)
+        if not self.scaling.learns:
+            wanted = np.shape(self.scaling.mean)
         if self._mean is not None:
             wanted = tuple(self._mean.shape)
-        widths = {*wanted} - {1}
-        if not widths <= {columns} or (widths and shape[-1] not in (None, *widths)):
+        width = wanted[0] if wanted else 1
+        if width != 1 and (width != columns or shape[-1] not in (None, width)):
             raise ValueError(
                 f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
-                f"which must be the columns of its predictions, or one for all. Received: {wanted[0]} for targets of shape "
+                f"which must be the columns of its predictions, or one for all. Received: {width} for targets of shape "
                 f"{targets.shape} and predictions of shape {predictions.shape}. Pass `by_column=False`, or single numbers."
             )
         if self._mean is not None:
@@ -127,7 +128,7 @@ class TargetScaling(keras.layers.Layer):
             )
         if tf.executing_eagerly() and not np.allclose(back, sample, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"`target_scaling` of head {self.head!r} must be a layer whose `inverse` gives back what the layer was given. "
+                f"`target_scaling` of head {self.head!r} must be a layer whose `inverse` gives back what it was given. "
                 f"Received: {self.layer.name!r}, which makes {float(tf.reshape(back, [-1])[0]):g} of 1. Correct `inverse`."
             )
 
@@ -180,7 +181,7 @@ class TargetScaling(keras.layers.Layer):
         return with_keras_mask(self.scaling.undo(changed), mask)
 
     def moments(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> Moments:
-        """Statistics of the labels of a batch, as they are before they are standardized; the arguments are those of `scale`."""
+        """Statistics of the labels of a batch before they are standardized; the arguments are those of `scale`."""
         values, counts = self._labelled(targets, weights, predictions, over)
         shape = [-1, *self._mean.shape] if self._mean.shape.rank else [-1]
         values, counts = (tf.reshape(each, shape) for each in (self.scaling.change(values), tf.cast(counts, tf.float64)))

@@ -21,7 +21,9 @@ class Arcsinh(keras.layers.Layer):
         self.unit = unit
 
     def build(self, input_shape=None):
-        self.factor = self.add_weight(name="factor", shape=(), trainable=False, initializer=keras.initializers.Constant(self.unit))
+        self.factor = self.add_weight(
+            name="factor", shape=(), trainable=False, initializer=keras.initializers.Constant(self.unit)
+        )
 
     def call(self, y):
         return tf.asinh(y / tf.convert_to_tensor(self.factor))
@@ -247,9 +249,10 @@ def test_a_loaded_trainer_predicts_the_same_and_learns_nothing_anew(trained, tmp
         np.testing.assert_array_equal(again[name], of_head)
     loaded.fit(X, {name: 2 * of_head + 7 for name, of_head in y.items()}, verbose=0)
     for name in predicted:
-        assert repr(loaded.heads[name].target_scaling).partition("layer")[0] == repr(
-            trainer.heads[name].target_scaling
-        ).partition("layer")[0]
+        assert (
+            repr(loaded.heads[name].target_scaling).partition("layer")[0]
+            == repr(trainer.heads[name].target_scaling).partition("layer")[0]
+        )
 
     other = trainer_of(True, y, run_eagerly=True)
     other.heads["money"].scaling.layer.unit = 3.0
@@ -451,7 +454,7 @@ class Learned(Arcsinh):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Broken, "must be a layer whose `inverse` gives back what the layer was given.* which makes 0.88.* of 1"),
+        (Broken, "must be a layer whose `inverse` gives back what it was given.* which makes 0.88.* of 1"),
         (Learned, "must be a layer without trainable variables"),
     ],
 )
