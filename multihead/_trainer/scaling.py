@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from multihead._data.arguments import Call
 from multihead._data.data import Data, num_examples
+from multihead._ground import replicas
 from multihead._ground.autograph import graph_function
 from multihead._ground.keras import tensor_variable
-from multihead._ground.replicas import local
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
@@ -83,8 +83,8 @@ class Lesson(NamedTuple):
             with_steps = "" if self.steps is None else f" with steps_per_epoch={self.steps}"
             raise ValueError(
                 f"`target_scaling` of {quoted(head.name for head in self.heads)} cannot be learned from data that can be "
-                f"read only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. Give "
-                "the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
+                f"read only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. "
+                "Give the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
             )
         heads = unknown(self.heads)
         if not heads and self.data.is_arrays:
@@ -153,9 +153,9 @@ def _over_workers(moments: Moments, strategy: Any) -> Moments:
     @tf.function
     def total(value: tf.Tensor) -> tf.Tensor:
         def add_up(value: tf.Tensor) -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+            return replicas.all_reduce_sum(value / num_local)
 
-        return local(strategy, strategy.run(add_up, args=(value / num_local,)))
+        return replicas.local(strategy, strategy.run(add_up, args=(value,)))
 
     number, mean, squares = (np.asarray(each, "float64") for each in moments)
     all_numbers = total(tf.constant(number)).numpy()

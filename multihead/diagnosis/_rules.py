@@ -110,9 +110,9 @@ def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             mean, deviation = plain(found.label_means[k]), plain(found.label_deviations[k])
             yield Finding(
                 f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Scale them before anything "
-                f"else: `add_head({head!r}, ..., target_scaling='standardize')`, or 'log' if they are above 0 and span powers "
-                "of ten; predictions and metrics stay in their units. A head starts near 0 and needs very many updates to "
-                "reach numbers far from 0 and 1; weights and balancers cannot do that for it.",
+                f"else: `add_head({head!r}, ..., target_scaling='standardize')`, or 'log' if they are above 0 and span "
+                "powers of ten; predictions and metrics stay in their units. A head starts near 0 and needs very many "
+                "updates to reach numbers far from 0 and 1; weights and balancers cannot do that for it.",
                 "units",
                 [head],
             )
