@@ -95,9 +95,8 @@ class Standardize(AbstractScaling):
         ValueError: Only one of `mean` and `deviation` is given, one is not finite, or the deviation is not above 0.
 
     Example:
-        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"))
-        >>> price = Standardize(mean=250_000.0, deviation=90_000.0)
-        >>> trainer.add_head("price", keras.layers.Dense(1), "mse", target_scaling=price)
+        >>> Standardize(mean=250_000, deviation=90_000)  # add_head(..., target_scaling=...)
+        Standardize(mean=250000.0, deviation=90000.0)
     """
 
     def __init__(self, mean: Any = None, deviation: Any = None, *, by_column: bool = True) -> None:
@@ -135,8 +134,8 @@ class Log(AbstractScaling):
             deviation is not above 0.
 
     Example:
-        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"))
-        >>> trainer.add_head("seconds", keras.layers.Dense(1), "mse", target_scaling=Log(shift=1.0))
+        >>> Log(shift=1.0).change(tf.constant([0.0, 9.0])).numpy().tolist()
+        [0.0, 2.3026]
     """
 
     def __init__(self, shift: float = 0.0, *, mean: Any = None, deviation: Any = None, by_column: bool = True) -> None:
