@@ -6,7 +6,7 @@ sums and counts, a weighting of the losses, a balancer for the gradients, and cl
 
 from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
-from multihead import accumulation, balancing, callbacks, clipping, losses, plots, schedules, weighting
+from multihead import accumulation, balancing, callbacks, clipping, losses, plots, scaling, schedules, weighting
 from multihead.heads._labels.class_weights import class_weights
 from multihead._version import __version__
 from multihead.mixing import mix_datasets
@@ -27,6 +27,7 @@ __all__ = [
     "losses",
     "mix_datasets",
     "plots",
+    "scaling",
     "schedules",
     "weighting",
 ]

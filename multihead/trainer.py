@@ -22,6 +22,7 @@ from multihead._display.summary import print_summary
 from multihead._ground.errors import errors_in_words
 from multihead._ground.keras import (
     HEAD,
+    SCALING,
     KerasHooks,
     add_state,
     functions_run_eagerly,
@@ -45,6 +46,7 @@ from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_unknown
 from multihead._trainer.progress import with_progress
+from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scaling_variables
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
@@ -171,6 +173,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         reads: Any = None,
         learning_rate: Any = 1.0,
         weight_decay: Any = 1.0,
+        target_scaling: Any = None,
     ) -> None:
         """Adds a head. Afterwards, `compile` must be called (again).
 
@@ -194,10 +197,14 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
                 encoder's variables have the factor of `compile(encoder_learning_rate=)` even if the module contains them;
                 variables that several heads share have the largest of their factors.
             weight_decay: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
+            target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
+                `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the numbers from the
+                labels of its training data. The loss and the module have scaled targets; predictions, metrics and exports
+                have the targets' own units (`docs/howto/units.md`).
 
         Raises:
-            ValueError: There is already a head with this name, an argument is out of range, or two figures of the heads
-                would have the same name in the logs.
+            ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
+                would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
         self._refuse_in_fit("add_head")
@@ -213,6 +220,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             reads=reads,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
+            target_scaling=target_scaling,
         )
         if name in self.heads:
             raise ValueError(
@@ -223,6 +231,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         unlock(self)
         if isinstance(module, (keras.layers.Layer, tf.Module)):
             setattr(self, HEAD + name, module)
+        if head.scaling is not None:
+            setattr(self, SCALING + name, head.scaling)
         self._change_heads(heads)
 
     @names_arguments
@@ -243,6 +253,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         self._shapes = self._shapes.without(name)
         self._change_heads(tuple(head for head in self._setup.heads if head.name != name))
         remove_layer(self, HEAD + name)
+        remove_layer(self, SCALING + name)
         self.predict_function = None  # the compiled function still includes the removed head
 
     @names_arguments
@@ -399,6 +410,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             inputs: The encoder's inputs.
             training: Whether the encoder runs in training mode; heads always run in inference mode.
         """
+        check_known(self._setup.heads, "predict")
         representation = call_encoder(self.encoder, inputs, training=bool(training))
         return {head.name: head.generate(representation) for head in self._setup.heads}
 
@@ -433,10 +445,13 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         class_weight = given.pop("class_weight", None)
         call = self._prepare(read_fit(given, list(self.heads)))
         are_checked = call.data.labels_are_checked and class_weight is None
+        lesson = Lesson.of(self._setup.heads, call)
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
-        callbacks = with_report(self._log_metrics, callbacks, validates=call.validation is not None)
+        spec = None if self._built is None else self._built.spec
+        lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
+                callbacks = with_report(self._log_metrics, callbacks, validates=call.validation is not None)
         call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
@@ -454,6 +469,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         session = self._session
         if session is not None and session.replay is not None:
             return {}  # the validation of an epoch before the place of the checkpoint
+        check_known(self._setup.heads, "evaluate")
         given = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
         call = read_evaluate(given, list(self.heads))
         self._build_for(call.data)
@@ -465,6 +481,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     @errors_in_words()
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
+        check_known(self._setup.heads, "predict")
         return super().predict(read_inputs(x), **named_arguments(keras.Model.predict, args, kwargs, ["x"]))
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
@@ -478,6 +495,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`."""
         self._assert_ready("train_on_batch")
+        check_known(self._setup.heads, "train_on_batch")
         arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
         class_weight = arguments.pop("class_weight", None)
         data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
@@ -497,6 +515,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch; accepts the arguments of `keras.Model.test_on_batch`."""
         self._assert_ready("test_on_batch")
+        check_known(self._setup.heads, "test_on_batch")
         arguments = named_arguments(keras.Model.test_on_batch, args, kwargs)
         data = self._checked_for_xla(read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads)))
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
@@ -532,7 +551,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
                 continue
             predictions = head.predict(representation, head_labels.targets, training=False)
             sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
-            head.update_metrics(head_labels.targets, predictions, head_labels.weights)
+            head.update_metrics(head_labels.in_units, predictions, head_labels.weights)
         logs.add_losses(tf.stack(sums), count_labels(labels))
         step = self.update_count
         weights = head_weights_at(self._setup.heads, step)
@@ -579,6 +598,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             ValueError: The batch has targets for an unknown head.
         """
         self._assert_ready("compute_gradients")
+        check_known(self._setup.heads, "compute_gradients")
         prepared = self._prepared(batch)
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
@@ -620,7 +640,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
         Computes norms, shares and cosines of the heads' gradients at the representation and at the parameters, for each
         batch, in training mode, for all heads regardless of the schedule, and before balancing. Variables and metrics do
-        not change.
+        not change. A `target_scaling` that no `fit` has learned yet is that of the labels in these batches.
 
         Args:
             x: The data, as for `fit`; or a list of batches.
@@ -644,8 +664,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
         spec = self._require_built().spec
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
-        before = RollBack([*spec.network.state, *of_metrics])
+        before = RollBack([*spec.network.state, *of_metrics, *scaling_variables(self._setup.heads)])
         try:
+            learn_from_batches(spec, prepared, eagerly=self._runs_eagerly)
             with functions_run_eagerly(self._runs_eagerly):
                 return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
@@ -719,6 +740,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             TypeError: An argument has the wrong type.
         """
         names = heads_to_export(head, list(self.heads), self._shapes.predictions)
+        check_known([self.heads[name] for name in names], "export")
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
             path,

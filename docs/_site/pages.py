@@ -31,6 +31,7 @@ MODULES = {
     "multihead.weighting": "Weightings",
     "multihead.schedules": "Schedules",
     "multihead.losses": "Losses",
+    "multihead.scaling": "Scaling of targets",
     "multihead.clipping": "Clipping",
     "multihead.accumulation": "Accumulation",
     "multihead.callbacks": "Callbacks",

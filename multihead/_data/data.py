@@ -134,6 +134,21 @@ class Data(NamedTuple):
         )
         return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
 
+    def whole(self, batch_size: int | None, steps: int | None) -> Iterator[Any] | None:
+        """All batches once, in order, before training; None if the data cannot be read once more, or may have no end.
+
+        Args:
+            batch_size: The batch size for arrays.
+            steps: The number of steps in an epoch, if it was given; then data whose length is unknown may have no end.
+        """
+        if self.is_arrays:
+            return iter(self.as_dataset(batch_size, None, False, "`target_scaling`"))
+        if isinstance(self.x, tf.data.Dataset):
+            length = int(self.x.cardinality())
+            may_end = length >= 0 or (length == tf.data.UNKNOWN_CARDINALITY and steps is None)
+            return iter(_without_absent(self.x)) if may_end else None
+        return (self.x[i] for i in range(self.length)) if self.length is not None else None
+
     def each(self, batch_size: int | None) -> Iterator[Any]:
         """The batches in order, outside of any graph."""
         if self.is_arrays or self.batches is None:

@@ -39,6 +39,9 @@ Keras visits attributes in the order of the alphabet (Keras 2: in reverse) and s
 list of layers, the path is only a position, so the attribute must come before `layers` (Keras 2: after it).
 """
 
+SCALING = "heads_scaling_" if KERAS_3 else "of_heads_scaling_"
+"""The same for the scaling of a head's targets."""
+
 
 class Untracked:
     """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
@@ -171,6 +174,15 @@ def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
 def all_layers(module: Any) -> list[keras.layers.Layer]:
     """A layer and all its sub-layers; empty for other objects."""
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
+
+
+def ends_in_scaling(module: Any) -> bool:
+    """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
+    while isinstance(module, keras.Model) and getattr(module, "layers", None):
+        module = module.layers[-1]
+    return isinstance(module, keras.layers.Rescaling) or bool(
+        isinstance(module, keras.layers.Normalization) and module.invert
+    )
 
 
 def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:

@@ -24,6 +24,8 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     parts: dict[str, Iterable[Any]] = {"encoder": _of_module(trainer.encoder)}
     parts.update({f"head {name!r}": _of_module(head.module) for name, head in trainer.heads.items()})
     parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
+    scalings = {name: head.scaling for name, head in trainer.heads.items() if head.scaling is not None}
+    parts.update({f"target scaling {name!r}": scaling.variables for name, scaling in scalings.items()})
     parts["head weights"] = trainer.head_weights.variables
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]

@@ -84,14 +84,16 @@ def export_heads(
         outputs: dict[str, tf.Tensor] = {}
         for head in heads:
             step = generators[head.name]
-            output = head.generate(representation) if step is None else call_users(step, head.read(representation))
+            own = None if step is None else head.in_units(call_users(step, head.read(representation)))
+            output = head.generate(representation) if step is None else own
             step = finishers[head.name]
             output = output if step is None else call_module(step, output, training=False)
             _add_outputs(outputs, output, head.name, by_head)
         return outputs
 
-    steps = [preprocess, *generators.values(), *finishers.values()]
-    parts = [encoder, *(head.module for head in heads), *(step for step in steps if step is not None)]
+    steps: list[Any] = [preprocess, *generators.values(), *finishers.values()]
+    steps += [part for head in heads for part in (head.module, head.scaling)]
+    parts = [encoder, *(step for step in steps if step is not None)]
     with _without_cudnn(parts):
         signature = graph_function(answer).get_concrete_function(**named)
     # A plain module: if it contained layers, Keras 2 would trace each of them again and write what only Keras can read.

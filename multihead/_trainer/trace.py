@@ -116,7 +116,7 @@ class _Tracer:
                 if head.teacher_forcing and head.name not in targets:
                     _check_known(head, self._known, targets)
                 else:
-                    find_leaves, own = len(self._heads) > 1, targets.get(head.name)
+                    find_leaves, own = len(self._heads) > 1, head.like_scaled(targets.get(head.name))
                     found[head.name] = _trace_head(head, representation, own, find_leaves=find_leaves)
         return Traced(found, len(representation.leaves))
 

@@ -122,7 +122,7 @@ def head_gradients(
 
     of_loss = gradients(loss_sum, factors.heads[k])
     of_added = gradients(added_loss, added_factor) if added_losses else tf.nest.map_structure(lambda _: None, of_loss)
-    head.update_metrics(labels.targets, predictions, labels.weights)
+    head.update_metrics(labels.in_units, predictions, labels.weights)
     if all(gradient is None for gradient in of_loss.representation) and not trains_shared:
         raise ValueError(
             f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "

@@ -37,10 +37,22 @@ def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
 
 
 class Labels(NamedTuple):
-    """A head's labels: targets without missing values, and the weight of each element (0 if its label is missing)."""
+    """A head's labels in a batch.
+
+    Attributes:
+        targets: The targets for the loss, without missing values.
+        weights: The weight of each element, 0 if its label is missing.
+        unscaled: The same targets in their own units, if the head has a scaling of targets.
+    """
 
     targets: tf.Tensor
     weights: tf.Tensor
+    unscaled: tf.Tensor | None = None
+
+    @property
+    def in_units(self) -> tf.Tensor:
+        """The targets in their own units, for metrics."""
+        return self.targets if self.unscaled is None else self.unscaled
 
 
 def read_labels(
@@ -61,8 +73,9 @@ def read_labels(
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        found = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, check=check)
-        labels.append(Labels(*found))
+        clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, check=check)
+        unscaled = None if head.scaling is None else clean
+        labels.append(Labels(head.scaled(clean, weights, of_head.spec), weights, unscaled))
     return labels
 
 
@@ -79,7 +92,9 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
     with recurrent_states_kept(modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
         return [
-            keras_mask(head.predict(representation, batch.targets[head.name], training=False)) if is_masked else None
+            keras_mask(head.predict(representation, head.like_scaled(batch.targets[head.name]), training=False))
+            if is_masked
+            else None
             for head, is_masked in zip(network.heads, masked)
         ]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.keras import ends_in_scaling
 from multihead._update.batch import Batch
 from multihead._update.labels import Labels
 from multihead._update.spec import UpdateSpec
@@ -62,6 +63,7 @@ def _figures(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets]) -> Dia
         labelled=(raw.labelled * raw.examples[:, None]).sum(axis=0) / max(raw.examples.sum(), 1),
         label_means=np.array([each.mean for each in targets]),
         label_deviations=np.array([each.deviation for each in targets]),
+        rescales=tuple(ends_in_scaling(head.module) for head in spec.network.heads),
         is_summed=tuple(each.is_summed for each in targets),
         equal_labels=_equal_labels(raw.labels),
         reads=tuple(tuple(each.leaves) for each in spec.predictions),

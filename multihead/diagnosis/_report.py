@@ -54,8 +54,9 @@ class Diagnosis:
             nothing is left of the loss), or `"unknown"`.
         weights: `[heads]`: mean weights of the losses.
         labelled: `[heads]`: the fraction of elements that have a label, padding left out.
-        label_means: `[heads]`: the mean of the labels of heads that predict numbers; otherwise NaN.
+        label_means: `[heads]`: the mean of the labels, as the loss sees them, of heads that predict numbers; otherwise NaN.
         label_deviations: `[heads]`: their standard deviation; otherwise NaN.
+        rescales: For each head, whether its module ends in a layer that changes the scale, such as `Rescaling`.
         is_summed: For each head, whether its loss of each element grows with the number of examples in the batch.
         equal_labels: The positions of pairs of heads with the same labels.
         reads: For each head, whether it reads each floating-point tensor of the representation.
@@ -92,6 +93,7 @@ class Diagnosis:
     labelled: np.ndarray
     label_means: np.ndarray
     label_deviations: np.ndarray
+    rescales: tuple[bool, ...]
     is_summed: tuple[bool, ...]
     equal_labels: tuple[tuple[int, int], ...]
     reads: tuple[tuple[bool, ...], ...]

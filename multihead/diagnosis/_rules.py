@@ -105,16 +105,15 @@ def unreached(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 
 def raw_units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
-    """Labels that are far from unit scale."""
+    """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
     for k, head in enumerate(found.heads):
-        if in_raw_units(found, k):
+        if in_raw_units(found, k) and not found.rescales[k]:
             mean, deviation = plain(found.label_means[k]), plain(found.label_deviations[k])
-            shift = f"y - {mean}" if found.label_means[k] >= 0 else f"y + {plain(-found.label_means[k])}"
             yield Finding(
-                f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Standardize them before "
-                f"anything else: train on `({shift}) / {deviation}`".replace(",", "")
-                + ", and multiply and add again after `predict`. A head starts near 0 and needs very many updates to reach "
-                "numbers far from 0 and 1; weights and balancers cannot do that for it.",
+                f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. Scale them before anything "
+                f"else: `add_head({head!r}, ..., target_scaling='standardize')`, or 'log' if they are above 0 and span "
+                "powers of ten; predictions and metrics stay in their units. A head starts near 0 and needs very many "
+                "updates to reach numbers far from 0 and 1; weights and balancers cannot do that for it.",
                 "units",
                 [head],
             )
@@ -221,7 +220,7 @@ def _of_size(found: Diagnosis, leader: int, smallest: int, by_losses: float) -> 
     if found.is_summed[leader]:
         return "it grows with the size of the batch, so it is summed over it: divide it by the number of examples"
     if in_raw_units(found, leader) or in_raw_units(found, smallest):
-        return "the labels are in different units, see above"
+        return "the labels are in different units"
     return "the losses are on different scales, as a squared error and a cross-entropy of rare classes are"
 
 

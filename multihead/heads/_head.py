@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead import losses
+from multihead import losses, scaling
 from multihead._ground.autograph import call_users
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
@@ -19,6 +19,7 @@ from multihead.heads._labels.class_weights import ClassWeight
 from multihead.heads._labels.missing import mask_missing, with_same_sizes, without_class_weights
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
+from multihead.heads._scaling import Moments, TargetScaling
 from multihead.losses._known import CLASSES
 from multihead.losses._probabilities import with_checked_range
 from multihead.losses._shapes import aligned, with_columns
@@ -42,9 +43,11 @@ class Head:
         reads: The part of the representation that the module receives; None for all of it.
         learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
         weight_decay: The factor of the optimizer's weight decay.
+        target_scaling: How the targets are scaled for the loss, as `multihead.scaling.get` takes it.
 
     Raises:
-        ValueError: `name` is invalid, a weight is negative or not finite, or the loss or a metric is unknown.
+        ValueError: `name` is invalid, a weight is negative or not finite, the loss or a metric is unknown, or the loss takes
+            no scaled targets.
         TypeError: An argument has the wrong type.
     """
 
@@ -62,6 +65,7 @@ class Head:
         reads: Any = None,
         learning_rate: Any = 1.0,
         weight_decay: Any = 1.0,
+        target_scaling: Any = None,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -84,10 +88,35 @@ class Head:
         self.weight_decay = check_rate("weight_decay", weight_decay)
         labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
         ignore_labels = tuple(label for label in labels if label is not None)
-        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight)
+        self.scaling = self._scaling_of(target_scaling)
+        above = None if self.scaling is None else self.scaling.scaling.above
+        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight, above)
         self.checks_range = True  # whether predictions that are no probabilities are an error where the loss takes those
         self._metrics: list[HeadMetric] | None = None
         self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
+
+    def _scaling_of(self, target_scaling: Any) -> TargetScaling | None:
+        """The scaling of the targets, if any and if the loss can be one of scaled targets."""
+        found = scaling.get(target_scaling)
+        known, reason = self.loss.known, None
+        if known is not None and (known.over == CLASSES or known.low is not None):
+            reason = "takes classes, probabilities or signs"
+        elif known is not None and known.positive:
+            reason = "takes numbers of at least 0, which scaled targets are not"
+        elif self.class_weight is not None:
+            reason = "is weighted by class, and scaled targets are no classes"
+        if found is None or reason is None:
+            return None if found is None else TargetScaling(self.name, found)
+        raise ValueError(
+            f"`target_scaling` of head {self.name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
+            f"'huber'. Received: target_scaling={target_scaling!r} with the loss {self.loss.name!r}, which {reason}. Leave "
+            "`target_scaling` out."
+        )
+
+    @property
+    def target_scaling(self) -> scaling.AbstractScaling | None:
+        """How the targets are scaled, with the mean and the deviation that were learned; None if they are not."""
+        return None if self.scaling is None else self.scaling.present
 
     @property
     def has_weight_function(self) -> bool:
@@ -131,6 +160,7 @@ class Head:
             "reads": encode_reads(self.reads),
             "learning_rate": serialize(self.learning_rate),
             "weight_decay": serialize(self.weight_decay),
+            "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -171,12 +201,14 @@ class Head:
     def generate(self, representation: Any) -> Any:
         """The module's output without targets: `module.generate` with teacher forcing, otherwise a plain call.
 
+        With a scaling of the targets, the output is in the targets' own units.
+
         Raises:
             ValueError: The module reads its targets and has no `generate`.
         """
         representation = self.read(representation)
         if not self.teacher_forcing:
-            return call_module(self.module, representation, training=False)
+            return self.in_units(call_module(self.module, representation, training=False))
         if not callable(getattr(self.module, "generate", None)):
             raise ValueError(
                 f"The module of head {self.name!r} needs a method `generate(representation)` to predict, since it reads "
@@ -184,7 +216,32 @@ class Head:
                 "Add the method."
             )
         generate: Any = getattr(self.module, "generate")  # noqa: B009 - a plain callable has no such attribute
-        return call_users(generate, representation)
+        return self.in_units(call_users(generate, representation))
+
+    def in_units(self, output: Any) -> Any:
+        """What the module, or its `generate`, has returned, in the targets' own units."""
+        return output if self.scaling is None else self.scaling.unscale(output)
+
+    def scaled(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> tf.Tensor:
+        """Targets as the loss and the module read them.
+
+        Args:
+            targets: Targets without missing values, from `mask_missing`.
+            weights: Their weights, from there.
+            predictions: The spec of the head's predictions.
+        """
+        if self.scaling is None:
+            return targets
+        return self.scaling.scale(targets, weights, predictions, self.loss.over)
+
+    def like_scaled(self, targets: Any) -> Any:
+        """Targets in the dtype of scaled ones, where only shapes and masks matter."""
+        return tf.cast(targets, tf.float32) if self.scaling is not None and tf.is_tensor(targets) else targets
+
+    def moments(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> Moments:
+        """Statistics of labels, from which the scaling is learned; the arguments are those of `scaled`."""
+        assert self.scaling is not None  # noqa: S101
+        return self.scaling.moments(targets, weights, predictions, self.loss.over)
 
     def build(self, targets: Any, predictions: tf.TensorSpec) -> None:
         """Checks the specs of targets and predictions against the loss, and creates the metrics.
@@ -197,6 +254,8 @@ class Head:
                 `class_weight` does not fit them.
         """
         check_specs(self.label_spec, targets, predictions)
+        if self.scaling is not None:
+            self.scaling.build_for(targets, predictions, self.loss.over)
         if self._metrics is not None:
             return
         metrics = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
@@ -252,8 +311,15 @@ class Head:
         return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements to the metrics, without class weights."""
+        """Adds the labelled elements to the metrics, without class weights.
+
+        Args:
+            targets: The targets in their own units.
+            predictions: The module's predictions, of scaled targets if these are.
+            weights: The weights of the loss's elements.
+        """
         if self._metrics:
+            predictions = self.in_units(predictions)
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
             metric.update(targets, predictions, weights)

@@ -24,6 +24,7 @@ class Known(NamedTuple):
         largest: For a function that takes probabilities, the largest prediction: 1, or infinite where Keras itself divides
             each row by its sum. None for other functions.
         has_logits: Whether such a function can also take logits, with `from_logits=True`.
+        positive: Whether it is meant for numbers of at least 0, although it takes others.
     """
 
     over: str
@@ -31,14 +32,13 @@ class Known(NamedTuple):
     high: float | None = None
     largest: float | None = None
     has_logits: bool = False
+    positive: bool = False
 
 
 _BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
 _BETWEEN_MINUS_1_AND_1 = ("hinge", "squared_hinge")
-_ANY_NUMBER = (
-    "mean_squared_error mean_absolute_error mean_absolute_percentage_error mean_squared_logarithmic_error huber log_cosh "
-    "poisson accuracy"
-).split()
+_ANY_NUMBER = ("mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy").split()
+_AT_LEAST_0 = ("mean_squared_logarithmic_error", "poisson")
 _DISTRIBUTIONS = (
     "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
     "top_k_categorical_accuracy"
@@ -55,6 +55,7 @@ _OF_PROBABILITIES = {
 _FUNCTIONS = {
     **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
     **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
+    **dict.fromkeys(_AT_LEAST_0, Known(ELEMENTS, positive=True)),
     **dict.fromkeys(_BETWEEN_MINUS_1_AND_1, Known(ELEMENTS, -1, 1)),
     **dict.fromkeys(_DISTRIBUTIONS, Known(ROWS, 0, None)),
     **dict.fromkeys(("cosine_similarity", "pearson_correlation", "concordance_correlation"), Known(ROWS)),

@@ -46,14 +46,16 @@ def modules(seed=1):
     return Encoder(), heads
 
 
-def trainer(optimizer="sgd", heads=("tag", "price", "size"), weights=WEIGHTS, metrics=False, **compiled):
-    """A compiled trainer of some of the heads."""
+def trainer(
+    optimizer="sgd", heads=("tag", "price", "size"), weights=WEIGHTS, metrics=False, target_scaling=None, **compiled
+):
+    """A compiled trainer of some of the heads; `target_scaling` is that of the sizes."""
     encoder, all_heads = modules()
     result = MultiHeadTrainer(encoder)
     options = {
         "tag": {"loss": losses.SequenceCrossentropy()},
         "price": {"loss": "sparse_categorical_crossentropy", "ignore_label": -1},
-        "size": {"loss": "mse"},
+        "size": {"loss": "mse", "target_scaling": target_scaling},
     }
     for name in heads:
         extra = {"metrics": ["accuracy"]} if metrics and name == "price" else {}

@@ -19,8 +19,10 @@ def main(index, options):
     data = tf.data.Dataset.from_tensor_slices(tiny.data(24)).batch(6).with_options(policy)
     with strategy.scope():
         clip = clipping.ByGlobalNorm(0.3)
-        trainer = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), clip=clip, **options)
+        trainer = tiny.trainer(keras.optimizers.SGD(0.05, momentum=0.9), clip=clip, target_scaling="standardize", **options)
     history = trainer.fit(data, epochs=2, verbose=0, shuffle=False).history
     arrays = {f"weight_{i}": value for i, value in enumerate(tiny.weights_of(trainer))}
     updates = tiny.values([trainer.update_count])[0]
+    size = trainer.heads["size"].target_scaling
+    arrays["scaling"] = np.array([size.mean, size.deviation])
     np.savez(f"worker_{index}.npz", updates=updates, loss=history["tag_loss"][-1], **arrays)

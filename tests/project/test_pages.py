@@ -27,12 +27,14 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 PRINTED = {
+    "units": ["True True", "True", "True"],
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
     "distributing": ["8 [0.0, 0.0]"],
     "first_model": [
         "healthy",
         "['urgent_accuracy', 'urgent_loss', 'urgent_norm', 'urgent_share', 'urgent_updates']",
+        "True",
         "True",
     ],
     "large_batches": ["True True", "True True"],

@@ -26,12 +26,14 @@ class LabelSpec(NamedTuple):
         loss: Its loss.
         ignore_labels: The labels that mark an element without a label.
         class_weight: The weights of its classes, or None.
+        above: The number that labels must be above to be scaled, or None.
     """
 
     name: str
     loss: ElementLoss
     ignore_labels: tuple[float, ...]
     class_weight: ClassWeight | None
+    above: float | None = None
 
     @property
     def targets(self) -> str:
@@ -220,6 +222,8 @@ def _broken_ranges(
         yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
     elif loss.known is not None and is_floating:
         yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
+    if spec.above is not None:
+        yield tf.cast(numbers, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
     if spec.class_weight is not None and not is_row and loss.over != CLASSES:
         fits = (numbers >= 0) & (numbers == tf.floor(numbers)) if is_floating else numbers >= 0
         yield ~fits, "whole numbers of at least 0, since the head has a `class_weight`"

@@ -116,10 +116,31 @@ def test_a_steep_module_is_told_from_a_large_loss(weight, cause, kind):
         assert report.suggestion == {} and "train an epoch, and diagnose again" in found
 
 
-def test_labels_below_zero_are_shifted_up():
-    trainer, data = linear({"cold": lambda x: 20 * x[:, :1] - 300})
+def test_labels_in_other_units_are_to_be_scaled_unless_the_head_does_it_itself():
+    cold = {"cold": lambda x: 20 * x[:, :1] - 300}
+    trainer, data = linear(cold)
     (found, *_) = trainer.diagnose(data).findings
-    assert re.search(r"train on `\(y \+ 2\d\d\) / 1\d", found) and found.kind == "units"
+    assert (
+        re.search(r"mean -2\d\d.* `add_head\('cold', \.\.\., target_scaling='standardize'\)`", found)
+        and found.kind == "units"
+    )
+
+    ends = {
+        "rescaled": lambda: keras.Sequential([keras.layers.Dense(1), keras.layers.Rescaling(20.0, -300.0)]),
+        "inverted": lambda: keras.Sequential([keras.layers.Dense(1), keras.layers.Normalization(None, -300.0, 400.0, True)]),
+        "nested": lambda: keras.Sequential(
+            [keras.Sequential([keras.layers.Dense(1), keras.layers.Rescaling(20.0, -300.0)])]
+        ),
+        "scaled": lambda: keras.layers.Dense(1),
+    }
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    for name, make in ends.items():
+        trainer.add_head(name, make(), "mse", target_scaling="standardize" if name == "scaled" else None)
+    trainer.compile("sgd")
+    report = trainer.diagnose([(x, dict.fromkeys(ends, y["cold"])) for x, y in data])
+    assert "units" not in [finding.kind for finding in report.findings]
+    np.testing.assert_allclose([report.label_means[3], report.label_deviations[3]], [0, 1], atol=1e-5)
+    assert not trainer.heads["scaled"].scaling.is_known  # only measured
 
 
 def test_a_loss_and_its_remedy_with_clipping():

@@ -84,7 +84,7 @@ def test_a_module_that_is_flat_at_first_needs_time_and_no_weight(seed):
 def test_raw_units_are_to_be_standardised_first(seed):
     _, _, report = diagnosed("raw_units", seed)
     finding = report.findings[0]
-    assert finding.kind == "units" and finding.heads == ("cents",) and "Standardize them before anything else" in finding
+    assert finding.kind == "units" and finding.heads == ("cents",) and "Scale them before anything else" in finding
     mean, deviation = report.label_means[0], report.label_deviations[0]
     assert (mean, deviation) == (pytest.approx(3000, rel=1e-3), pytest.approx(1000, rel=1e-3))
     assert "the labels are in different units" in found(report, "scale")

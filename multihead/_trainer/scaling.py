@@ -1,0 +1,163 @@
+"""Learning the scalings of targets from the training data, before the first update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._data.arguments import Call
+from multihead._data.data import Data, num_examples
+from multihead._ground import replicas
+from multihead._ground.autograph import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.validation import quoted
+from multihead._update.batch import Batch, as_tensors, unpack
+from multihead._update.labels import read_labels
+from multihead._update.spec import UpdateSpec
+from multihead.heads import Head
+from multihead.heads._scaling import Moments
+
+_ROWS_AT_ONCE = 2**16
+
+
+def unknown(heads: Sequence[Head]) -> list[Head]:
+    """The heads whose scaling of targets is still to be learned."""
+    return [head for head in heads if head.scaling is not None and not head.scaling.is_known]
+
+
+def check_known(heads: Sequence[Head], method: str) -> None:
+    """Checks that the scalings of all targets are given or learned.
+
+    Raises:
+        ValueError: One is not.
+    """
+    lacking = unknown(heads)
+    if lacking:
+        raise ValueError(
+            f"`target_scaling` of {quoted(head.name for head in lacking)} must be known before `{method}`: it is learned by "
+            f"`fit`. Received: a trainer without a `fit`. Call `fit` first, or give the numbers: "
+            "`target_scaling=scaling.Standardize(mean=..., deviation=...)`."
+        )
+
+
+class Lesson(NamedTuple):
+    """The scalings that a call of `fit` learns, before a checkpoint restores what an earlier process has learned.
+
+    Attributes:
+        heads: The heads whose scaling is not known.
+        data: The data to learn from.
+        steps: `steps_per_epoch`.
+    """
+
+    heads: list[Head]
+    data: Data
+    steps: int | None
+
+    @classmethod
+    def of(cls, heads: Sequence[Head], call: Call) -> Lesson:
+        """What a call of `fit` has to learn."""
+        return cls(unknown(heads), call.data, call.others.get("steps_per_epoch"))
+
+    def learn(self, names: Sequence[str], spec: UpdateSpec | None, strategy: Any, *, eagerly: bool) -> None:
+        """Reads the data once, and learns from them what no checkpoint has restored.
+
+        A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
+
+        Args:
+            names: The names of all heads.
+            spec: How updates are computed; None if the trainer is not built.
+            strategy: The strategy, whose workers learn the same from all their data.
+            eagerly: Whether modules run as plain Python.
+
+        Raises:
+            ValueError: The data can be read only once, or have no end, or no labels of a head.
+        """
+        if not self.heads:
+            return
+        batches = None if spec is None else _batches(self.data, self.heads, spec, self.steps)
+        if batches is None or spec is None:
+            with_steps = "" if self.steps is None else f" with steps_per_epoch={self.steps}"
+            raise ValueError(
+                f"`target_scaling` of {quoted(head.name for head in self.heads)} cannot be learned from data that can be "
+                f"read only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. "
+                "Give the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
+            )
+        heads = unknown(self.heads)
+        if not heads and self.data.is_arrays:
+            return
+        found = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
+        for head in heads:
+            assert head.scaling is not None  # noqa: S101
+            head.scaling.learn(_over_workers(found[head.name], strategy))
+
+
+def _batches(data: Data, heads: Sequence[Head], spec: UpdateSpec, steps: int | None) -> Iterator[Any] | None:
+    """The batches of one pass; large ones without the inputs if no mask of the predictions says which labels count."""
+    masked = [each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads]
+    if data.is_arrays and not any(masked):
+        return data._replace(x=np.zeros([num_examples(data.x)], "float32")).whole(_ROWS_AT_ONCE, steps)
+    return data.whole(None, steps)
+
+
+def moments_of(spec: UpdateSpec, heads: Sequence[Head], batches: Iterable[Batch], *, eagerly: bool) -> Mapping[str, Moments]:
+    """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
+
+    Args:
+        spec: How updates are computed.
+        heads: The heads. Without any, the batches are only drawn.
+        batches: The batches.
+        eagerly: Whether modules run as plain Python.
+    """
+    predictions = [spec.predictions[spec.network.heads.index(head)] for head in heads]
+    network = replace(spec.network, heads=tuple(heads))
+
+    def compute(batch: Batch) -> list[Moments | None]:
+        labels = read_labels(network, predictions, batch, check=spec.check_labels)
+        triples = zip(heads, labels, predictions)
+        return [None if each is None else head.moments(each.in_units, each.weights, p.spec) for head, each, p in triples]
+
+    measure: Callable[[Batch], Any] = compute if eagerly else graph_function(compute, reduce_retracing=True)
+    found: dict[str, Moments] = {}
+    for batch in batches:
+        for head, moments in zip(heads, measure(batch) if heads else []):
+            if moments is not None:
+                found[head.name] = found[head.name].plus(moments) if head.name in found else moments
+    none = Moments(np.zeros([]), np.zeros([]), np.zeros([]))
+    return {head.name: found.get(head.name, none) for head in heads}
+
+
+def learn_from_batches(spec: UpdateSpec, batches: Sequence[Batch], *, eagerly: bool) -> None:
+    """Learns the scalings that are not known from some batches, as far as these have labels."""
+    heads = unknown(spec.network.heads)
+    for name, moments in moments_of(spec, heads, batches if heads else [], eagerly=eagerly).items():
+        (scaling,) = (head.scaling for head in heads if head.name == name)
+        if scaling is not None and np.any(moments.number):
+            scaling.learn(moments)
+
+
+def scaling_variables(heads: Sequence[Head]) -> list[tf.Variable]:
+    """The variables of the scalings of targets."""
+    return [tensor_variable(each) for head in heads if head.scaling is not None for each in head.scaling.variables]
+
+
+def _over_workers(moments: Moments, strategy: Any) -> Moments:
+    """The statistics of the labels of all workers."""
+    if not getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)():
+        return moments
+    num_local = len(strategy.extended.worker_devices)
+
+    @tf.function
+    def total(value: tf.Tensor) -> tf.Tensor:
+        def add_up(value: tf.Tensor) -> tf.Tensor:
+            return replicas.all_reduce_sum(value / num_local)
+
+        return replicas.local(strategy, strategy.run(add_up, args=(value,)))
+
+    number, mean, squares = (np.asarray(each, "float64") for each in moments)
+    all_numbers = total(tf.constant(number)).numpy()
+    center = total(tf.constant(number * mean)).numpy() / np.maximum(all_numbers, 1)
+    return Moments(all_numbers, center, total(tf.constant(squares + number * (mean - center) ** 2)).numpy())

@@ -1,0 +1,493 @@
+"""Heads with scaled targets are those of a trainer whose labels were scaled by hand, in NumPy, and undone in NumPy."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, callbacks, scaling
+from tests.helpers.cases import pairwise, quick
+from tests.helpers.tiny import tensor_variable, values
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Arcsinh(keras.layers.Layer):
+    """A layer that can be inverted, with a state of its own."""
+
+    def __init__(self, unit=1.0, **options):
+        super().__init__(**options)
+        self.unit = unit
+
+    def build(self, input_shape=None):
+        self.factor = self.add_weight(
+            name="factor", shape=(), trainable=False, initializer=keras.initializers.Constant(self.unit)
+        )
+
+    def call(self, y):
+        return tf.asinh(y / tf.convert_to_tensor(self.factor))
+
+    def inverse(self, z):
+        return tf.sinh(z) * tf.convert_to_tensor(self.factor)
+
+    def get_config(self):
+        return {**super().get_config(), "unit": self.unit}
+
+
+def normalization(y):
+    layer = keras.layers.Normalization()
+    layer.adapt(y)
+    return layer
+
+
+ROWS = 22
+X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+SCALINGS = {
+    "sizes": lambda y: "standardize",
+    "price": lambda y: scaling.Log(shift=1.0),
+    "money": lambda y: Arcsinh(100.0),
+    "given": lambda y: keras.layers.Rescaling(0.01, offset=-3.0),
+}
+COLUMNS = {"sizes": 2, "price": 1, "money": 1, "given": 1}
+
+
+def targets(labels):
+    rng = np.random.default_rng(1)
+    found = {
+        "sizes": np.stack([5000 + 900 * X[:, 0], 0.01 * X[:, 1]], axis=1),
+        "price": np.exp(6 + 2 * X[:, 2]) - 1,
+        "money": 1000 * X[:, :1] ** 3,
+        "given": 300 + 100 * X[:, 0],
+    }
+    found = {name: y.astype("float32") for name, y in found.items()}
+    if labels != "all":
+        for y in found.values():
+            y[rng.random(y.shape) < 0.3] = np.nan
+    weights = None
+    if labels == "weighted":
+        weights = {name: rng.choice([0.0, 1.0, 2.5], ROWS).astype("float32") for name in ("sizes", "price")}
+    return found, weights
+
+
+def by_hand(name, y, weights):
+    """Scaled labels, and the way back, in NumPy with float64."""
+    counted = y.astype("float64")
+    if weights and name in weights:
+        counted[weights[name] == 0] = np.nan
+    if name == "money":
+        return np.asarray(Arcsinh(100.0)(y)), lambda z: np.sinh(z) * 100
+    if name == "given":
+        return ((y.astype("float64") - 300) / 100).astype("float32"), lambda z: 300 + 100 * z
+    before, after = (np.log1p, np.expm1) if name == "price" else (lambda y: y, lambda z: z)
+    if name == "price":
+        before = lambda y: np.log(y + 1)  # noqa: E731
+    mean, deviation = (f(before(counted), axis=0) for f in (np.nanmean, np.nanstd))
+    return ((before(y.astype("float64")) - mean) / deviation).astype("float32"), lambda z: after(z * deviation + mean)
+
+
+def trainer_of(scaled, y, **options):
+    keras.utils.set_random_seed(5)
+    trainer = MultiHeadTrainer(keras.layers.Dense(6, activation="tanh"))
+    for name, make in list(SCALINGS.items())[: len(y)]:
+        head = keras.layers.Dense(COLUMNS[name])
+        trainer.add_head(name, head, "mse", metrics=["mae"], target_scaling=make(y) if scaled else None)
+    trainer.compile(keras.optimizers.Adam(0.05), **options)
+    return trainer
+
+
+class Sequence(keras.utils.Sequence):
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def __len__(self):
+        return len(self.parts)
+
+    def __getitem__(self, i):
+        return self.parts[i]
+
+
+class Batches:
+    """What yields batches for as many passes as are wanted."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+def data_of(kind, x, y, weights):
+    parts = (x, y) if weights is None else (x, y, {**{name: np.ones(len(x), "float32") for name in y}, **weights})
+    if kind == "arrays":
+        return {"x": x, "y": y, "sample_weight": weights, "batch_size": 8, "shuffle": False}
+    dataset = tf.data.Dataset.from_tensor_slices(parts).batch(8)
+    if kind == "dataset":
+        return {"x": dataset}
+    batches = [tf.nest.map_structure(lambda tensor: tensor.numpy(), batch) for batch in dataset]
+    return {"x": Sequence(batches), "shuffle": False} if kind == "sequence" else {"x": Batches(batches)}
+
+
+UPDATES = {
+    "micro_batches": {"micro_batches": 3},
+    "accumulated": {"accumulate_steps": 2},
+    "balanced": {"balancer": "UPGrad", "balance_at": "parameters", "telemetry": "full"},
+    "xla": {"jit_compile": True},
+}
+CASES = pairwise(["weighted", "missing", "all"], ["dataset", "arrays", "sequence", "batches"], list(UPDATES), ["one", "two"])
+CASES = [case for case in CASES if case[2:] != ("xla", "two")]
+
+
+@pytest.mark.parametrize(("labels", "kind", "update", "devices"), quick(1, CASES))
+def test_training_is_that_on_labels_scaled_by_hand_bit_for_bit(labels, kind, update, devices, two_replicas):
+    y, weights = targets(labels)
+    if devices == "two":
+        y = {name: y[name] for name in ("sizes", "price")}
+    hand = {name: by_hand(name, of_head, weights) for name, of_head in y.items()}
+    found = {}
+    for scaled, given in ((True, y), (False, {name: z for name, (z, _) in hand.items()})):
+        strategy = two_replicas if devices == "two" else tf.distribute.get_strategy()
+        with strategy.scope():
+            trainer = trainer_of(scaled, y, **UPDATES[update])
+        logs = trainer.fit(**data_of(kind, X, given, weights), epochs=2, verbose=0).history
+        found[scaled] = trainer, logs, trainer.predict(X, verbose=0)
+    (ours, logs, predicted), (theirs, expected, scaled) = found[True], found[False]
+    weights_of = [values(trainer.trainable_variables) for trainer in (ours, theirs)]
+    if update == "xla":  # fuses the scaling with what follows, and rounds it differently
+        for one, other in zip(*weights_of):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+    else:
+        one, other = ([v.tobytes() for v in found] for found in weights_of)
+        assert one == other
+    for name, (_, back) in hand.items():
+        np.testing.assert_allclose(logs[f"{name}_loss"], expected[f"{name}_loss"], rtol=1e-5 if update == "xla" else 0)
+        hand_made = back(scaled[name].astype("float64"))
+        np.testing.assert_allclose(predicted[name], hand_made, rtol=1e-5 if update != "xla" else 1e-3, atol=1e-6)
+        assert predicted[name].dtype == "float32"
+
+    evaluated = ours.evaluate(X, y, sample_weight=weights, verbose=0, return_dict=True)
+    for name, of_head in y.items():
+        weight = np.ones(ROWS) if weights is None or name not in weights else weights[name]
+        weight = np.broadcast_to(weight[:, None], (ROWS, COLUMNS[name]))
+        apart = np.abs(predicted[name] - of_head.reshape(ROWS, -1)).astype("float64")
+        mae = np.nansum(apart * weight) / weight[~np.isnan(apart)].sum()
+        np.testing.assert_allclose(evaluated[f"{name}_mae"], mae, rtol=1e-5)
+
+
+# What is learned
+
+
+def fitted(x, y, target_scaling="standardize", encoder=None, module=None, **arguments):
+    trainer = MultiHeadTrainer(encoder or keras.layers.Dense(2))
+    trainer.add_head("a", module or keras.layers.Dense(1), "mse", target_scaling=target_scaling)
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.fit(x, y, verbose=0, **arguments)
+    return trainer
+
+
+def test_both_replicas_have_the_numbers_of_all_labels(two_replicas):
+    with two_replicas.scope():
+        trainer = fitted(X, {"a": X[:, 0]}, batch_size=11)
+    labels = X[:, 0].astype("float64")
+    for variable in trainer.heads["a"].scaling.variables[:2]:
+        copies = two_replicas.experimental_local_results(tensor_variable(variable))
+        one, other = (np.array(copy).tolist() for copy in copies)
+        assert one == other
+    found = trainer.heads["a"].target_scaling
+    np.testing.assert_allclose([found.mean, found.deviation], [labels.mean(), labels.std()], rtol=1e-12)
+
+
+def test_labels_under_a_mask_are_not_learned_from():
+    tokens = np.array([[1, 2, 3, 0], [4, 0, 0, 0], [2, 2, 0, 0]])
+    y = np.where(tokens > 0, 10.0 * tokens, 999.0).astype("float32")
+    encoder = keras.Sequential([keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dense(2)])
+    found = fitted(tokens, {"a": y}, encoder=encoder).heads["a"].target_scaling
+    labels = 10.0 * tokens[tokens > 0]
+    np.testing.assert_allclose([found.mean, found.deviation], [labels.mean(), labels.std()], rtol=1e-12)
+
+
+def test_columns_share_the_numbers_only_if_asked_for():
+    y = np.array([[1.0, 100.0], [2.0, np.nan], [3.0, 500.0]], "float32")
+    apart = fitted(X[:3], {"a": y}, module=keras.layers.Dense(2)).heads["a"].target_scaling
+    np.testing.assert_allclose([apart.mean, apart.deviation], [np.nanmean(y, 0, "float64"), np.nanstd(y, 0, "float64")])
+    one = fitted(X[:3], {"a": y}, scaling.Standardize(by_column=False), module=keras.layers.Dense(2))
+    one = one.heads["a"].target_scaling
+    np.testing.assert_allclose([one.mean, one.deviation], [np.nanmean(y, dtype="float64"), np.nanstd(y, dtype="float64")])
+
+
+def test_equal_labels_keep_their_scale_and_whole_numbers_their_digits():
+    assert fitted(X[:2], {"a": np.array([7.0, 7.0])}).heads["a"].target_scaling.deviation == 1.0
+    seconds = np.array([1_700_000_001, 1_700_000_003], "int64")  # float32 cannot tell them apart
+    trainer = fitted(X[:2], {"a": seconds})
+    assert trainer.heads["a"].target_scaling.mean == 1_700_000_002.0
+    clean, weights = trainer.heads["a"].mask_missing(tf.constant(seconds), None, tf.TensorSpec([None, 1]), None)
+    assert trainer.heads["a"].scaled(clean, weights, tf.TensorSpec([None, 1])).numpy().tolist() == [-1.0, 1.0]
+
+
+def test_nothing_is_learned_a_second_time_but_by_a_head_added_anew():
+    trainer = fitted(X[:4], {"a": np.array([1.0, 2.0, 3.0, 4.0])})
+    trainer.fit(X[:4], {"a": np.array([10.0, 20.0, 30.0, 40.0])}, verbose=0)
+    assert trainer.heads["a"].target_scaling.mean == 2.5
+    trainer.add_head("b", keras.layers.Dense(1), "mse", target_scaling="log")
+    trainer.compile("sgd", run_eagerly=True)
+    with pytest.raises(ValueError, match="`target_scaling` of 'b' must be known before `evaluate`"):
+        trainer.evaluate(X[:4], {"a": np.ones(4)}, verbose=0)
+    trainer.fit(X[:4], {"a": np.ones(4), "b": np.full(4, np.e)}, verbose=0)
+    assert trainer.heads["a"].target_scaling.mean == 2.5
+    np.testing.assert_allclose(trainer.heads["b"].target_scaling.mean, 1.0, rtol=1e-6)
+    trainer.drop_head("a")
+    trainer.add_head("a", keras.layers.Dense(1), "mse", target_scaling="standardize")
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.fit(X[:4], {"a": np.array([10.0, 20.0, 30.0, 40.0]), "b": np.ones(4)}, verbose=0)
+    assert trainer.heads["a"].target_scaling.mean == 25.0
+
+
+# What is saved
+
+
+@pytest.fixture(scope="module")
+def trained():
+    y, _ = targets("missing")
+    trainer = trainer_of(True, y, run_eagerly=True)
+    trainer.fit(X, y, verbose=0)
+    return trainer, y, trainer.predict(X, verbose=0)
+
+
+def test_a_loaded_trainer_predicts_the_same_and_learns_nothing_anew(trained, tmp_path):
+    trainer, y, predicted = trained
+    trainer.save(tmp_path / "trainer.keras")
+    loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    again = loaded.predict(X, verbose=0)
+    for name, of_head in predicted.items():
+        np.testing.assert_array_equal(again[name], of_head)
+    loaded.fit(X, {name: 2 * of_head + 7 for name, of_head in y.items()}, verbose=0)
+    for name in predicted:
+        assert (
+            repr(loaded.heads[name].target_scaling).partition("layer")[0]
+            == repr(trainer.heads[name].target_scaling).partition("layer")[0]
+        )
+
+    other = trainer_of(True, y, run_eagerly=True)
+    other.heads["money"].scaling.layer.unit = 3.0
+    other._build_for(loaded_data(y))
+    trainer.save_weights(tmp_path / "w.weights.h5")
+    other.load_weights(tmp_path / "w.weights.h5")
+    for name, of_head in other.predict(X, verbose=0).items():
+        np.testing.assert_array_equal(of_head, predicted[name])
+
+
+def loaded_data(y):
+    from multihead._data.arrays import read_arrays
+
+    return read_arrays(X, y, None, list(y))
+
+
+def test_an_export_answers_in_the_targets_units(trained, tmp_path):
+    trainer, _, predicted = trained
+    trainer.export(tmp_path / "all")
+    answers = tf.saved_model.load(str(tmp_path / "all")).signatures["serving_default"](inputs=tf.constant(X))
+    for name, of_head in predicted.items():
+        np.testing.assert_allclose(answers[name], of_head, rtol=1e-5, atol=1e-5)
+    twice = {"generate": lambda z: trainer.heads["given"].module(z) * 2, "postprocess": lambda y: y - 300}
+    trainer.export(tmp_path / "one", "given", **twice)
+    answer = tf.saved_model.load(str(tmp_path / "one")).signatures["serving_default"](inputs=tf.constant(X))["given"]
+    np.testing.assert_allclose(answer, 2 * (predicted["given"] - 300), rtol=1e-4, atol=1e-3)
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.seen = at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen >= self.at:  # a checkpoint also holds the number of batches seen
+            raise InterruptedError
+
+
+@pytest.mark.parametrize("kind", quick(1, ["shuffled", "arrays"]))
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, tmp_path):
+    y, _ = targets("missing")
+
+    def run(folder, *others):
+        trainer = trainer_of(True, y, run_eagerly=True)  # seeds the shuffle, too
+        shuffled = tf.data.Dataset.from_tensor_slices((X, y)).shuffle(20, seed=3).batch(4)
+        data = {"x": shuffled} if kind == "shuffled" else {"x": X, "y": y, "batch_size": 4}
+        trainer.fit(**data, epochs=2, verbose=0, callbacks=[callbacks.Checkpoint(folder, every=2), *others])
+        return [v.tobytes() for v in values([*trainer.trainable_variables, *trainer.heads["sizes"].scaling.variables])]
+
+    whole = run(tmp_path / "whole")
+    for at in (3, 6):
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "cut", Stop(at))
+    assert run(tmp_path / "cut") == whole
+
+
+# Modules and precision
+
+
+class Copying(keras.layers.Layer):
+    """Reads its targets in training, and predicts a number alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.seen = []
+
+    def call(self, features, targets):
+        self.seen.append(targets)
+        return self.dense(features) + 0 * tf.reshape(targets, [-1, 1])
+
+    def generate(self, features):
+        return self.dense(features)
+
+
+def test_a_module_that_reads_its_targets_has_scaled_ones():
+    module = Copying()
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", module, "mse", teacher_forcing=True, target_scaling=scaling.Standardize(100.0, 10.0))
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.train_on_batch(X[:3], {"a": np.array([110.0, np.nan, 90.0])})
+    assert module.seen[-1].numpy().tolist() == [1.0, 0.0, -1.0]
+    alone = np.asarray(module.generate(trainer.encoder(X[:3])))
+    np.testing.assert_allclose(trainer.predict(X[:3], verbose=0)["a"], alone * 10 + 100, rtol=1e-5)
+    module.generate = lambda features: {"a": features}
+    with pytest.raises(ValueError, match="`target_scaling` of head 'a' requires predictions that are one floating tensor"):
+        trainer.predict_on_batch(X[:3])
+
+
+def test_half_precision_reaches_numbers_beyond_its_own():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", keras.layers.Dense(1), "mse", metrics=["mae"], target_scaling="standardize")
+    trainer.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
+    y = 1e6 + 1e5 * X[:, 0]
+    logs = trainer.fit(X, {"a": y}, verbose=0).history
+    predicted = trainer.predict(X, verbose=0)["a"]
+    assert predicted.dtype == "float32" and np.isfinite(predicted).all() and abs(predicted.mean() - 1e6) < 3e5
+    assert np.isfinite(logs["a_mae"]).all() and logs["a_mae"][0] > 1e4
+
+
+# What is refused
+
+
+def one_head(target_scaling="standardize", loss="mse", **options):
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", keras.layers.Dense(1), loss, target_scaling=target_scaling, **options)
+    trainer.compile("sgd", run_eagerly=True)
+    return trainer
+
+
+def generator():
+    while True:
+        yield X[:4], {"a": np.arange(4.0)}
+
+
+def unending():
+    return tf.data.Dataset.from_tensor_slices((X, {"a": X[:, 0]})).batch(4).repeat()
+
+
+def of_generator():
+    signature = (tf.TensorSpec([None, 3]), {"a": tf.TensorSpec([None])})
+    return tf.data.Dataset.from_generator(lambda: iter([(X, {"a": X[:, 0]})]), output_signature=signature)
+
+
+@pytest.mark.parametrize(
+    ("x", "steps"), [(generator, 2), (unending, 2), (of_generator, 1)], ids=["generator", "no end", "unknown end"]
+)
+def test_data_that_pass_once_need_given_numbers(x, steps):
+    message = "`target_scaling` of 'a' cannot be learned from data that can be read only once.* with steps_per_epoch="
+    with pytest.raises(ValueError, match=message):
+        one_head().fit(x(), steps_per_epoch=steps, verbose=0)
+    trainer = one_head(scaling.Standardize(2.0, 5.0))
+    trainer.fit(x(), steps_per_epoch=steps, verbose=0)
+    assert repr(trainer.heads["a"].target_scaling) == "Standardize(mean=2.0, deviation=5.0)"
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras 3, at the end of each such data set
+def test_a_dataset_of_unknown_length_ends_where_the_epoch_does():
+    trainer = one_head()
+    trainer.fit(of_generator(), verbose=0)
+    np.testing.assert_allclose(trainer.heads["a"].target_scaling.mean, X[:, 0].astype("float64").mean(), rtol=1e-9)
+
+
+def test_nothing_uses_numbers_that_are_not_known():
+    trainer, batch = one_head(), (X[:2], {"a": np.ones(2)})
+    calls = {
+        "predict": lambda: trainer.predict(X, verbose=0),
+        "predict` *": lambda: trainer.predict_on_batch(X),
+        "evaluate": lambda: trainer.evaluate(*batch, verbose=0),
+        "train_on_batch": lambda: trainer.train_on_batch(*batch),
+        "test_on_batch": lambda: trainer.test_on_batch(*batch),
+        "compute_gradients": lambda: trainer.compute_gradients(batch),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=rf"`target_scaling` of 'a' must be known before `{name}"):
+            call()
+    trainer.diagnose([batch])  # measures with the numbers of its batches, and builds
+    with pytest.raises(ValueError, match="must be known before `export`"):
+        trainer.export("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.full(4, np.nan), "`target_scaling` of head 'a' is learned from its labels.* Received: no label"),
+        (np.array([1.0, 0.0, 2.0, 3.0]), r"`targets\['a'\]` must be above 0 for the logarithm.* Received: 0 \(1 of 4"),
+    ],
+)
+def test_labels_that_cannot_be_scaled(labels, message):
+    with pytest.raises(ValueError, match=message):
+        one_head("log").fit(X[:4], {"a": labels}, verbose=0)
+
+
+def test_unchecked_labels_that_cannot_be_scaled():
+    trainer = one_head("log")
+    trainer.compile("sgd", check_labels=False, run_eagerly=True)
+    with pytest.raises(ValueError, match="is learned from its labels, which must be finite. Received: labels of mean .nan."):
+        trainer.fit(X[:4], {"a": np.array([1.0, -1.0, 2.0, 3.0])}, verbose=0)
+
+
+def test_columns_must_fit():
+    given = scaling.Standardize([1.0, 2.0, 3.0], 1.0)
+    with pytest.raises(ValueError, match="`target_scaling` of head 'a' must have one mean and deviation for each column"):
+        one_head(given).fit(X, {"a": X[:, :1]}, verbose=0)
+
+
+class Broken(Arcsinh):
+    def inverse(self, z):
+        return z
+
+
+class Learned(Arcsinh):
+    def build(self, input_shape=None):
+        self.factor = self.add_weight(name="factor", shape=(), initializer="ones")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Broken, "must be a layer whose `inverse` gives back what it was given.* which makes 0.88.* of 1"),
+        (Learned, "must be a layer without trainable variables"),
+    ],
+)
+def test_layers_that_are_no_scaling(layer, message):
+    with pytest.raises(ValueError, match=message):
+        one_head(layer()).fit(X, {"a": X[:, :1]}, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "reason"),
+    [
+        ("binary_crossentropy", {}, "takes classes, probabilities or signs"),
+        ("sparse_categorical_crossentropy", {}, "takes classes"),
+        ("hinge", {}, "takes classes, probabilities or signs"),
+        ("poisson", {}, "takes numbers of at least 0"),
+        ("msle", {}, "takes numbers of at least 0"),
+        ("mse", {"class_weight": {0: 2.0}}, "is weighted by class"),
+    ],
+)
+def test_losses_of_what_is_not_measured(loss, options, reason):
+    with pytest.raises(ValueError, match=f"`target_scaling` of head 'a' is for targets that are measured.*{reason}"):
+        one_head("standardize", loss, **options)
