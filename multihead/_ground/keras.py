@@ -38,6 +38,10 @@ list of layers, the path is only a position, so the attribute must come before `
 """
 
 
+OPTIONS_OF_COMPILE = ("_steps_per_execution",)
+"""Attributes of a model that hold an option of `compile` as a variable, on Keras 2."""
+
+
 class Untracked:
     """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
 
@@ -78,6 +82,9 @@ class KerasHooks:
                 "`keras.saving.serialize_keras_object(trainer)` for the configuration alone."
             )
         return str(super().to_json(**kwargs))  # type: ignore[misc]
+
+    def _check_sample_weight_warning(self, x: Any, sample_weight: Any) -> None:
+        """Prevents Keras 2 from saying that metrics ignore sample weights; those of heads do not."""
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
@@ -167,7 +174,7 @@ _OF_BOTH: dict[str, tuple[str, ...]] = {
 PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     2: {
         **_OF_BOTH,
-        "Model": ("_validate_and_get_metrics_result",),
+        "Model": ("_check_sample_weight_warning", "_steps_per_execution", "_validate_and_get_metrics_result"),
         "Layer": ("_clear_losses", "_flatten_layers", "_name"),
         "Dropout": ("_random_generator",),
         "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
@@ -197,6 +204,7 @@ A test fails if a release drops one.
 PRIVATE_NAMES_OF_TENSORFLOW = (
     "_get_control_flow_context",
     "_in_multi_worker_mode",
+    "_inputs",
     "_noinline",
     "_value_specs",
     "_watched_variables",

@@ -1,11 +1,10 @@
-"""The state of callbacks and of Python's random numbers, as JSON with arrays: no code, and no pickle."""
+"""The state of callbacks, as JSON with arrays: no code, and no pickle."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,18 +126,3 @@ def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
         csv.writer(text, delimiter=callback.sep).writerows(kept)
         replace_text(path, text.getvalue())
         callback.append = True
-
-
-def random_numbers() -> Any:
-    """The state of Python's and NumPy's random numbers, as JSON."""
-    version, numbers, gauss = random.getstate()
-    name, key, *others = np.random.get_state(legacy=True)
-    return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
-
-
-def restore_random_numbers(saved: Any) -> None:
-    """Restores the state of Python's and NumPy's random numbers."""
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, key, *others = saved["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *others))

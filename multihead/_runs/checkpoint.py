@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ class Checkpoint(keras.callbacks.Callback):
             described = {**description, "parts": describe(trainer, variables)}
             write(self.path, Snapshot(described, {**arrays, **values}))
 
+    def read(self) -> Snapshot | None:
+        """What the checkpoint holds; None if there is none.
+
+        Raises:
+            ValueError: It is damaged, or cannot be read.
+        """
+        return read(self.path) if self.path.exists() else None
+
     def load(self, trainer: Any) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
 
@@ -97,21 +106,35 @@ class Checkpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is damaged, or does not fit the trainer, which stays as it was.
         """
-        if not self.path.is_file():
-            return None
-        snapshot = read(self.path)
+        snapshot = self.read()
+        if snapshot is not None:
+            self.load_snapshot(trainer, snapshot)
+        return snapshot
+
+    def load_snapshot(self, trainer: Any, snapshot: Snapshot) -> None:
+        """Loads the variables of a trainer from what `read` has returned; see `load`."""
         saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
         if saved != present:
-            text = (
-                f"The checkpoint in {self.directory} does not fit the trainer. Received:\n{side_by_side(saved, present)}\n"
-            )
-            if self.strict:
-                raise ValueError(
-                    f"{text}Create the trainer as it was, choose another folder, or pass `strict=False` to load what fits."
-                )
-            warnings.warn(f"{text}These parts are not loaded.", RuntimeWarning, stacklevel=2)
+            self.refuse("the trainer", "Create the trainer as it was", saved, present)
         self.assign(trainer, snapshot)
-        return snapshot
+
+    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+        """Says how what was saved differs from what is present.
+
+        Args:
+            what: What is present, in words.
+            remedy: What to do.
+            saved: What was saved, in words by name.
+            present: What is present, by the same names.
+
+        Raises:
+            ValueError: Always, if the checkpoint is strict; else a warning.
+        """
+        table = side_by_side(saved, present)
+        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n{table}\n"
+        if self.strict:
+            raise ValueError(f"{text}{remedy}, choose another folder, or pass `strict=False` to load what fits.")
+        warnings.warn(f"{text}What differs is not loaded.", RuntimeWarning, stacklevel=2)
 
     def assign(self, trainer: Any, snapshot: Snapshot) -> None:
         """Gives the trainer's variables the values of a checkpoint, as far as they fit."""
