@@ -130,7 +130,7 @@ class Opening:
         """
         first, saved = snapshot.description["start"]["updates"], snapshot.description["updates"]
         was_latest = _LATEST.get(trainer) == (self._checkpoint.path.resolve(), updates)
-        if was_latest and updates != first and _is_over(snapshot, epochs):
+        if was_latest and updates == saved != first and _is_over(snapshot, epochs):
             raise ValueError(
                 "`callbacks` must have a `Checkpoint` of a run that has not ended. Received: the folder "
                 f"{str(self._checkpoint.directory)!r}, whose run this trainer has ended after {snapshot.description['place'][0]}"
