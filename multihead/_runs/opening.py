@@ -17,7 +17,7 @@ from multihead._ground.files import locked
 from multihead._ground.global_random import RandomStream, random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
 from multihead._runs.checkpoint import Checkpoint
-from multihead._runs.snapshot import Snapshot, side_by_side
+from multihead._runs.snapshot import Snapshot
 from multihead._runs.variables import draw_from_variables
 
 # Which file a trainer's latest run was saved in, and how many updates the trainer had made when the run ended.
@@ -91,7 +91,7 @@ class Opening:
                 )
         draw_from_variables(trainer)
         whole: Mapping[str, Any] = {
-            # The seed is taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
+            # Taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
             "seed": zlib.crc32(repr(random.getstate()).encode()),
             "random": random_numbers(),
             "entered": self._entered,
@@ -129,18 +129,19 @@ class Opening:
         checkpoint, has ended.
         """
         first, saved = snapshot.description["start"]["updates"], snapshot.description["updates"]
+        folder = str(self._checkpoint.directory)
         was_latest = _LATEST.get(trainer) == (self._checkpoint.path.resolve(), updates)
         if was_latest and updates == saved != first and _is_over(snapshot, epochs):
             raise ValueError(
                 "`callbacks` must have a `Checkpoint` of a run that has not ended. Received: the folder "
-                f"{str(self._checkpoint.directory)!r}, whose run this trainer has ended after {snapshot.description['place'][0]}"
-                f" epochs, with epochs={epochs}. Pass more `epochs` to make the run longer, or another folder for another run."
+                f"{folder!r}, whose run this trainer has ended after {snapshot.description['place'][0]} epochs, with "
+                f"epochs={epochs}. Pass more `epochs` to make the run longer, or another folder for another run."
             )
         if not was_latest and updates not in (first, saved):
             raise ValueError(
-                "`callbacks` must have a `Checkpoint` of this trainer's run, or what was trained since would be lost. Received: "
-                f"a trainer after {updates} updates; the run in {str(self._checkpoint.directory)!r} began after {first} and was "
-                f"saved after {saved}. Choose another folder to train on, or call the checkpoint's `load` to go back."
+                "`callbacks` must have a `Checkpoint` of this trainer's run, or what was trained since would be lost. "
+                f"Received: a trainer after {updates} updates; the run in {folder!r} began after {first} and was saved after "
+                f"{saved}. Choose another folder to train on, or call the checkpoint's `load` to go back."
             )
 
 
@@ -185,7 +186,7 @@ def _for_itself(checkpoint: Checkpoint) -> Iterator[None]:
             ) from error
         if not is_ours:
             raise ValueError(
-                f"`directory` must be the folder of one run. Received: {str(folder)!r}, in which another process trains. Wait "
-                "until it ends, or choose another folder."
+                f"`directory` must be the folder of one run. Received: {str(folder)!r}, in which another process trains. "
+                "Wait until it ends, or choose another folder."
             )
         yield

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,8 +56,8 @@ def write(path: Path, snapshot: Snapshot) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise RuntimeError(
-            f"`directory` must take a checkpoint of {len(content):,} bytes. Received: {str(path.parent)!r}, with {error}. The "
-            "checkpoint before it, if there is one, is whole: free space, and run the same program again to continue from there."
+            f"`directory` must take a checkpoint of {len(content):,} bytes. Received: {str(path.parent)!r}, with {error}. "
+            "The checkpoint before it, if there is one, is whole: free space, and run the same program again to continue."
         ) from error
 
 
@@ -82,8 +83,9 @@ def read(path: Path) -> Snapshot:
         raise ValueError(_refusal(path, f"which cannot be read: {error}", "Change its permissions")) from error
     start = len(_MAGIC) + hashlib.sha256().digest_size
     content = raw[start:]
-    if raw.startswith(_KIND) and not raw.startswith(_MAGIC) and raw[len(_KIND) : len(_KIND) + 1].isdigit():
-        received = f"a file of format {raw[len(_KIND) :].split(bytes([10]))[0].decode(errors='replace')[:9]}, while this is {int(_FORMAT)}"
+    other_format = re.match(re.escape(_KIND) + rb"(\d{1,9})\n", raw)
+    if other_format is not None and other_format[1] != _FORMAT:
+        received = f"a file of format {other_format[1].decode()}, while this is {_FORMAT.decode()}"
         raise ValueError(_refusal(path, received, "End the run with the version that began it, or choose another folder"))
     if not raw.startswith(_MAGIC):
         raise ValueError(_refusal(path, f"a file that begins with {raw[:24]!r}", "Pass the folder of a `Checkpoint`"))

@@ -9,7 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import OPTIONS_OF_COMPILE, STACK, all_layers, random_states, state_variables, tensor_variable, use_seed_variables
+from multihead._ground.keras import (
+    OPTIONS_OF_COMPILE,
+    STACK,
+    all_layers,
+    random_states,
+    state_variables,
+    tensor_variable,
+    use_seed_variables,
+)
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
@@ -48,8 +56,8 @@ def _own_state(trainer: Any) -> list[tf.Variable]:
 def found_in(root: Any) -> list[Any]:
     """The variables in the attributes of an object, and in those of the Keras and TensorFlow objects that it holds.
 
-    Keras lists some of them only: it leaves out those that a class holds as plain TensorFlow variables (Keras 3), as metrics,
-    or as random generators.
+    Keras lists some of them only: it leaves out those that a class holds as random generators and, on Keras 3, as plain
+    TensorFlow variables or as metrics.
     """
     found, seen, left = [], set(), [root]
     while left:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from multihead.callbacks import Checkpoint, Ledger
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -43,6 +44,7 @@ def made(kind=MultiHeadTrainer):
     trainer = kind(keras.layers.Dense(2, activation="tanh"))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
     trainer.compile(keras.optimizers.SGD(0.1), run_eagerly=True, telemetry=None)
+    trainer.compute_gradients((X[:2], Y[:2]))  # builds
     return trainer
 
 
@@ -178,9 +180,10 @@ OTHERS = {
     "seed of a dataset": ({"x": dataset()}, {"x": dataset(seed=4)}, "seed2=3.*seed2=4"),
     "seed of validation": (VALIDATED, {**VALIDATED, "validation_data": dataset(seed=4)}, "validation_data, part 1.*seed2=4"),
 }  # fmt: skip
+QUICK = ("length", "seed of a dataset", "seed of validation")
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", quick(3, sorted(OTHERS, key=lambda what: what not in QUICK)))
 def test_other_data_are_refused_with_both_lists(what, tmp_path):
     data, other, row = OTHERS[what]
     fit(made(), tmp_path, stop=2, data=data)
@@ -217,7 +220,7 @@ def refusing(code):
     return refuse
 
 
-@pytest.mark.parametrize("call", ["os.fsync", "os.replace", "builtins.open", "pathlib.Path.mkdir"])
+@pytest.mark.parametrize("call", quick(1, ["os.fsync", "os.replace", "builtins.open", "pathlib.Path.mkdir"]))
 def test_a_disk_that_takes_nothing_more_leaves_the_last_good_checkpoint(call, tmp_path, monkeypatch):
     class Full(keras.callbacks.Callback):
         """From here on, the disk is full."""
@@ -227,13 +230,17 @@ def test_a_disk_that_takes_nothing_more_leaves_the_last_good_checkpoint(call, tm
                 monkeypatch.setattr(call, refusing(errno.ENOSPC))
 
     trainer, whole = made(), made()
-    fit(whole, tmp_path.with_name(f"{tmp_path.name}_whole"), every=2)
-    with pytest.raises(RuntimeError, match="(?s)`directory` must take a checkpoint of .*No space left.*run the same program"):
-        trainer.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[Full(), Checkpoint(tmp_path, every=2)])
+    fit(whole, None, shuffle=False)
+    with pytest.raises(
+        RuntimeError, match="(?s)`directory` must take a checkpoint of .*No space left.*run the same program"
+    ):
+        trainer.fit(
+            X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False, callbacks=[Full(), Checkpoint(tmp_path, every=2)]
+        )
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.checkpoint", "run.lock"]
     for each in (trainer, made()):  # in this process, and in a new one
-        fit(each, tmp_path, every=2)
+        fit(each, tmp_path, every=2, shuffle=False)
         for one, other in zip(tiny.values(each.weights), tiny.values(whole.weights), strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -242,7 +249,9 @@ def test_a_ledger_that_cannot_be_written_names_the_file(tmp_path, monkeypatch):
     trainer = made()
     trainer.compile("sgd", run_eagerly=True)
     monkeypatch.setattr("os.fsync", refusing(errno.EIO))
-    with pytest.raises(RuntimeError, match="(?s)`path` must be a file that can be written. Received: .*run.jsonl.*Free space"):
+    with pytest.raises(
+        RuntimeError, match="(?s)`path` must be a file that can be written. Received: .*run.jsonl.*Free space"
+    ):
         trainer.fit(X, Y, verbose=0, callbacks=[Ledger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1)])
 
 
