@@ -140,8 +140,8 @@ class Opening:
         if not was_latest and updates not in (first, saved):
             raise ValueError(
                 "`callbacks` must have a `Checkpoint` of this trainer's run, or what was trained since would be lost. "
-                f"Received: a trainer after {updates} updates; the run in {folder!r} began after {first} and was saved after "
-                f"{saved}. Choose another folder to train on, or call the checkpoint's `load` to go back."
+                f"Received: a trainer after {updates} updates; the run in {folder!r} began after {first} and was saved "
+                f"after {saved}. Choose another folder to train on, or call the checkpoint's `load` to go back."
             )
 
 
