@@ -11,8 +11,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from multihead._ground.files import replace_text
+from multihead._ground.keras import tensor_variable
 
 _LEFT_OUT = {"model", "params", "validation_data"}
 
@@ -61,10 +63,14 @@ def _encoded(callback: Any) -> dict[str, tuple[Any, dict[str, np.ndarray]]]:
         own: dict[str, np.ndarray] = {}
         if name not in _LEFT_OUT:
             try:
-                found[name] = (encode(value, own), own)
+                found[name] = (encode(np.asarray(tensor_variable(value)) if _is_variable(value) else value, own), own)
             except _NoData:
                 continue
     return found
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(tensor_variable(value), tf.Variable)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -109,8 +115,13 @@ class CallbackStates:
             state = {name: decode(value, arrays) for name, value in found["state"].items()}
             if hasattr(callback, "set_run_state"):
                 callback.set_run_state(state)
-            else:
-                vars(callback).update(state)
+                continue
+            for attribute, value in state.items():
+                present = vars(callback).get(attribute)
+                if _is_variable(present):
+                    tensor_variable(present).assign(value)
+                else:
+                    vars(callback)[attribute] = value
 
 
 def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
@@ -121,7 +132,8 @@ def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
             continue
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, delimiter=callback.sep))
-        kept = [row for place, row in enumerate(rows) if place == 0 or (row and row[0].isdigit() and int(row[0]) < epoch)]
+        whole = [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdigit()]
+        kept = [*rows[:1], *(row for row in whole if int(row[0]) < epoch)]
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=callback.sep).writerows(kept)
         replace_text(path, text.getvalue())
