@@ -35,7 +35,8 @@ from multihead._ground.keras import (
 from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
-from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_run
+from multihead._runs.opening import Opening, opened
+from multihead._runs.resuming import checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer import saving
 from multihead._trainer.built import Built
@@ -442,36 +443,20 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         """
         options = self._assert_ready("fit")
         given = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
-        class_weight = given.pop("class_weight", None)
-        call = self._prepare(read_fit(given, list(self.heads)))
-        are_checked = call.data.labels_are_checked and class_weight is None
-        lesson = Lesson.of(self._setup.heads, call)
-        checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
-        start = None if checkpoint is None else begin(self, checkpoint, call.data)
-        call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
-        spec = None if self._built is None else self._built.spec
-        lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
-                callbacks = with_report(self._log_metrics, callbacks, validates=call.validation is not None)
-        call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
-        if options.accumulate_steps > 1:
-            call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy))
-        self._idle.set([], list(self.heads))
-        run, call = (None, call) if start is None else make_run(self, start, call)
-        session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
-        with self._in_session(session), interruptible(run):
-            self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
-            return super().fit(**call.for_keras())
+        checkpoint, given["callbacks"] = checkpoint_of(given.get("callbacks"))
+        with opened(self, checkpoint) as opening:
+            return self._fit(given, options, opening)
 
     @errors_in_words()
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
         self._assert_ready("evaluate")
         session = self._session
-        if session is not None and session.replay is not None:
-            return {}  # the validation of an epoch before the place of the checkpoint
         check_known(self._setup.heads, "evaluate")
         given = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
         call = read_evaluate(given, list(self.heads))
+        if session is not None and session.replay is not None and call.data.is_arrays:
+            return {}  # the validation of an epoch before the place of the checkpoint
         self._build_for(call.data)
         self.make_test_function().trace_for(call.data.specs)
         call = with_progress(call._replace(data=self._with_checked_labels(call.data)), self._log_metrics)
@@ -574,7 +559,11 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that Keras calls for each step of an evaluation."""
         if self.test_function is None or force:
-            self.test_function = StepFunction(partial(self._made_by_keras, "test_function"))
+            self.test_function = StepFunction(
+                partial(self._made_by_keras, "test_function"),
+                at_once=self._assert_ready("evaluate").steps_per_execution,
+                replay=lambda: None if self._session is None else self._session.replay,
+            )
         return self.test_function
 
     # ------------------------------------------------------------------------------------------- custom training loops
@@ -932,6 +921,30 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         return self._unpack(as_arrays("batch", tuple(batch)))
 
     # ------------------------------------------------------------------------------------------- a call of `fit`
+
+    def _fit(self, given: dict[str, Any], options: CompileOptions, opening: Opening | None) -> Any:
+        """A call of `fit` whose folder, if it has a checkpoint, is open."""
+        class_weight = given.pop("class_weight", None)
+        call = read_fit(given, list(self.heads))
+        ahead = 0 if opening is not None and call.is_made_by_python else 1
+        call = self._prepare(call if opening is None else call.drawing_from(opening.stream))
+        are_checked = call.data.labels_are_checked and class_weight is None
+        lesson = Lesson.of(self._setup.heads, call)
+        start = None if opening is None else opening.begin(self, call)
+        call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
+        spec = None if self._built is None else self._built.spec
+        lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
+        validates = call.validation is not None
+        call = call.with_others(callbacks=with_report(self._log_metrics, call.others["callbacks"], validates=validates))
+        call = with_progress(call, self._log_metrics)
+        if options.accumulate_steps > 1:
+            call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
+        self._idle.set([], list(self.heads))
+        run, call = (None, call) if start is None else make_run(self, start, call)
+        session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
+        with self._in_session(session), interruptible(run):
+            self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
+            return super().fit(**call.for_keras())
 
     @contextmanager
     def _in_session(self, session: FitSession | None) -> Iterator[None]:

@@ -13,6 +13,7 @@ from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.batches import read_iterable, read_sequence, specs_of_dataset
 from multihead._data.data import Data
 from multihead._data.windows import Windows
+from multihead._ground.global_random import RandomStream
 from multihead._ground.keras import validates_during_fit
 from multihead._ground.names import check_keywords, nearest
 from multihead._ground.validation import is_number, quoted
@@ -136,17 +137,31 @@ class Call(NamedTuple):
         dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
         return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
+    @property
+    def is_made_by_python(self) -> bool:
+        """Whether Python makes the batches of training."""
+        return self.data.batches is not None
+
+    def drawing_from(self, stream: RandomStream) -> Call:
+        """The call whose batches draw global random numbers from a stream, if Python makes them."""
+        validation = None if self.validation is None else self.validation.drawing_from(stream)
+        return self._replace(data=self.data.drawing_from(stream), validation=validation)
+
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
-        """The call with batches that come in the same order in each process.
+        """The call with batches that come in the same order in each process, each made when it is needed.
 
         Args:
             seed: The seed of the shuffle of arrays.
             batches_per_step: The number of batches of a step, `accumulate_steps`.
         """
-        if isinstance(self.data.x, tf.data.Dataset) or (not self.data.is_arrays and self.data.batches is None):
-            return self
+        call, validation = self, self.validation
+        if validation is not None and validation.batches is not None:
+            dataset = validation.as_dataset(None, None, False, "`Checkpoint`")
+            call = call._replace(validation=Data(dataset, specs=validation.specs))
+        if not self.data.is_arrays and not self.is_made_by_python:
+            return call
         steps = self.others.get("steps_per_epoch")
-        return self.as_dataset(None if steps is None else steps * batches_per_step, "`Checkpoint`", seed)
+        return call.as_dataset(None if steps is None else steps * batches_per_step, "`Checkpoint`", seed)
 
     def in_windows(self, windows: Windows) -> Call:
         """The call with windows of batches, each of which is one step for Keras."""

@@ -160,7 +160,7 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
 
     # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
-    return Data(dataset, specs=complete.specs, batches=again)
+    return Data(dataset, specs=complete.specs, batches=again, first=complete(first[0]))
 
 
 class _CompletedSequence(keras.utils.Sequence):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.global_random import RandomStream
 from multihead._ground.validation import is_number
 from multihead._update.batch import is_absent, rows
 
@@ -27,7 +28,7 @@ class Data(NamedTuple):
         y: The targets as arrays by head name, or None.
         sample_weight: The sample weights as arrays by head name, or None.
         specs: The specs of a batch, with open batch size; None if nothing is known before the first batch.
-        batches: Gives the batches of one pass, shuffled if asked and possible, if `x` is neither arrays nor a dataset.
+        batches: Gives the batches of one pass, shuffled if asked and possible, if Python makes them.
         length: Their number, if it is known.
         first: The first of these batches.
         labels_are_checked: Whether all labels have been checked, so that no step needs to.
@@ -92,7 +93,7 @@ class Data(NamedTuple):
         """
         if self.is_arrays:
             return self._of_arrays(batch_size, steps, shuffle, seed)
-        if isinstance(self.x, tf.data.Dataset):
+        if self.batches is None and isinstance(self.x, tf.data.Dataset):
             return _without_absent(self.x)
         if self.batches is None:
             raise ValueError(
@@ -101,6 +102,11 @@ class Data(NamedTuple):
             )
         batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
+
+    def drawing_from(self, stream: RandomStream) -> Data:
+        """The data, whose batches draw global random numbers from a stream if Python makes them."""
+        batches = self.batches
+        return self if batches is None else self._replace(batches=lambda shuffle: stream.over(partial(batches, shuffle)))
 
     def check_any(self) -> None:
         """Checks that there is a batch, as far as that is known before one is drawn.

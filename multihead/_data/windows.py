@@ -30,11 +30,13 @@ class Windows:
     Args:
         steps: Batches per window. If the last window of an epoch has fewer, it is padded with empty batches.
         strategy: The strategy that `fit` runs under.
+        ahead: The number of windows that are made before they are needed.
     """
 
-    def __init__(self, steps: int, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, steps: int, strategy: tf.distribute.Strategy, ahead: int = 1) -> None:
         self.steps = steps
         self._strategy = strategy
+        self._ahead = ahead
 
     def arguments_of_fit(self, batches: tf.data.Dataset, steps_per_epoch: int | None) -> dict[str, Any]:
         """`x` and `steps_per_epoch` of a `fit` on windows, from batches and the number of updates of an epoch.
@@ -66,7 +68,8 @@ class Windows:
             filled = successive.concatenate(tf.data.Dataset.from_tensors(empty).repeat(self.steps))
             return {_KEY: tuple(filled.skip(i).take(1).get_single_element() for i in range(self.steps))}
 
-        return batches.window(self.steps).map(as_element).prefetch(1)
+        windows = batches.window(self.steps).map(as_element)
+        return windows.prefetch(self._ahead) if self._ahead else windows
 
     def _of_replicas(self, windows: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
         """One element per window and replica of this worker, each with the replica's part of every batch."""

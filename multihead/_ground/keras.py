@@ -43,6 +43,10 @@ SCALING = "heads_scaling_" if KERAS_3 else "of_heads_scaling_"
 """The same for the scaling of a head's targets."""
 
 
+OPTIONS_OF_COMPILE = ("_steps_per_execution",)
+"""Attributes of a model that hold an option of `compile` as a variable, on Keras 2."""
+
+
 class Untracked:
     """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
 
@@ -83,6 +87,9 @@ class KerasHooks:
                 "`keras.saving.serialize_keras_object(trainer)` for the configuration alone."
             )
         return str(super().to_json(**kwargs))  # type: ignore[misc]
+
+    def _check_sample_weight_warning(self, x: Any, sample_weight: Any) -> None:
+        """Prevents Keras 2 from saying that metrics ignore sample weights; those of heads do not."""
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""

@@ -1,19 +1,20 @@
-"""The state of callbacks and of Python's random numbers, as JSON with arrays: no code, and no pickle."""
+"""The state of callbacks, as JSON with arrays: no code, and no pickle."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from multihead._ground.files import replace_text
+from multihead._ground.keras import tensor_variable
 
 _LEFT_OUT = {"model", "params", "validation_data"}
 
@@ -62,10 +63,14 @@ def _encoded(callback: Any) -> dict[str, tuple[Any, dict[str, np.ndarray]]]:
         own: dict[str, np.ndarray] = {}
         if name not in _LEFT_OUT:
             try:
-                found[name] = (encode(value, own), own)
+                found[name] = (encode(np.asarray(tensor_variable(value)) if _is_variable(value) else value, own), own)
             except _NoData:
                 continue
     return found
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(tensor_variable(value), tf.Variable)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -110,8 +115,13 @@ class CallbackStates:
             state = {name: decode(value, arrays) for name, value in found["state"].items()}
             if hasattr(callback, "set_run_state"):
                 callback.set_run_state(state)
-            else:
-                vars(callback).update(state)
+                continue
+            for attribute, value in state.items():
+                present = vars(callback).get(attribute)
+                if _is_variable(present):
+                    tensor_variable(present).assign(value)
+                else:
+                    vars(callback)[attribute] = value
 
 
 def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
@@ -122,23 +132,9 @@ def continue_files(callbacks: Sequence[Any], epoch: int) -> None:
             continue
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file, delimiter=callback.sep))
-        kept = [row for place, row in enumerate(rows) if place == 0 or (row and row[0].isdigit() and int(row[0]) < epoch)]
+        whole = [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdigit()]
+        kept = [*rows[:1], *(row for row in whole if int(row[0]) < epoch)]
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=callback.sep).writerows(kept)
         replace_text(path, text.getvalue())
         callback.append = True
-
-
-def random_numbers() -> Any:
-    """The state of Python's and NumPy's random numbers, as JSON."""
-    version, numbers, gauss = random.getstate()
-    name, key, *others = np.random.get_state(legacy=True)
-    return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
-
-
-def restore_random_numbers(saved: Any) -> None:
-    """Restores the state of Python's and NumPy's random numbers."""
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, key, *others = saved["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *others))

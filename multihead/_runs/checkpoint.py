@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,30 @@ class Checkpoint(NamesArguments, keras.callbacks.Callback):
     """Saves a run, so that the same program, started again, continues where it stopped and ends with the same result.
 
     Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,
-    weighting and schedule, the seeds of layers, the metrics of the epoch so far, the state of the other callbacks, the logs,
-    the states of Python's and NumPy's random generators, and the place in the data, even within an epoch. `fit` finds the
-    checkpoint by itself; nothing else is needed to continue. The data must come in the same order in each process: arrays
-    do, and `tf.data` pipelines whose shuffles and other draws have a seed, such as those of `mix_datasets`. To find its
-    place, a resumed run reads the data before it again, without computing anything.
+    weighting and schedule, the seeds of layers, the metrics of the epoch so far, variables that a subclass of the trainer
+    adds, the state of the other callbacks, the logs, the states of Python's and NumPy's random generators, and the place in
+    the data, even within an epoch. `fit` finds the checkpoint by itself; nothing else is needed to continue. The data, those
+    of validation too, must come in the same order in each process: arrays do, and so do `tf.data` pipelines whose shuffles
+    and other draws have a seed, such as those of `mix_datasets`, and generators that draw from a seed or from the global
+    random numbers of Python and NumPy. To find its place, a resumed run reads the data before it again, without computing
+    anything. A shuffle without a seed, and a generator that does not repeat its first batch, are reported when `fit` begins.
+
+    A folder is for one run. `fit` refuses to continue a run if what the trainer has learned since would be lost, if the data
+    have another batch size, length or seed, or if another process trains in the folder.
 
     A checkpoint is one file, which replaces the previous one only when it is complete: a run can be killed at any moment. It
     holds numbers and text, no code. With Ctrl-C, `fit` ends after the current step and saves the run. Keras's
     `BackupAndRestore` among the callbacks of `fit` does the same, in its own folder.
 
-    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, or
-    lists and dicts of these. A callback with the methods `get_run_state()`, which returns a dict of such values, and
+    Of every other callback, the attributes that training has changed are saved if they are numbers, strings, arrays, lists
+    and dicts of these, or variables. A callback with the methods `get_run_state()`, which returns a dict of such values, and
     `set_run_state(state)` decides itself what is saved.
 
     Args:
         directory: A folder.
         every: The number of steps after which the run is saved, or `"epoch"`; it is always saved at the end of an epoch.
-        strict: Whether to refuse a checkpoint that does not fit the trainer. False: loads what has the same name, shape and
-            dtype, and warns about the rest.
+        strict: Whether to refuse a checkpoint that does not fit the trainer or the data. False: loads what has the same
+            name, shape and dtype, continues at the same place in the data, and warns about the rest.
         keep: Whether the checkpoint is kept at the end of training.
 
     Raises:
@@ -87,6 +93,14 @@ class Checkpoint(NamesArguments, keras.callbacks.Callback):
             described = {**description, "parts": describe(trainer, variables)}
             write(self.path, Snapshot(described, {**arrays, **values}))
 
+    def read(self) -> Snapshot | None:
+        """What the checkpoint holds; None if there is none.
+
+        Raises:
+            ValueError: It is damaged, or cannot be read.
+        """
+        return read(self.path) if self.path.exists() else None
+
     def load(self, trainer: Any) -> Snapshot | None:
         """Loads the variables of a built, compiled trainer from the checkpoint.
 
@@ -100,21 +114,35 @@ class Checkpoint(NamesArguments, keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is damaged, or does not fit the trainer, which stays as it was.
         """
-        if not self.path.is_file():
-            return None
-        snapshot = read(self.path)
+        snapshot = self.read()
+        if snapshot is not None:
+            self.load_snapshot(trainer, snapshot)
+        return snapshot
+
+    def load_snapshot(self, trainer: Any, snapshot: Snapshot) -> None:
+        """Loads the variables of a trainer from what `read` has returned; see `load`."""
         saved, present = snapshot.description["parts"], describe(trainer, variables_of(trainer))
         if saved != present:
-            text = (
-                f"The checkpoint in {self.directory} does not fit the trainer. Received:\n{side_by_side(saved, present)}\n"
-            )
-            if self.strict:
-                raise ValueError(
-                    f"{text}Create the trainer as it was, choose another folder, or pass `strict=False` to load what fits."
-                )
-            warnings.warn(f"{text}These parts are not loaded.", RuntimeWarning, stacklevel=2)
+            self.refuse("the trainer", "Create the trainer as it was", saved, present)
         self.assign(trainer, snapshot)
-        return snapshot
+
+    def refuse(self, what: str, remedy: str, saved: Mapping[str, str], present: Mapping[str, str]) -> None:
+        """Says how what was saved differs from what is present.
+
+        Args:
+            what: What is present, in words.
+            remedy: What to do.
+            saved: What was saved, in words by name.
+            present: What is present, by the same names.
+
+        Raises:
+            ValueError: Always, if the checkpoint is strict; else a warning.
+        """
+        table = side_by_side(saved, present)
+        text = f"The checkpoint in {self.directory} does not fit {what}. Received:\n{table}\n"
+        if self.strict:
+            raise ValueError(f"{text}{remedy}, choose another folder, or pass `strict=False` to load what fits.")
+        warnings.warn(f"{text}What differs is not loaded.", RuntimeWarning, stacklevel=2)
 
     def assign(self, trainer: Any, snapshot: Snapshot) -> None:
         """Gives the trainer's variables the values of a checkpoint, as far as they fit."""

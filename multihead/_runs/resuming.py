@@ -6,26 +6,25 @@ before, but until the place of the checkpoint nothing is computed and no callbac
 
 from __future__ import annotations
 
-import random
 import signal
 import sys
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
-from multihead._data.data import Data
+from multihead._ground.global_random import random_numbers, restore_random_numbers
 from multihead._ground.keras import callbacks_of
-from multihead._runs.callback_state import CallbackStates, continue_files, random_numbers, restore_random_numbers
+from multihead._runs.callback_state import CallbackStates, continue_files
 from multihead._runs.checkpoint import Checkpoint
+from multihead._runs.opening import Start
 from multihead._runs.snapshot import Snapshot
-from multihead._runs.variables import draw_from_variables, names_of_logs, reset_metrics
+from multihead._runs.variables import names_of_logs, reset_metrics
 
 
 def checkpoint_of(callbacks: Any) -> tuple[Checkpoint | None, Any]:
@@ -50,32 +49,6 @@ def checkpoint_of(callbacks: Any) -> tuple[Checkpoint | None, Any]:
             f"Received: {len(found)}. Leave the others out."
         )
     return (found[0], others) if found else (None, callbacks)
-
-
-class Start(NamedTuple):
-    """Where a run starts.
-
-    Attributes:
-        checkpoint: Where and when the run is saved.
-        whole: What holds of the whole run: the seed of its shuffles, and the random numbers when it began.
-        snapshot: The checkpoint to continue from, whose variables are already loaded; None in a new run.
-    """
-
-    checkpoint: Checkpoint
-    whole: Mapping[str, Any]
-    snapshot: Snapshot | None = None
-
-    @property
-    def seed(self) -> int:
-        """The seed of the shuffles."""
-        return int(self.whole["seed"])
-
-    def is_over(self, epochs: int) -> bool:
-        """Whether a run of so many epochs has ended with the checkpoint."""
-        if self.snapshot is None:
-            return False
-        epoch, batch = self.snapshot.description["place"]
-        return epoch >= epochs or bool(self.snapshot.description["stopped"] and not batch)
 
 
 class Saving(keras.callbacks.CallbackList):
@@ -141,6 +114,7 @@ class Saving(keras.callbacks.CallbackList):
             self._trainer,
             {
                 "place": [epoch, batch],
+                "updates": self._trainer._num_updates(),
                 "stopped": bool(self._trainer.stop_training),
                 "callbacks": self._states.save(arrays),
                 "random": random_numbers(),
@@ -183,9 +157,7 @@ class Replay(Saving):
 
     def pass_over(self, iterator: Any, number: int) -> dict[str, Any]:
         """Draws the batches of a step that was made before the checkpoint; returns logs of the right names."""
-        next(iterator)
-        for _ in range(number - 1):
-            next(iterator, None)
+        draw(iterator, number)
         return self._names
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -194,6 +166,9 @@ class Replay(Saving):
         super().on_train_begin(logs)
         if self._is_over:
             self._reach()
+            if self.params["verbose"]:
+                folder = self._checkpoint.directory
+                sys.stdout.write(f"The run in {folder} has ended; its result is loaded, and nothing is trained.\n")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras."""
@@ -222,6 +197,26 @@ class Replay(Saving):
         if self._is_reached:
             super().on_epoch_end(epoch, logs)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._is_reached:
+            super().on_test_begin(logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._is_reached:
+            super().on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._is_reached:
+            super().on_test_batch_end(batch, logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self._is_reached:
+            super().on_test_end(logs)
+
     def _reach(self) -> None:
         """Restores everything: from here on, the run continues."""
         self._checkpoint.assign(self._trainer, self._snapshot)
@@ -231,26 +226,12 @@ class Replay(Saving):
         self._is_reached = True
 
 
-def begin(trainer: Any, checkpoint: Checkpoint, data: Data) -> Start:
-    """Loads the checkpoint, if there is one, and what holds of the whole run.
-
-    Raises:
-        ValueError: The checkpoint is damaged or does not fit the trainer, which stays as it was.
-    """
-    if data.specs is None:
-        raise ValueError(
-            "`Checkpoint` requires data whose shapes are known before training. "
-            f"Received: x of type {type(data.x).__name__}. Pass arrays, a `tf.data.Dataset` or a generator."
-        )
-    draw_from_variables(trainer)
-    snapshot = checkpoint.load(trainer)
-    if snapshot is None:
-        # The seed is taken from the state, not drawn, so that nothing else draws other numbers than without a checkpoint.
-        whole = {"seed": zlib.crc32(repr(random.getstate()).encode()), "random": random_numbers()}
-        return Start(checkpoint, whole)
-    start = Start(checkpoint, snapshot.description["start"], snapshot)
-    restore_random_numbers(start.whole["random"])
-    return start
+def draw(iterator: Any, number: int) -> dict[str, Any]:
+    """Draws the batches of a step, of which all but the first may be missing; returns logs without figures."""
+    next(iterator)
+    for _ in range(number - 1):
+        next(iterator, None)
+    return {}
 
 
 def make_run(trainer: Any, start: Start, call: Call) -> tuple[Saving, Call]:

@@ -6,13 +6,16 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-_MAGIC = b"multihead checkpoint 1\n"
+_KIND, _FORMAT = b"multihead checkpoint ", b"2"
+_MAGIC = _KIND + _FORMAT + b"\n"
 _DESCRIPTION = "description"
 
 
@@ -29,21 +32,33 @@ class Snapshot(NamedTuple):
 
 
 def write(path: Path, snapshot: Snapshot) -> None:
-    """Writes a file that replaces the one before only when it is whole and on the disk."""
+    """Writes a file that replaces the one before only when it is whole and on the disk.
+
+    Raises:
+        RuntimeError: The disk does not take it; the file before stays.
+    """
     text = json.dumps(snapshot.description).encode()
     buffer = io.BytesIO()
     np.savez(buffer, **{_DESCRIPTION: np.frombuffer(text, np.uint8)}, **snapshot.arrays)
     content = buffer.getvalue()
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
-    with open(draft, "wb") as file:
-        file.write(_MAGIC + hashlib.sha256(content).digest() + content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    _flush_folder(path.parent)
-    for other in path.parent.glob(f"{path.stem}.*.tmp"):  # of runs that were killed while they wrote
-        other.unlink(missing_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.glob(f"{path.stem}.*.tmp"):  # of runs that were killed while they wrote
+            other.unlink(missing_ok=True)
+        with open(draft, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise RuntimeError(
+            f"`directory` must take a checkpoint of {len(content):,} bytes. Received: {str(path.parent)!r}, with {error}. "
+            "The checkpoint before it, if there is one, is whole: free space, and run the same program again to continue."
+        ) from error
 
 
 def _flush_folder(folder: Path) -> None:
@@ -62,9 +77,16 @@ def read(path: Path) -> Snapshot:
     Raises:
         ValueError: It is not a checkpoint, or it is damaged.
     """
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ValueError(_refusal(path, f"which cannot be read: {error}", "Change its permissions")) from error
     start = len(_MAGIC) + hashlib.sha256().digest_size
     content = raw[start:]
+    other_format = re.match(re.escape(_KIND) + rb"(\d{1,9})\n", raw)
+    if other_format is not None and other_format[1] != _FORMAT:
+        received = f"a file of format {other_format[1].decode()}, while this is {_FORMAT.decode()}"
+        raise ValueError(_refusal(path, received, "End the run with the version that began it, or choose another folder"))
     if not raw.startswith(_MAGIC):
         raise ValueError(_refusal(path, f"a file that begins with {raw[:24]!r}", "Pass the folder of a `Checkpoint`"))
     if hashlib.sha256(content).digest() != raw[len(_MAGIC) : start]:

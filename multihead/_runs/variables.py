@@ -9,7 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import STACK, all_layers, random_states, state_variables, tensor_variable, use_seed_variables
+from multihead._ground.keras import (
+    OPTIONS_OF_COMPILE,
+    STACK,
+    all_layers,
+    random_states,
+    state_variables,
+    tensor_variable,
+    use_seed_variables,
+)
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
@@ -30,13 +38,13 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]
     parts["trainer"] = _own_state(trainer)
+    parts["others"] = found_in(trainer)
     found: dict[str, tf.Variable] = {}
     seen: set[int] = set()
     for part, variables in parts.items():
-        for place, variable in enumerate(map(tensor_variable, variables)):
-            if id(variable) not in seen:
-                seen.add(id(variable))
-                found[f"{part}/{place}"] = variable
+        new = {id(variable): variable for variable in map(tensor_variable, variables) if id(variable) not in seen}
+        seen.update(new)
+        found.update({f"{part}/{place}": variable for place, variable in enumerate(new.values())})
     return found
 
 
@@ -45,6 +53,34 @@ def _own_state(trainer: Any) -> list[tf.Variable]:
     built = trainer._built
     own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state]
     return [*own, built.logs.broken.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
+
+
+def found_in(root: Any) -> list[Any]:
+    """The variables in the attributes of an object, and in those of the Keras and TensorFlow objects that it holds.
+
+    Keras lists some of them only: it leaves out those that a class holds as random generators and, on Keras 3, as plain
+    TensorFlow variables or as metrics.
+    """
+    found, seen, left = [], set(), [root]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, tf.Variable) or isinstance(tensor_variable(each), tf.Variable):
+            found.append(each)
+        elif isinstance(each, tf.random.Generator):
+            left.append(each.state)
+        elif isinstance(each, Mapping):
+            left.extend(reversed(list(each.values())))
+        elif isinstance(each, (list, tuple, set)):
+            left.extend(reversed(list(each)))
+        elif isinstance(each, _HOLDERS):
+            left.extend(value for name, value in reversed(vars(each).items()) if name not in OPTIONS_OF_COMPILE)
+    return found
+
+
+_HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
 
 
 def names_of_logs(trainer: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._runs.resuming import Replay
+from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 
 
@@ -16,18 +16,26 @@ class StepFunction:
 
     Keras would trace it again for tensors of unknown rank if it were called with data of other ranks.
 
+    In a resumed run, the steps before the checkpoint only draw their batches.
+
     Args:
         make: Makes the function, which is not traced yet.
+        at_once: How many batches one call takes at most.
+        replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
 
-    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+    def __init__(
+        self, make: Callable[[], Callable[[Any], Any]], *, at_once: int, replay: Callable[[], Replay | None]
+    ) -> None:
         self._make = make
+        self._at_once = at_once
+        self._replay = replay
         self._function = make()
         self._ranks: str | None = None
         self._checks_labels = True
 
     def __call__(self, iterator: Any) -> Any:
-        return self._function(iterator)
+        return self._function(iterator) if self._replay() is None else draw(iterator, self._at_once)
 
     def trace_for(self, specs: Any, *, check_labels: bool = True) -> None:
         """Drops the traced function if it was traced for data of another structure or of other ranks, or without checks.
@@ -52,8 +60,7 @@ class StepFunction:
 class TrainFunction(StepFunction):
     """A training step, which is traced once for each period between changes of what is frozen.
 
-    An error of an update that is not finite says where it comes from. In a resumed run, the steps before the checkpoint
-    only draw their batches.
+    An error of an update that is not finite says where it comes from.
 
     Args:
         make: Makes the function, which is not traced yet.
@@ -74,12 +81,10 @@ class TrainFunction(StepFunction):
         asks_for_faults: Callable[[], bool],
         replay: Callable[[], Replay | None],
     ) -> None:
-        super().__init__(make)
+        super().__init__(make, at_once=at_once, replay=replay)
         self._spec = spec
         self._num_updates = num_updates
-        self._at_once = at_once
         self._asks_for_faults = asks_for_faults
-        self._replay = replay
         self._traced_at: int | None = None  # the number of updates when the present function was first called
         self._calls_left: int | None = 0  # before the number of updates must be read again; None: never
 

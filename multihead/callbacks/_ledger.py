@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,40 @@ def keep_until(path: Path, step: int) -> list[dict[str, Any]]:
     lines = [line for line in read(path) if line["step"] <= step]
     replace_text(path, "".join(as_text(line) for line in lines))
     return lines
+
+
+def cut(path: Path, size: int) -> bool:
+    """Cuts a file to so many bytes; False if it has fewer."""
+    if not path.is_file() or path.stat().st_size < size:
+        return False
+    with writing(path), open(path, "r+b") as file:
+        file.truncate(size)
+    return True
+
+
+def on_disk(path: Path) -> int:
+    """The length in bytes of a file, all of which is on the disk afterwards; 0 without a file."""
+    if not path.exists():
+        return 0
+    with writing(path), open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which errors of the disk name the file.
+
+    Raises:
+        RuntimeError: The file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"`path` must be a file that can be written. Received: {os.fspath(path)!r}, with {error}. Free space, or choose "
+            "another file; with a `Checkpoint`, the same program then continues where it stopped."
+        ) from error
 
 
 def as_text(line: Mapping[str, Any]) -> str:

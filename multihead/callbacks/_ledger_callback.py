@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 from multihead._ground.replicas import is_chief
 from multihead.callbacks._board import Board
-from multihead.callbacks._ledger import as_text, keep_until
+from multihead.callbacks._ledger import as_text, cut, keep_until, on_disk, writing
 from multihead.callbacks._per_update import PerUpdate
 
 
@@ -21,9 +22,10 @@ class Ledger(PerUpdate):
     layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
     each epoch with validation, a line with the `val_...` figures follows.
 
-    Every line is written at once, so that a crash loses none. A file that exists is continued: lines of updates after the
-    trainer's current step are dropped first, so that a run which resumes from an older update does not have them twice, and
-    a run from step 0 starts over. An interrupted run writes the same lines as one that was not.
+    Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
+    length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
+    exists is continued, too: lines of updates after the trainer's current step are dropped first, and a run from step 0
+    starts over.
     `python -m multihead plot run.jsonl` draws the figures, and `multihead.plots.read` reads them.
 
     Args:
@@ -52,9 +54,10 @@ class Ledger(PerUpdate):
             return
         if self.path.is_dir():
             raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [line for line in keep_until(self.path, step) if "applied" in line]
-        self.path.touch()
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [line for line in keep_until(self.path, step) if "applied" in line]
+            self.path.touch()
         averaged = () if figures is None else figures.layout.averaged
         if averaged and lines and not figures.has_averages:
             last: dict[str, Any] = next((line for line in reversed(lines) if line["applied"]), {})
@@ -62,10 +65,26 @@ class Ledger(PerUpdate):
             counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in averaged}
             figures.restore_averages(values, counts)
 
+    def resume(self, figures: Any, step: int, place: Any) -> None:
+        """Cuts the file to its length at the checkpoint."""
+        self._writes = is_chief(self.model)
+        if self._writes and place is not None and not cut(self.path, place):
+            warnings.warn(
+                f"The ledger of a resumed run must hold the lines before its checkpoint. Received: {self.path}, of fewer "
+                f"than {place} bytes. Lines are missing: put the file back, or read what there is of it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.begin(figures, step)
+
+    def place(self) -> int | None:
+        """The length of the file, which is on the disk."""
+        return on_disk(self.path) if self._writes else None
+
     def write(self, line: dict[str, Any]) -> None:
         """Writes a line."""
         if self._writes:
-            with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+            with writing(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
                 file.write(as_text(line))
 
     def write_validation(self, line: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from multihead._ground.validation import check_positive_whole
 
 
 class PerUpdate(NamesArguments, keras.callbacks.Callback):
-    """Calls `begin`, `write` and `write_validation` with the figures of updates.
+    """Calls `begin` or `resume`, then `write` and `write_validation` with the figures of updates.
 
     An update that was skipped has the step that it would have reached.
 
@@ -27,6 +27,7 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
         self._seen = 0  # updates, skipped ones included
         self._step = 0
         self._calls = 0  # of the step function since the figures were last read
+        self._layers: list[str] = []  # the encoder's layers, by their names when the run began
 
     def begin(self, figures: Any, step: int) -> None:
         """Called before the first update of a `fit`.
@@ -36,6 +37,20 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
             step: The number of updates applied so far.
         """
 
+    def resume(self, figures: Any, step: int, place: Any) -> None:
+        """Called instead of `begin` in a run that continues from a checkpoint.
+
+        Args:
+            figures: As for `begin`.
+            step: As for `begin`.
+            place: What `place` returned when the checkpoint was made.
+        """
+        self.begin(figures, step)
+
+    def place(self) -> Any:
+        """How far the writing has come, as something that a checkpoint can hold; until there, it is on the disk."""
+        return None
+
     def write(self, line: dict[str, Any]) -> None:
         """Called for an update, with its `step`, `epoch` and figures."""
         raise NotImplementedError
@@ -44,11 +59,28 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
         """Called at the end of an epoch with validation, with `step`, `epoch` and the figures of validation."""
 
     def get_run_state(self) -> dict[str, Any]:
-        """Called by `Checkpoint`: nothing, since `begin` finds out where the run is."""
-        return {}
+        """Called by `Checkpoint`: where the callback is among the updates, and in its file."""
+        if not self._is_begun:
+            return {}
+        return {
+            "seen": self._seen,
+            "step": self._step,
+            "calls": self._calls,
+            "layers": self._layers,
+            "place": self.place(),
+        }
 
     def set_run_state(self, state: dict[str, Any]) -> None:
-        """Called by `Checkpoint`: does nothing."""
+        """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
+        if not state:
+            return
+        self._is_begun = True
+        figures = self._figures()
+        recorded = figures.num_recorded if figures else 0
+        # Without figures of the run, which `Checkpoint(strict=False)` may have left out, there are none to wait for.
+        self._seen, self._calls = (state["seen"], state["calls"]) if state["seen"] <= recorded else (recorded, 0)
+        self._step, self._layers = state["step"], state["layers"]
+        self.resume(figures, self.model._num_updates(), state["place"])
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
@@ -65,8 +97,8 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        if not self._is_begun:  # now every other callback has restored its state
-            self._is_begun = True
+        if not self._is_begun:  # now callbacks that load weights have done so
+            self._is_begun, self._layers = True, []
             figures = self._figures()
             self._seen, self._step, self._calls = figures.num_recorded if figures else 0, self.model._num_updates(), 0
             self.begin(figures, self._step)
@@ -97,6 +129,14 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
         step = number - sum(line["applied"] for line in lines)
         for line in lines:
             if (step + 1) % self.every == 0:
-                self.write({"step": step + 1, "epoch": self._epoch, **line})
+                self.write({"step": step + 1, "epoch": self._epoch, **self._renamed(line)})
             step += line["applied"]
         self._seen, self._step, self._calls = self._seen + new, number, 0
+
+    def _renamed(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The figures with the names that layers had when the run began: Keras's own count the layers of a process."""
+        if "layers" not in line:
+            return line
+        if len(self._layers) != len(line["layers"]):
+            self._layers = list(line["layers"])
+        return {**line, "layers": dict(zip(self._layers, line["layers"].values()))}

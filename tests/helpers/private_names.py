@@ -12,7 +12,7 @@ _OF_BOTH: dict[str, tuple[str, ...]] = {
 PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     2: {
         **_OF_BOTH,
-        "Model": ("_validate_and_get_metrics_result",),
+        "Model": ("_check_sample_weight_warning", "_steps_per_execution", "_validate_and_get_metrics_result"),
         "Layer": ("_clear_losses", "_flatten_layers", "_name"),
         "Dropout": ("_random_generator",),
         "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
@@ -42,6 +42,7 @@ A test fails if a release drops one.
 PRIVATE_NAMES_OF_TENSORFLOW = (
     "_get_control_flow_context",
     "_in_multi_worker_mode",
+    "_inputs",
     "_noinline",
     "_value_specs",
     "_watched_variables",

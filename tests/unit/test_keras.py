@@ -56,7 +56,12 @@ def test_every_private_name_of_keras_that_is_used_still_exists(owner, name):
 @pytest.mark.parametrize("name", PRIVATE_NAMES_OF_TENSORFLOW)
 def test_every_private_name_of_tensorflow_that_is_used_still_exists(name, two_replicas):
     per_replica = two_replicas.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)).element_spec
-    owners = [two_replicas.extended, per_replica, tf.function(lambda: 0).get_concrete_function().graph]
+    owners = [
+        two_replicas.extended,
+        per_replica,
+        tf.data.Dataset.range(2),
+        tf.function(lambda: 0).get_concrete_function().graph,
+    ]
     is_attribute = name == "_noinline"  # of a function's definition, which TensorFlow does not check
     assert is_attribute or any(hasattr(owner, name) for owner in owners), f"TensorFlow {tf.__version__} dropped `{name}`"
 

@@ -1,0 +1,152 @@
+"""Runs on every form of data, stopped at any call of a callback: the resumed run repeats batches, figures and the ledger."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from multihead.callbacks import Checkpoint, Ledger
+from tests.helpers import tiny
+from tests.helpers.cases import pairwise, quick
+
+pytestmark = [
+    pytest.mark.usefixtures("eager_updates"),
+    pytest.mark.filterwarnings("ignore:Epoch .*updates were skipped"),
+]
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+Y = {"a": X.sum(1, keepdims=True), "b": X[:, :1] - X[:, 1:2]}
+_Sequence = keras.utils.PyDataset if hasattr(keras.utils, "PyDataset") else keras.utils.Sequence
+
+
+class Drawn(_Sequence):
+    """Batches to which global random numbers are added."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        x = X[4 * place : 4 * place + 4] + np.random.normal(size=(4, 3)).astype("float32") * 0.1
+        return x, {name: y[4 * place : 4 * place + 4] for name, y in Y.items()}
+
+
+def endless(draw):
+    """Batches of a permutation that is drawn at the begin of a pass; the second batch makes an update that is skipped."""
+    number = 0
+    while True:
+        order = draw()
+        for at in range(0, 12, 4):
+            number += 1
+            rows = order[at : at + 4]
+            yield X[rows] * (np.inf if number == 2 else 1.0), {name: y[rows] for name, y in Y.items()}
+
+
+def permuted_by_numpy():
+    return np.random.permutation(12)
+
+
+def permuted_by_python():
+    return random.sample(range(12), 12)
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(12, seed=3).batch(4)
+
+
+TRAIN = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 4},
+    "dataset": lambda: {"x": dataset()},
+    "numpy": lambda: {"x": endless(permuted_by_numpy), "steps_per_epoch": 3},
+    "python": lambda: {"x": endless(permuted_by_python), "steps_per_epoch": 3},
+    "sequence": lambda: {"x": Drawn()},
+}
+VALID = {
+    "arrays": lambda: {"validation_data": (X[:5], {name: y[:5] for name, y in Y.items()})},
+    "dataset": lambda: {"validation_data": dataset().take(2)},
+    "generator": lambda: {"validation_data": endless(permuted_by_numpy), "validation_steps": 2},
+    "sequence": lambda: {"validation_data": Drawn(), "validation_steps": 2},
+}
+
+
+class Stopped(Exception):
+    """What ends a run."""
+
+
+class Counting(keras.callbacks.Callback):
+    """Draws global random numbers, as callbacks do, and stops the run at the given call of it."""
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop, self.calls, self.drawn = stop, 0, 0.0
+
+    def get_run_state(self):
+        return {"drawn": self.drawn}
+
+    def set_run_state(self, state):
+        self.drawn = state["drawn"]
+
+    def _count(self, number=0, logs=None):
+        self.calls += 1
+        self.drawn = float(np.random.random() + random.random())
+        if self.calls == self.stop:
+            raise Stopped
+
+    on_epoch_begin = on_train_batch_begin = on_train_batch_end = on_test_begin = on_test_end = on_epoch_end = _count
+
+
+CALLS = 3 * 2 + 4
+"""The calls of an epoch: two for each batch, and four for its begin and end and for validation."""
+
+
+def run(folder, train, valid, every, telemetry, stop=None):
+    keras.utils.set_random_seed(3)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    for name in Y:
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.SGD(0.05), run_eagerly=True, telemetry=telemetry, layers_every=2)
+    counting = Counting(stop)
+    given = [Ledger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
+    arguments = {**TRAIN[train](), **VALID[valid](), "epochs": 2, "verbose": 0}
+    history = trainer.fit(**arguments, callbacks=given).history
+    figures = {name: np.array(values, "float64").tobytes() for name, values in history.items()}
+    return tiny.values(trainer.weights), figures, ledger_of(folder), counting.drawn
+
+
+def ledger_of(folder):
+    """The text of the ledger, with another name for the layer, which Keras numbers by the process."""
+    text = (folder / "run.jsonl").read_text()
+    named = re.search(r'"layers": \{("\w+")', text)
+    return text.replace(named.group(1), '"layer"') if named else text
+
+
+def stopped(folder, *args, stop):
+    try:
+        run(folder, *args, stop=stop)
+    except Stopped:
+        return True
+    return False
+
+
+ROWS = pairwise(list(TRAIN), list(VALID), (1, 2), ("norms", "full"))
+
+
+@pytest.mark.parametrize(("number", "row"), quick(5, list(enumerate(ROWS))))
+def test_a_resumed_run_repeats_every_form_of_data(number, row, tmp_path):
+    folders = [tmp_path / "whole", tmp_path / "cut"]
+    for folder in folders:
+        folder.mkdir()
+    weights, figures, ledger, drawn = run(folders[0], *row)
+    # Over all rows, runs stop at every call of an epoch, between the last update and the end of validation too.
+    stops = ((7 + 3 * number) % CALLS + 1, (3 + 7 * number) % CALLS + 1)
+    assert stopped(folders[1], *row, stop=stops[0])
+    stopped(folders[1], *row, stop=stops[1])
+    again = run(folders[1], *row)
+    for one, other in zip(weights, again[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert again[1:] == (figures, ledger, drawn)
