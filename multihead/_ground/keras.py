@@ -275,6 +275,12 @@ def frozen_normalization(layers: Sequence[Any]) -> Iterator[None]:
             layer.trainable = True
 
 
+def module_variables(module: Any) -> list[tf.Variable]:
+    """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
+    found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
+    return [variable for variable in found if hasattr(variable, "trainable")]
+
+
 def recurrent_states(module: Any) -> list[tf.Variable]:
     """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
     layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]
@@ -300,9 +306,8 @@ def state_variables(module: Any) -> list[tf.Variable]:
     spectral = [layer for layer in all_layers(module) if isinstance(layer, keras.layers.SpectralNormalization)]
     kernels = [layer.kernel for layer in spectral if layer.built]
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
-    created_so = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
     found = [
-        *(variable for variable in created_so if not variable.trainable),
+        *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
         *(tensor_variable(kernel) for kernel in kernels),
     ]

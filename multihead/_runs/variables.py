@@ -9,7 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import STACK, all_layers, random_states, state_variables, tensor_variable, use_seed_variables
+from multihead._ground.keras import (
+    STACK,
+    all_layers,
+    module_variables,
+    random_states,
+    state_variables,
+    tensor_variable,
+    use_seed_variables,
+)
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
@@ -61,7 +69,7 @@ _METHODS = ("weighting", "balancer", "schedule")
 
 
 def _of_module(module: Any) -> list[Any]:
-    return [*getattr(module, "variables", []), *state_variables(module), *random_states(module)]
+    return [*module_variables(module), *state_variables(module), *random_states(module)]
 
 
 def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:
