@@ -95,8 +95,8 @@ def _warn_of_heads_apart(heads: Sequence[Head], predictions: Sequence[Prediction
     apart = [head.name for head, of_head in zip(heads, predictions) if not any(of_head.leaves)]
     if apart:
         warnings.warn(
-            f"The encoder learns nothing from head {quoted(apart)}, which reads none of the encoder's floating-point outputs. "
-            "Its own variables are trained. If it should train the encoder, too, let it read one of these (`reads=`).",
+            f"The encoder learns nothing from head {quoted(apart)}, which reads none of its floating-point outputs: only "
+            "the head's own variables are trained. If it should train the encoder, let it read one of these (`reads=`).",
             UserWarning,
             stacklevel=2,
         )

@@ -106,7 +106,9 @@ KIND: dict[str, str] = {
     "TextVectorization": "text",
     "DenseFeatures": "vector",
     **dict.fromkeys(["RepeatVector", "Reshape", "RandomFourierFeatures"], "vector"),
-    **dict.fromkeys(["Attention", "AdditiveAttention", "Bidirectional", "GRU", "GRUCell", "GroupQueryAttention"], "sequence"),
+    **dict.fromkeys(
+        ["Attention", "AdditiveAttention", "Bidirectional", "GRU", "GRUCell", "GroupQueryAttention"], "sequence"
+    ),
     **dict.fromkeys(["GroupNormalization", "LSTM", "LSTMCell", "Masking", "MultiHeadAttention", "Permute"], "sequence"),
     **dict.fromkeys(["RNN", "SimpleRNN", "SimpleRNNCell", "StackedRNNCells", "TimeDistributed"], "sequence"),
     **dict.fromkeys(["AugMix", "AutoContrast", "CenterCrop", "ContrastLimitedAdaptiveHistogramEqualization"], "image"),
@@ -117,6 +119,8 @@ SEVERAL = {
     + ["Attention", "AdditiveAttention"],  # in a list
     "apart": ["MultiHeadAttention", "GroupQueryAttention"],  # as two arguments
 }
+DRAWS_IN_PYTHON = {"AugMix", "RandAugment"}
+"""Layers that draw random numbers from Python, so that those of a graph are drawn once, while it is traced."""
 NO_GRADIENT = {"RandomContrast"} if not KERAS_3 else set()
 """Layers whose operations have no gradient in TensorFlow: they can only process a model's inputs."""
 NOT_TRAINED = {
@@ -209,7 +213,9 @@ def cases():
 def case(name):
     """The case of a layer."""
     given = next((how for how, names in SEVERAL.items() if name in names), "one")
-    return Case(name, lambda: _adapted(make(name), _kind(name)), _kind(name), "by name" if name == "DenseFeatures" else given)
+    return Case(
+        name, lambda: _adapted(make(name), _kind(name)), _kind(name), "by name" if name == "DenseFeatures" else given
+    )
 
 
 def seeded(name, seed=7):
@@ -237,8 +243,11 @@ def make(name):
 
 def _kind(name):
     by_axes = {"1D": "sequence", "2D": "image", "3D": "volume"}
-    return KIND.get(name) or by_axes.get(name[-2:]) or next((k for d, k in by_axes.items() if d in name), None) or (
-        "image" if name.startswith("Random") else "vector"
+    return (
+        KIND.get(name)
+        or by_axes.get(name[-2:])
+        or next((k for d, k in by_axes.items() if d in name), None)
+        or ("image" if name.startswith("Random") else "vector")
     )
 
 
@@ -273,6 +282,9 @@ def wrapped(wrapper, inner):
         return None
     new = Case(f"{wrapper}({inner.name})", lambda: shipped()[wrapper](inner.make()), kind)
     return new if can_be_called(new) else None
+
+
+WRAPPERS = ("Bidirectional", "SpectralNormalization", "TimeDistributed")
 
 
 def can_be_called(case):
@@ -373,7 +385,9 @@ def saved(layer):
 
 
 def loaded(config):
-    return config if config is None or isinstance(config, keras.layers.Layer) else keras.saving.deserialize_keras_object(config)
+    return (
+        config if config is None or isinstance(config, keras.layers.Layer) else keras.saving.deserialize_keras_object(config)
+    )
 
 
 class AsOneModel(keras.Model):
@@ -399,11 +413,15 @@ class Net(NamedTuple):
         encoder: From a dict of inputs by kind to a dict of tensors that the heads read.
         heads: The modules of both heads.
         branches: The layers by place: `"encoder"`, `"head"`, `"shared"`.
+        cases: The cases it was made of.
+        places: Their places.
     """
 
     encoder: Any
     heads: dict[str, Any]
     branches: dict[str, Branches]
+    cases: Any = None
+    places: Any = None
 
     @property
     def layers(self):
@@ -439,11 +457,13 @@ def network(cases, places=PLACES, seed=1):
     keras.utils.set_random_seed(seed)
     of_case = places if callable(places) else lambda i: places
     by_place = {place: [each for i, each in enumerate(cases) if place in of_case(i)] for place in PLACES}
-    by_place = {p: [each for each in found if p == "encoder" or each.name not in NO_GRADIENT] for p, found in by_place.items()}
+    by_place = {
+        p: [each for each in found if p == "encoder" or each.name not in NO_GRADIENT] for p, found in by_place.items()
+    }
     branches = {place: Branches(found) for place, found in by_place.items() if found}
     encoder = Encoder(dict.fromkeys(["vector", *(each.kind for each in cases)]), branches.get("encoder"))
     heads = {"a": Head(branches.get("head"), branches.get("shared")), "b": Head(None, branches.get("shared"))}
-    return Net(encoder, heads, branches)
+    return Net(encoder, heads, branches, list(cases), places)
 
 
 def variables_of(layer):
@@ -456,9 +476,15 @@ def variables_of(layer):
     return list({id(each): each for each in (*found, *generators)}.values())
 
 
-def values_of(layer):
-    """Their values."""
-    return [np.array(tf.convert_to_tensor(each)) for each in variables_of(layer)]
+def values_of(layer, seeds=True):
+    """Their values, with or without those of the seeds."""
+    found = [each for each in variables_of(layer) if seeds or not is_seed(each)]
+    return [np.array(tf.convert_to_tensor(each)) for each in found]
+
+
+def is_seed(variable):
+    """Whether a layer draws random numbers from a variable."""
+    return "seed_generator" in variable.name or "StateVar" in variable.name
 
 
 def find(name):
