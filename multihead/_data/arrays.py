@@ -66,7 +66,8 @@ def _as_array(argument: str, value: Any) -> Any:
                 f"`{argument}` must have rows of one length. Received: a {received} of lists of different lengths. Pad "
                 "them to one length, or pass inputs as a `tf.RaggedTensor`."
             ) from error
-    if value.dtype == object and value.size and all(isinstance(each, (str, bytes)) for each in value.flat):
+    is_text = value.dtype == object and value.size and all(isinstance(each, (str, bytes)) for each in value.flat)
+    if is_text or value.dtype.kind in "SU":
         return tf.convert_to_tensor(value, tf.string)
     if value.dtype == object:
         types = sorted({type(each).__name__ for each in value.flat})

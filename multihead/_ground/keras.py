@@ -5,10 +5,12 @@ The rest of the package uses the names below and does not depend on the Keras ve
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import keras
@@ -242,13 +244,68 @@ def blocks(module: Any) -> list[keras.layers.Layer]:
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 
 
-def frozen_normalization(layers: Sequence[Any]) -> AbstractContextManager[None]:
-    """A context in which batch normalization layers run in inference mode, as Keras's `trainable = False` does.
+@contextmanager
+def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
+    """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
 
     Args:
-        layers: `keras.layers.BatchNormalization` layers that are otherwise trainable.
+        layers: Layers, such as batch normalization, that change their own variables when they run in training mode.
     """
-    return temporarily("trainable", [(layer, False) for layer in layers])
+    before = [vars(layer).get("call") for layer in layers]
+    for layer in layers:
+        layer.call = _in_inference_mode(layer.call)
+    try:
+        yield
+    finally:
+        for layer, call in zip(layers, before):
+            vars(layer).pop("call", None)
+            if call is not None:
+                layer.call = call
+
+
+def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
+    if "training" not in inspect.signature(call).parameters:
+        return call
+
+    @functools.wraps(call)  # Keras looks at the signature
+    def called(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(call).bind(*args, **kwargs)
+        bound.arguments["training"] = False
+        return call_users(call, *bound.args, **bound.kwargs)
+
+    return called
+
+
+def run_in_graphs(module: Any) -> None:
+    """Makes layers of Keras 2 run in graphs whose Python depends on tensors: AutoGraph leaves out what belongs to Keras."""
+    for layer in [] if KERAS_3 else all_layers(module):
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            converted = tf.autograph.to_graph(type(layer).normalize_weights)
+            layer.normalize_weights = types.MethodType(converted, layer)
+
+
+def own_state(layer: Any) -> list[tf.Variable]:
+    """The variables that a layer itself, without the layers in it, may change when it runs in training mode.
+
+    Seeds, the states of recurrent layers, and metrics are not among them.
+    """
+    parts = [*sublayers(layer), *getattr(layer, "metrics", [])]
+    others = {id(variable) for each in parts for variable in module_variables(each)}
+    others |= {id(variable) for variable in (*seed_variables(layer), *recurrent_states(layer))}
+    found = [variable for variable in module_variables(layer) if not variable.trainable and id(variable) not in others]
+    return [*found, *_rescaled(layer)]
+
+
+def _rescaled(layer: Any) -> list[tf.Variable]:
+    """The kernel of another layer that spectral normalization rescales itself."""
+    is_spectral = isinstance(layer, keras.layers.SpectralNormalization) and layer.built
+    return [tensor_variable(layer.kernel)] if is_spectral else []
+
+
+def module_variables(module: Any) -> list[tf.Variable]:
+    """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
+    found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
+    return [variable for variable in found if hasattr(variable, "trainable")]
 
 
 def recurrent_states(module: Any) -> list[tf.Variable]:
@@ -259,13 +316,34 @@ def recurrent_states(module: Any) -> list[tf.Variable]:
 
 
 @contextmanager
-def recurrent_states_kept(modules: Sequence[Any]) -> Iterator[None]:
-    """A context after which the recurrent states of modules are what they were before."""
-    states = [state for module in modules for state in recurrent_states(module)]
-    before = [tf.identity(state.read_value()) for state in states]
+def state_kept(modules: Sequence[Any]) -> Iterator[None]:
+    """A context after which the state of modules, whatever they do in it, is what it was before."""
+    variables = list({id(each): each for module in modules for each in state_variables(module)}.values())
+    before = [tf.identity(variable.read_value()) for variable in variables]
+    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    start = 0 if graph is None else len(graph.get_operations())
     yield
-    for state, value in zip(states, before):
-        state.assign(value)
+    written = set() if graph is None else _written(graph.get_operations()[start:])
+    for variable, value in zip(variables, before):
+        # Only what has been assigned: a replica may not assign a variable whose layer does not.
+        changed = tf.reduce_any(variable != value) if graph is None else graph.capture(variable.handle).name in written
+        if changed:
+            variable.assign(value)
+
+
+def _written(operations: Sequence[tf.Operation]) -> set[str]:
+    """The names of the tensors of resources that some operations may write to."""
+    found = set()
+    for operation in operations:
+        only_read = range(len(operation.inputs)) if operation.type in _READING else ()
+        with suppress(ValueError):  # functions, loops and conditions tell
+            only_read = only_read or operation.get_attr("_read_only_resource_inputs")
+        resources = [(i, each) for i, each in enumerate(operation.inputs) if each.dtype == tf.resource]
+        found |= {each.name for i, each in resources if i not in only_read}
+    return found
+
+
+_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
 def state_variables(module: Any) -> list[tf.Variable]:
@@ -273,14 +351,11 @@ def state_variables(module: Any) -> list[tf.Variable]:
 
     These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
     """
-    spectral = [layer for layer in all_layers(module) if isinstance(layer, keras.layers.SpectralNormalization)]
-    kernels = [layer.kernel for layer in spectral if layer.built]
     # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
-    created_so = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
     found = [
-        *(variable for variable in created_so if not variable.trainable),
+        *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
-        *(tensor_variable(kernel) for kernel in kernels),
+        *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
     ]
     return list({id(variable): variable for variable in found}.values())
 

@@ -13,6 +13,7 @@ from multihead._ground.keras import (
     OPTIONS_OF_COMPILE,
     STACK,
     all_layers,
+    module_variables,
     random_states,
     state_variables,
     tensor_variable,
@@ -99,7 +100,7 @@ _METHODS = ("weighting", "balancer", "schedule")
 
 
 def _of_module(module: Any) -> list[Any]:
-    return [*getattr(module, "variables", []), *state_variables(module), *random_states(module)]
+    return [*module_variables(module), *state_variables(module), *random_states(module)]
 
 
 def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, str]:

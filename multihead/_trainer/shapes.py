@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from multihead._ground.keras import run_in_graphs
 from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions
@@ -61,6 +62,8 @@ def build_modules(
     """
     sample = sample_of(specs) if eagerly and sample is None else sample
     traced = trace_predictions(encoder, heads, specs, known.predictions, sample)
+    for module in (encoder, *(head.module for head in heads)):
+        run_in_graphs(module)
     for head in heads:
         head.loss.runs_eagerly = eagerly
         if head.name in traced.predictions and head.name in specs.targets:

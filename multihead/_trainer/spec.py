@@ -10,13 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.optimizers import build_optimizer
+from multihead._ground.validation import quoted
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
 from multihead._trainer.without_effect import warn_of_idle_rates
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
-from multihead._update.labels import Predictions, share_nothing
+from multihead._update.labels import Predictions, read_different_tensors, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import periods_of
@@ -61,6 +62,7 @@ def build_spec(
     if earlier is None:
         rates = {name: getattr(options, name) for name in ("encoder_learning_rate", "encoder_weight_decay")}
         warn_of_idle_rates(network, rates)
+        _warn_of_heads_apart(heads, known)
         if balancer is not None and options.balance_at == "representation":
             _warn_of_nothing_shared([head.name for head in heads], known)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
@@ -91,9 +93,21 @@ def build_spec(
     )
 
 
+def _warn_of_heads_apart(heads: Sequence[Head], predictions: Sequence[Predictions]) -> None:
+    """Warns if the encoder cannot learn from a head."""
+    apart = [head.name for head, of_head in zip(heads, predictions) if not any(of_head.leaves)]
+    if apart:
+        warnings.warn(
+            f"The encoder learns nothing from head {quoted(apart)}, which reads none of its floating-point outputs: only "
+            "the head's own variables are trained. If it should train the encoder, let it read one of these (`reads=`).",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predictions]) -> None:
     """Warns if a pair of heads does not read a common tensor of the representation."""
-    apart = share_nothing(predictions)
+    apart = read_different_tensors(predictions)
     if apart:
         pairs = "; ".join(f"{names[i]!r} and {names[j]!r}" for i, j in apart)
         warnings.warn(

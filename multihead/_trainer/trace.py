@@ -18,9 +18,9 @@ from multihead._ground.keras import (
     all_layers,
     created_outside_of_graphs,
     keras_mask,
+    module_variables,
     recurrent_states,
     state_variables,
-    tensor_variable,
     variable_name,
 )
 from multihead._ground.validation import quoted
@@ -225,7 +225,10 @@ def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."
         )
-    depends = reading.depend(predictions) if find_leaves and len(leaves) > 1 else [True] * len(leaves)
+    if find_leaves and len(leaves) > 1:
+        depends = reading.depend(predictions)
+    else:
+        depends = [head.reads_floats(representation.nest)] * len(leaves)
     spec = tf.TensorSpec(predictions.shape, predictions.dtype)
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
@@ -254,8 +257,8 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
     Raises:
         ValueError: Some do not.
     """
-    own = [*getattr(module, "variables", []), *recurrent_states(module)]
-    held = {key for variable in own for key in _handles(tensor_variable(variable))}
+    own = [*module_variables(module), *recurrent_states(module)]
+    held = {key for variable in own for key in _handles(variable)}
     hidden = [variable for variable in read if not held.issuperset(_handles(variable))]
     if hidden:
         kind = getattr(module, "__name__", type(module).__name__)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.gradients import added, computed_if, scaled
-from multihead._ground.keras import Gradient, frozen_normalization
+from multihead._ground.keras import Gradient, in_inference_mode
 from multihead._update.encode import call_encoder
 from multihead._update.head_gradients import HeadGradients, LossFactors, of_all, sum_of, trained
 from multihead._update.network import Network
@@ -47,7 +47,7 @@ class Encoded(NamedTuple):
         """
         with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
             tape.watch(trained(network.encoder_tensors, network.trains_encoder))
-            with frozen_normalization(network.frozen_normalization):
+            with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, inputs, training=True)
             losses = list(getattr(network.encoder, "losses", []))
             added_loss = sum_of(losses)

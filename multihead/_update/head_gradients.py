@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.gradients import computed_if, is_finite, scaled
-from multihead._ground.keras import Gradient, frozen_normalization
+from multihead._ground.keras import Gradient, in_inference_mode
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -103,7 +103,7 @@ def head_gradients(
     sources: list[Any] = [*representation.leaves, *own, *shared]
     with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(sources)
-        with frozen_normalization(network.frozen_normalization):
+        with in_inference_mode(network.frozen_layers):
             predictions = head.predict(representation.nest, labels.targets, training=True)
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
         added_losses = list(getattr(head.module, "losses", []))
@@ -123,11 +123,12 @@ def head_gradients(
     of_loss = gradients(loss_sum, factors.heads[k])
     of_added = gradients(added_loss, added_factor) if added_losses else tf.nest.map_structure(lambda _: None, of_loss)
     head.update_metrics(labels.in_units, predictions, labels.weights)
-    if all(gradient is None for gradient in of_loss.representation) and not trains_shared:
+    is_deaf = head.reads_floats(representation.nest) and not trains_shared
+    if is_deaf and all(gradient is None for gradient in of_loss.representation):
         raise ValueError(
             f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
             "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
-            "and operations that have no gradient."
+            "and operations that have no gradient; a head for integer outputs alone names them in `reads`."
         )
     return HeadGradients(loss_sum=loss_sum, added_loss=added_loss * added_factor, of_loss=of_loss, of_added=of_added)
 

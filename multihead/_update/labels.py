@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import keras_mask, recurrent_states_kept
+from multihead._ground.keras import keras_mask, state_kept
 from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network
@@ -34,6 +34,11 @@ def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
     """The positions of pairs of heads that read no common floating leaf of the representation."""
     pairs = itertools.combinations(range(len(predictions)), 2)
     return [(i, j) for i, j in pairs if not any(a and b for a, b in zip(predictions[i].leaves, predictions[j].leaves))]
+
+
+def read_different_tensors(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:
+    """These pairs, without heads that read no floating leaf at all."""
+    return [(i, j) for i, j in share_nothing(predictions) if any(predictions[i].leaves) and any(predictions[j].leaves)]
 
 
 class Labels(NamedTuple):
@@ -82,14 +87,14 @@ def read_labels(
 def _prediction_masks(network: Network, predictions: Sequence[Predictions], batch: Batch) -> list[tf.Tensor | None]:
     """The Keras masks of the predictions, so that elements can be counted before the heads run.
 
-    Only the masks are used, so a graph computes nothing else of these calls. What they do to recurrent states is undone, so
-    that these advance once per batch.
+    Only the masks are used, so a graph computes nothing else of these calls. What they do to the modules' state is undone,
+    so that a layer that counts its calls, or carries a state from batch to batch, advances once per batch.
     """
     masked = [each.masked and head.name in batch.targets for head, each in zip(network.heads, predictions)]
     if not any(masked):
         return [None] * len(network.heads)
     modules = (network.encoder, *(head.module for head in network.heads))
-    with recurrent_states_kept(modules):
+    with state_kept(modules):
         representation = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
         return [
             keras_mask(head.predict(representation, head.like_scaled(batch.targets[head.name]), training=False))

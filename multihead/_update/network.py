@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient, all_layers, keras, state_variables, tensor_variable
+from multihead._ground.keras import Gradient, all_layers, own_state, state_variables, tensor_variable
 from multihead.heads import Head
 
 
@@ -68,6 +68,7 @@ class Network:
         shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
         learned_by: For each variable in `variables.weighting`, the heads that train it.
         stateful: For each head, whether a forward pass in training mode may change variables of its module.
+        with_state: The layers that may change variables of their own in such a pass, each with its module.
         frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
@@ -78,6 +79,7 @@ class Network:
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
     stateful: tuple[bool, ...]
+    with_state: tuple[tuple[Any, Any], ...] = ()
     frozen: frozenset[int] = frozenset()
 
     @classmethod
@@ -99,6 +101,8 @@ class Network:
             shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
+        modules = [encoder, *(head.module for head in heads)]
+        with_state = {id(layer): (layer, module) for module in modules for layer in all_layers(module) if own_state(layer)}
         return cls(
             encoder=encoder,
             heads=tuple(heads),
@@ -107,6 +111,7 @@ class Network:
             shared=tuple(shared),
             learned_by=owners,
             stateful=tuple(bool(state_variables(head.module)) for head in heads),
+            with_state=tuple(with_state.values()),
         )
 
     @property
@@ -136,23 +141,22 @@ class Network:
         return [i not in self.frozen for i in self.shared[k]]
 
     @property
-    def frozen_normalization(self) -> list[Any]:
-        """The batch normalization layers of which nothing is trained because it, or the whole module, is frozen."""
+    def frozen_layers(self) -> list[Any]:
+        """The layers that would change variables of their own that are frozen: batch normalization, for example.
+
+        These are layers of which nothing is trained because they, or the whole module, are frozen, and those that assign a
+        new value to a variable that is not trained, as spectral normalization does.
+        """
         keys = [id(tensor_variable(variable)) for variable in self.variables.all]
-        frozen = {keys[i] for i in self.frozen}
+        trained = {key for i, key in enumerate(keys) if i not in self.frozen}
 
-        def is_frozen(layer: Any) -> bool:
-            of_layer = [id(tensor_variable(variable)) for variable in layer.trainable_variables]
-            return frozen.issuperset(of_layer) and bool(of_layer)
+        def is_frozen(layer: Any, module: Any) -> bool:
+            learns = [variable for variable in own_state(layer) if variable.trainable]
+            variables = layer.trainable_variables or (module.trainable_variables if layer.trainable else [])
+            of_layer = [id(tensor_variable(variable)) for variable in variables]
+            return any(id(each) not in trained for each in learns) or (bool(of_layer) and trained.isdisjoint(of_layer))
 
-        modules = [self.encoder, *(head.module for head in self.heads)] if frozen else []
-        found = {}
-        for module in modules:
-            for layer in all_layers(module):
-                is_normalization = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-                if is_normalization and is_frozen(layer if layer.trainable_variables else module):
-                    found[id(layer)] = layer
-        return list(found.values())
+        return [layer for layer, module in self.with_state if is_frozen(layer, module)]
 
     @property
     def state(self) -> list[tf.Variable]:

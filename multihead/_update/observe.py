@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.gradients import computed_if
-from multihead._ground.keras import frozen_normalization
+from multihead._ground.keras import in_inference_mode
 from multihead._ground.method import Observation
 from multihead._update.encode import call_encoder
 from multihead._update.micro_batches import MicroBatch, accumulate
@@ -50,13 +50,13 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
     before = RollBack(network.state)
 
     def loss_sums(micro_batch: MicroBatch) -> tf.Tensor:
-        with frozen_normalization(network.frozen_normalization):
+        with in_inference_mode(network.frozen_layers):
             representation = call_encoder(network.encoder, micro_batch.inputs, training=True)
         sums = []
         for k, labels in enumerate(micro_batch.labels):
 
             def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
-                with frozen_normalization(network.frozen_normalization):
+                with in_inference_mode(network.frozen_layers):
                     predictions = network.heads[k].predict(representation, labels.targets, training=True)
                 return [network.heads[k].loss_sum(labels.targets, predictions, labels.weights)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from multihead._display.tables import plain
-from multihead._update.labels import share_nothing
+from multihead._update.labels import read_different_tensors
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis import _conflicts
 from multihead.diagnosis._probabilities import no_probabilities
@@ -75,7 +75,16 @@ def unreached(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             "frozen encoder",
         )
         return
-    silent = [k for k in range(len(found.heads)) if at_representation[k] == 0 and found.finite[k]]
+    for head, reads in zip(found.heads, found.reads):
+        if not any(reads):
+            yield Finding(
+                f"{head!r} reads none of the encoder's floating-point outputs, so it learns by itself and teaches the "
+                "encoder nothing. Let it read one of them (`reads`) if it should.",
+                "unreached",
+                [head],
+            )
+    hearing = [k for k, reads in enumerate(found.reads) if any(reads)]
+    silent = [k for k in hearing if at_representation[k] == 0 and found.finite[k]]
     for k in silent:
         yield Finding(
             f"The representation gradient of {found.heads[k]!r} is zero: this head teaches the encoder nothing. Check for a "
@@ -267,7 +276,7 @@ def clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
 
 def different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that read different tensors of the representation."""
-    apart = share_nothing(spec.predictions)
+    apart = read_different_tensors(spec.predictions)
     if apart:
         heads = found.heads
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)

@@ -192,6 +192,10 @@ class Head:
             return entries_for(self.module, representation)
         return select(representation, self.reads, self.name)
 
+    def reads_floats(self, representation: Any) -> bool:
+        """Whether the module receives a floating-point tensor, through which the encoder can learn from the head."""
+        return any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
+
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
         """The module's predictions for the loss; with teacher forcing, the module also reads the targets."""
         representation = self.read(representation)

@@ -44,6 +44,7 @@ PRIVATE_NAMES_OF_TENSORFLOW = (
     "_in_multi_worker_mode",
     "_inputs",
     "_noinline",
+    "_read_only_resource_inputs",
     "_value_specs",
     "_watched_variables",
 )
