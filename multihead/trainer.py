@@ -52,7 +52,8 @@ from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
 from multihead._update.drop import compute_or_drop
 from multihead._update.encode import call_encoder
-from multihead._update.labels import count_labels, read_labels
+from multihead._update.evaluate import evaluate_batch
+from multihead._update.labels import read_labels
 from multihead._update.observe import observe
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
@@ -501,7 +502,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         every_head = session is not None and session.requires_every_head
         batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
         built = self._require_built()
-        spec = built.spec if session is None or session.spec is None else session.spec
+        spec = built.spec
+        if session is not None and session.spec is not None:
+            spec = replace(session.spec, may_be_idle=spec.may_be_idle)
         spec, logs = spec.in_period(self.stage), built.logs
         if session is not None and session.labels_are_checked:
             spec = replace(spec, check_labels=False)
@@ -517,18 +520,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         built = self._require_built()
         spec, logs = built.spec, built.logs
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        representation = call_encoder(self.encoder, batch.inputs, training=False)
-        sums = []
-        for head, head_labels in zip(self._setup.heads, labels):
-            if head_labels is None:
-                sums.append(tf.constant(0.0))
-                continue
-            predictions = head.predict(representation, head_labels.targets, training=False)
-            sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
-            head.update_metrics(head_labels.targets, predictions, head_labels.weights)
-        logs.add_losses(tf.stack(sums), count_labels(labels))
         step = self.update_count
         weights = head_weights_at(self._setup.heads, step)
+        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -58,8 +58,9 @@ class Update(Change):
 
     Attributes:
         loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
-        counts: `[num_heads]` counts of these elements; 0 for heads that the schedule leaves out.
+        counts: `[num_heads]` counts of these elements; 0 for idle heads.
         added_loss: This replica's regularization and `add_loss` losses.
+        num_examples: The number of examples over all replicas, float32.
         combined: The encoder's gradient, and how it was combined.
         losses: The losses over all replicas, and their weights.
         total: The total loss.
@@ -72,6 +73,7 @@ class Update(Change):
     loss_sums: tf.Tensor
     counts: tf.Tensor
     added_loss: tf.Tensor
+    num_examples: tf.Tensor
     combined: Combined
     losses: Losses
     total: TotalLoss

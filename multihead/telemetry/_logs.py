@@ -15,10 +15,12 @@ from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
 from multihead._ground.validation import quoted
 from multihead._update.broken import Broken
+from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
+from multihead.telemetry._epoch_loss import EpochLoss
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
 
@@ -154,7 +156,7 @@ class LogMetrics:
         self.weighting = spec.weighting
         self.faults = spec.faults
         self.variables = spec.network.variables.all
-        self.total = keras.metrics.Mean(name="loss", dtype="float32")
+        self.total = EpochLoss(len(self.heads))
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
@@ -177,10 +179,16 @@ class LogMetrics:
             num_replicas: The number of replicas that add their updates.
         """
         is_counted = applied & tf.math.is_finite(update.loss_sums)
-        self.add_losses(tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0))
-        total = update.total.total + update.added_loss
-        is_usable = applied & tf.math.is_finite(total)
-        self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
+        sums, counts = tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0)
+        self.add_losses(sums, counts)
+        rest = update.added_loss
+        if self.weighting is None:
+            self.total.update_state(sums * update.losses.given.of_heads, counts)
+        else:  # whose total need not be a sum over heads
+            rest += update.total.total
+        is_usable = applied & tf.math.is_finite(rest)
+        num_examples = tf.where(is_usable, update.num_examples, 0.0)
+        self.total.add_rest(tf.where(is_usable, rest, 0.0) * num_examples, num_examples / num_replicas)
         self.figures.update(update, applied)
         self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
         self.broken.update_state(update.reported, num_replicas)
@@ -191,6 +199,11 @@ class LogMetrics:
         with tf.control_dependencies([position]):
             self.broken.batches.value.assign(position + number)
         return position
+
+    def add_evaluated(self, found: Evaluated) -> None:
+        """Adds this replica's part of one batch of an evaluation."""
+        self.add_losses(found.loss_sums, found.counts)
+        self.total.add_rest(found.added_loss * found.num_examples, found.num_examples)
 
     def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
         """Adds this replica's sums and counts, `[num_heads]` each."""
@@ -229,7 +242,7 @@ class LogMetrics:
 
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
-        logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
+        logs: dict[str, Any] = {"loss": self.total.result()}
         found, layout = self.figures.by_name(), self.figures.layout
         logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
@@ -257,7 +270,7 @@ class LogMetrics:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total, tf.reduce_any(active)), **logs}
+        return {"loss": _or_nan(total + self.total.mean_rest(), tf.reduce_any(active)), **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
