@@ -24,10 +24,12 @@ from multihead._ground.keras import (
     HEAD,
     KerasHooks,
     add_state,
+    callbacks_of,
     functions_run_eagerly,
     over_replicas,
     remove_layer,
     replace_layers,
+    steps_at_once,
     tensor_variable,
     unlock,
 )
@@ -58,6 +60,7 @@ from multihead._update.observe import observe
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
+from multihead.callbacks._directions import tell_directions
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads._head import Head, Weight, check_weight, weigh_classes
@@ -302,7 +305,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         max_skipped_updates: int | None = 25,
         check_labels: bool = True,
         run_eagerly: bool | None = None,
-        steps_per_execution: int = 1,
+        steps_per_execution: int | str | None = 1,
         jit_compile: bool | str | None = None,
         **options_of_heads: Any,
     ) -> None:
@@ -348,14 +351,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
                 any case.
             run_eagerly: As in Keras.
-            steps_per_execution: As in Keras.
+            steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
             **options_of_heads: Not accepted: `loss`, `metrics`, `loss_weights` and `weighted_metrics` are arguments of
                 `add_head` (`weight` and `metrics` there).
 
         Raises:
-            ValueError: There is no head yet, an option is out of range or names an unknown method or head, or the optimizer
-                clips or accumulates gradients.
+            ValueError: There is no head yet, an option is out of range, names an unknown method or head or does not work on
+                several replicas, or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
         self._refuse_in_fit("compile")
@@ -380,7 +383,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        optimizer, checked = check_compile(optimizer, options, self._setup.heads)
+        optimizer, checked = check_compile(
+            optimizer, options, self._setup.heads, self.distribute_strategy.num_replicas_in_sync
+        )
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self._adopt(checked)
@@ -431,6 +436,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         checkpoint, callbacks = checkpoint_of(call.others.get("callbacks"))
         start = None if checkpoint is None else begin(self, checkpoint, call.data)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
+        tell_directions(callbacks_of(callbacks), self._setup.heads)
         callbacks = with_report(self._log_metrics, callbacks)
         call = with_progress(call.with_others(callbacks=callbacks), self._log_metrics)
         if options.accumulate_steps > 1:
@@ -533,7 +539,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 partial(self._made_by_keras, "train_function"),
                 spec=lambda: None if self._built is None else self._built.spec,
                 num_updates=self._num_updates,
-                at_once=options.steps_per_execution,
+                at_once=partial(steps_at_once, self),
+                is_constant=options.steps_per_execution != "auto",
                 asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
                 replay=lambda: None if self._session is None else self._session.replay,
             )
@@ -827,7 +834,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             if options is not None:
                 spec = self._spec_of(heads, options)
                 logs = None if self._built is None else self._built.logs
-                self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.steps_per_execution))
+                self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.updates_at_once))
         self.built = True
 
     def _build_again(self) -> None:

@@ -59,7 +59,8 @@ class TrainFunction(StepFunction):
         make: Makes the function, which is not traced yet.
         spec: Returns how updates are computed; None before the first call.
         num_updates: Returns the number of updates so far, which waits for the device.
-        at_once: How many updates one call makes at most.
+        at_once: Returns how many updates the next call makes at most.
+        is_constant: Whether that number is the same for all calls.
         asks_for_faults: Returns whether to look for errors after each call, as XLA needs, which raises none.
         replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
@@ -70,7 +71,8 @@ class TrainFunction(StepFunction):
         *,
         spec: Callable[[], UpdateSpec | None],
         num_updates: Callable[[], int],
-        at_once: int,
+        at_once: Callable[[], int],
+        is_constant: bool,
         asks_for_faults: Callable[[], bool],
         replay: Callable[[], Replay | None],
     ) -> None:
@@ -78,6 +80,7 @@ class TrainFunction(StepFunction):
         self._spec = spec
         self._num_updates = num_updates
         self._at_once = at_once
+        self._is_constant = is_constant
         self._asks_for_faults = asks_for_faults
         self._replay = replay
         self._traced_at: int | None = None  # the number of updates when the present function was first called
@@ -86,7 +89,7 @@ class TrainFunction(StepFunction):
     def __call__(self, iterator: Any) -> Any:
         run = self._replay()
         if run is not None:
-            return run.pass_over(iterator, self._at_once)
+            return run.pass_over(iterator, self._at_once())
         self._enter_period()
         logs, failure = None, None
         try:
@@ -118,4 +121,7 @@ class TrainFunction(StepFunction):
         if period != spec.period_at(self._traced_at):
             self._function, self._traced_at = self._make(), step
         following = spec.periods[period + 1 :]
-        self._calls_left = -(-(following[0].start - step) // self._at_once) - 1 if following else None
+        if following and self._is_constant:
+            self._calls_left = -(-(following[0].start - step) // self._at_once()) - 1
+        elif not following:
+            self._calls_left = None

@@ -82,6 +82,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         by_layer=by_layer,
         micro_batches=micro_batches,
         rates=spec.rates,
+        loss_scale=scale,
     )
 
 

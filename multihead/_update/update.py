@@ -68,6 +68,7 @@ class Update(Change):
             combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
         micro_batches: The examples on this replica.
         rates: The factors of learning rates.
+        loss_scale: The factor of loss scaling in this update, or None.
     """
 
     loss_sums: tf.Tensor
@@ -80,6 +81,13 @@ class Update(Change):
     by_layer: tf.Tensor | None
     micro_batches: MicroBatches
     rates: Rates
+    loss_scale: tf.Tensor | None
+
+    def overflows(self, applied: tf.Tensor) -> tf.Tensor:
+        """Whether it is skipped only so that loss scaling halves its scale, to a value above 1; a boolean scalar."""
+        if self.loss_scale is None:
+            return tf.constant(False)
+        return ~applied & self.trains_any & ~tf.reduce_any(self.reported.losses) & (self.loss_scale > 2)
 
     @property
     def total_counts(self) -> tf.Tensor:

@@ -28,29 +28,49 @@ LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
 
 
+MOST_OVERFLOWS = 15
+"""How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
+
+
 class BrokenGradients(keras.metrics.Metric):
-    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch."""
+    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch.
+
+    Updates that are skipped only to lower the factor of loss scaling are counted apart.
+    """
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
         super().__init__(name="broken_gradients", dtype="float32")
         self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
         self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
+        self.overflows = self.add_weight(name="overflows", shape=(), initializer="zeros")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
-    def update_state(self, broken: Broken, num_replicas: int) -> None:
-        """Adds the non-finite gradients of one update."""
-        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
-        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
+    def update_state(self, broken: Broken, part: tf.Tensor, overflows: tf.Tensor) -> None:
+        """Adds the non-finite gradients of one update.
+
+        Args:
+            broken: What of the update is not finite.
+            part: This replica's part of the update; 0 if loss scaling only lowers its scale.
+            overflows: This replica's part of an update in which it does so, or 0.
+        """
+        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) * part)
+        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) * part)
+        self.overflows.assign_add(overflows)
 
     def reset_state(self) -> None:
         """Resets all counts to zero."""
-        for counts in (self.by_head, self.by_variable):
+        for counts in (self.by_head, self.by_variable, self.overflows):
             counts.assign(tf.zeros(counts.shape))
         self.batches.value.assign(0)
 
     def result(self) -> tf.Tensor:
         """The number of non-finite gradients of variables."""
         return tf.reduce_sum(tf.convert_to_tensor(self.by_variable))
+
+    @property
+    def num_overflows(self) -> int:
+        """The number of updates that were skipped to lower the factor of loss scaling."""
+        return round(float(tf.convert_to_tensor(tensor_variable(self.overflows))))
 
     def found(self) -> tuple[list[int], list[int]]:
         """The positions of heads and of variables with non-finite gradients."""
@@ -190,8 +210,10 @@ class LogMetrics:
         num_examples = tf.where(is_usable, update.num_examples, 0.0)
         self.total.add_rest(tf.where(is_usable, rest, 0.0) * num_examples, num_examples / num_replicas)
         self.figures.update(update, applied)
-        self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
-        self.broken.update_state(update.reported, num_replicas)
+        part = 1.0 / num_replicas
+        overflows = update.overflows(applied)
+        self.skipped.update_state(tf.where(applied, 0.0, part))
+        self.broken.update_state(update.reported, tf.where(overflows, 0.0, part), tf.where(overflows, part, 0.0))
 
     def next_batch(self, number: int) -> tf.Tensor:
         """The position in the epoch of the next batch, from 0, after which that many are counted."""
@@ -212,11 +234,17 @@ class LogMetrics:
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        skipped = round(float(self.skipped.result()))
+        overflows = self.broken.num_overflows
+        skipped = round(float(self.skipped.result())) - overflows
         heads, variables = self.broken.found()
         names = quoted(variable_name(self.variables[i]) for i in variables)
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
+        if overflows > MOST_OVERFLOWS:
+            return (
+                f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, whose factor "
+                f"does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
+            )
         if skipped and not heads and not variables:
             return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
         if skipped:
