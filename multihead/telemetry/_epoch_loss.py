@@ -23,10 +23,10 @@ class EpochLoss(keras.metrics.Metric):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__(name="loss", dtype="float32")
-        self.weighted = self.add_weight(name="weighted", shape=(num_heads,), initializer="zeros")
-        self.counts = self.add_weight(name="counts", shape=(num_heads,), initializer="zeros")
-        self.rest = self.add_weight(name="rest", shape=(), initializer="zeros")
-        self.examples = self.add_weight(name="examples", shape=(), initializer="zeros")
+        self.weighted = self.add_weight(name="weighted", shape=(num_heads,), initializer="zeros", dtype="float32")
+        self.counts = self.add_weight(name="counts", shape=(num_heads,), initializer="zeros", dtype="float32")
+        self.rest = self.add_weight(name="rest", shape=(), initializer="zeros", dtype="float32")
+        self.examples = self.add_weight(name="examples", shape=(), initializer="zeros", dtype="float32")
 
     def update_state(self, weighted: tf.Tensor, counts: tf.Tensor) -> None:
         """Adds this replica's loss sums, times the weights of their heads, and their counts; `[num_heads]` each."""

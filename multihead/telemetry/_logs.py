@@ -40,9 +40,9 @@ class BrokenGradients(keras.metrics.Metric):
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
         super().__init__(name="broken_gradients", dtype="float32")
-        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
-        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
-        self.overflows = self.add_weight(name="overflows", shape=(), initializer="zeros")
+        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros", dtype="float32")
+        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros", dtype="float32")
+        self.overflows = self.add_weight(name="overflows", shape=(), initializer="zeros", dtype="float32")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
     def update_state(self, broken: Broken, part: tf.Tensor, overflows: tf.Tensor) -> None:
