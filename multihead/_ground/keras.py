@@ -404,7 +404,7 @@ def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, num_re
         )
     if KERAS_3 and steps_per_execution != 1:
         raise ValueError(
-            "`steps_per_execution` must be 1 on several replicas, because Keras 3 cannot loop over their batches in a graph. "
+            "`steps_per_execution` must be 1 on several replicas, whose batches Keras 3 cannot loop over in a graph. "
             f"Received: steps_per_execution={steps_per_execution!r} with {num_replicas} replicas. Omit it."
         )
 

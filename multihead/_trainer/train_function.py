@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.numerics import results_unchecked
 from multihead._runs.resuming import Replay
 from multihead._update.spec import UpdateSpec
 
@@ -27,7 +28,8 @@ class StepFunction:
         self._checks_labels = True
 
     def __call__(self, iterator: Any) -> Any:
-        return self._function(iterator)
+        with results_unchecked():  # figures of nothing are NaN
+            return self._function(iterator)
 
     def trace_for(self, specs: Any, *, check_labels: bool = True) -> None:
         """Drops the traced function if it was traced for data of another structure or of other ranks, or without checks.
@@ -93,7 +95,7 @@ class TrainFunction(StepFunction):
         self._enter_period()
         logs, failure = None, None
         try:
-            logs = self._function(iterator)
+            logs = super().__call__(iterator)
         except tf.errors.InvalidArgumentError as error:
             failure = error
         spec = self._spec()

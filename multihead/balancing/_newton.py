@@ -49,5 +49,5 @@ def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Ten
     def is_unfinished(count: tf.Tensor, solution: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
         return (count < 200) & (change > 1e-12)
 
-    state = (tf.constant(0), start, tf.constant(float("inf"), tf.float64))
+    state = (tf.constant(0), start, tf.constant(tf.float64.max, tf.float64))
     return tf.while_loop(is_unfinished, step, state)[1]

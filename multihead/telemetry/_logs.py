@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead._update.broken import Broken
 from multihead._update.evaluate import Evaluated
@@ -190,6 +191,7 @@ class LogMetrics:
         own = [metric for head in self.heads for metric in head.metrics or []]
         return [self.total, *self.losses, *self.figures.metrics, *own, self.skipped, self.broken]
 
+    @unchecked()
     def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
         """Adds one update.
 
@@ -242,8 +244,8 @@ class LogMetrics:
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
         if overflows > MOST_OVERFLOWS:
             return (
-                f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, whose factor "
-                f"does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
+                f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
+                f"factor does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
             )
         if skipped and not heads and not variables:
             return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
@@ -268,6 +270,7 @@ class LogMetrics:
             self._main_names = [name for k, head in enumerate(self.heads) for name in list(self._head_logs(k, head))[:2]]
         return self._main_names
 
+    @unchecked()
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         logs: dict[str, Any] = {"loss": self.total.result()}
@@ -280,6 +283,7 @@ class LogMetrics:
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
+    @unchecked()
     def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
         """The figures of an evaluation.
 
