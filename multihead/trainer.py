@@ -25,10 +25,12 @@ from multihead._ground.keras import (
     SCALING,
     KerasHooks,
     add_state,
+    callbacks_of,
     functions_run_eagerly,
     over_replicas,
     remove_layer,
     replace_layers,
+    steps_at_once,
     tensor_variable,
     unlock,
 )
@@ -56,11 +58,13 @@ from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
 from multihead._update.drop import compute_or_drop
 from multihead._update.encode import call_encoder
-from multihead._update.labels import count_labels, read_labels
+from multihead._update.evaluate import evaluate_batch
+from multihead._update.labels import read_labels
 from multihead._update.observe import observe
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
+from multihead.callbacks._directions import tell_directions
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads._head import Head, Weight, check_weight, weigh_classes
@@ -318,7 +322,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         max_skipped_updates: int | None = 25,
         check_labels: bool = True,
         run_eagerly: bool | None = None,
-        steps_per_execution: int = 1,
+        steps_per_execution: int | str | None = 1,
         jit_compile: bool | str | None = None,
         **options_of_heads: Any,
     ) -> None:
@@ -364,14 +368,14 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
                 arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
                 any case.
             run_eagerly: As in Keras.
-            steps_per_execution: As in Keras.
+            steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
             **options_of_heads: Not accepted: `loss`, `metrics`, `loss_weights` and `weighted_metrics` are arguments of
                 `add_head` (`weight` and `metrics` there).
 
         Raises:
-            ValueError: There is no head yet, an option is out of range or names an unknown method or head, or the optimizer
-                clips or accumulates gradients.
+            ValueError: There is no head yet, an option is out of range, names an unknown method or head or does not work on
+                several replicas, or the optimizer clips or accumulates gradients.
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
         self._refuse_in_fit("compile")
@@ -396,7 +400,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        optimizer, checked = check_compile(optimizer, options, self._setup.heads)
+        optimizer, checked = check_compile(
+            optimizer, options, self._setup.heads, self.distribute_strategy.num_replicas_in_sync
+        )
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self._adopt(checked)
@@ -512,7 +518,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
         built = self._require_built()
         built.check_trainable()
-        spec = built.spec if session is None or session.spec is None else session.spec
+        spec = built.spec
+        if session is not None and session.spec is not None:
+            spec = replace(session.spec, may_be_idle=spec.may_be_idle)
         spec, logs = spec.in_period(self.stage), built.logs
         if session is not None and session.labels_are_checked:
             spec = replace(spec, check_labels=False)
@@ -528,18 +536,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         built = self._require_built()
         spec, logs = built.spec, built.logs
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        representation = call_encoder(self.encoder, batch.inputs, training=False)
-        sums = []
-        for head, head_labels in zip(self._setup.heads, labels):
-            if head_labels is None:
-                sums.append(tf.constant(0.0))
-                continue
-            predictions = head.predict(representation, head_labels.targets, training=False)
-            sums.append(head.loss_sum(head_labels.targets, predictions, head_labels.weights))
-            head.update_metrics(head_labels.in_units, predictions, head_labels.weights)
-        logs.add_losses(tf.stack(sums), count_labels(labels))
         step = self.update_count
         weights = head_weights_at(self._setup.heads, step)
+        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -550,7 +549,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
                 partial(self._made_by_keras, "train_function"),
                 spec=lambda: None if self._built is None else self._built.spec,
                 num_updates=self._num_updates,
-                at_once=options.steps_per_execution,
+                at_once=partial(steps_at_once, self),
+                is_constant=options.steps_per_execution != "auto",
                 asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
                 replay=lambda: None if self._session is None else self._session.replay,
             )
@@ -561,7 +561,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if self.test_function is None or force:
             self.test_function = StepFunction(
                 partial(self._made_by_keras, "test_function"),
-                at_once=self._assert_ready("evaluate").steps_per_execution,
+                at_once=partial(steps_at_once, self),
                 replay=lambda: None if self._session is None else self._session.replay,
             )
         return self.test_function
@@ -855,7 +855,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             if options is not None:
                 spec = self._spec_of(heads, options)
                 logs = None if self._built is None else self._built.logs
-                self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.steps_per_execution))
+                self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.updates_at_once))
         self.built = True
 
     def _build_again(self) -> None:
@@ -934,6 +934,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
         spec = None if self._built is None else self._built.spec
         lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
+        tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
         validates = call.validation is not None
         call = call.with_others(callbacks=with_report(self._log_metrics, call.others["callbacks"], validates=validates))
         call = with_progress(call, self._log_metrics)

@@ -30,10 +30,11 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -
 
 def scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
     """A gradient times a scalar, in at least float32 precision; None stays None."""
-    return map_values(lambda values: _float32(values) * tf.cast(factor, _float32(values).dtype), gradient)
+    return map_values(lambda values: wide(values) * tf.cast(factor, wide(values).dtype), gradient)
 
 
-def _float32(values: tf.Tensor) -> tf.Tensor:
+def wide(values: tf.Tensor) -> tf.Tensor:
+    """Values in at least float32."""
     return values if values.dtype in (tf.float32, tf.float64) else tf.cast(values, tf.float32)
 
 
@@ -155,7 +156,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
         heads = [i for i, gradient in enumerate(gradients) if gradient is not None]
         owners = tf.concat([tf.fill([tf.size(each.indices)], i) for i, each in zip(heads, present)], axis=0)
         indices, positions = tf.unique(tf.concat([gradient.indices for gradient in present], axis=0))
-        values = tf.concat([_float32(gradient.values) for gradient in present], axis=0)
+        values = tf.concat([wide(gradient.values) for gradient in present], axis=0)
         # One sum for all heads, whose segments follow one another: XLA cannot split the positions by head.
         segments = owners * tf.size(indices) + positions
         rows = tf.math.unsorted_segment_sum(values, segments, len(gradients) * tf.size(indices))
@@ -164,7 +165,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
             tf.reshape(rows, [len(gradients), -1]),
             lambda values: tf.IndexedSlices(tf.reshape(values, shape), indices, dense_shape),
         )
-    dense = [None if gradient is None else _float32(tf.convert_to_tensor(gradient)) for gradient in gradients]
+    dense = [None if gradient is None else wide(tf.convert_to_tensor(gradient)) for gradient in gradients]
     template = next(gradient for gradient in dense if gradient is not None)
     zero = tf.zeros_like(template)
     rows = [tf.reshape(zero if gradient is None else gradient, [-1]) for gradient in dense]
@@ -179,6 +180,6 @@ def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
     In float64, because a balancer's result for nearly parallel gradients is only as accurate as this matrix, and because
     squares of float32 numbers can overflow or underflow in float32.
     """
-    wide = [tf.cast(values, tf.float64) for values in rows]
-    products = [tf.matmul(values, values, transpose_b=True) for values in wide]
+    precise = [tf.cast(values, tf.float64) for values in rows]
+    products = [tf.matmul(values, values, transpose_b=True) for values in precise]
     return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *products])

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.autograph import call_users
+from multihead._ground.validation import check_positive_whole
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
@@ -417,6 +418,46 @@ def serialized(loss_or_metric: Any) -> Any:
 def validates_during_fit(arguments: Mapping[str, Any]) -> bool:
     """Whether `evaluate` is called with these arguments by `fit`, for its `validation_data`."""
     return bool(arguments.get("_use_cached_eval_dataset"))
+
+
+def steps_at_once(model: Any) -> int:
+    """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
+    steps = model.steps_per_execution
+    return int(steps if KERAS_3 else steps.numpy())
+
+
+def check_steps_at_once(steps: Any) -> Any:
+    """Returns a value of `steps_per_execution` if this Keras takes it: 1 for None.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(steps, str) and steps == "auto":
+        if not KERAS_3:
+            return steps
+        raise ValueError(
+            "`steps_per_execution` must be a whole number on Keras 3; only Keras 2 tunes it. "
+            "Received: steps_per_execution='auto'. Pass, for example, 8."
+        )
+    return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
+
+
+def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, num_replicas: int) -> None:
+    """Checks the options of `compile` that TensorFlow cannot run in a graph on several replicas.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if jit_compile is True:
+        raise ValueError(
+            "`jit_compile` must not be True on several replicas: XLA cannot compile a step that exchanges gradients "
+            f"between them. Received: jit_compile=True with {num_replicas} replicas. Omit it."
+        )
+    if KERAS_3 and steps_per_execution != 1:
+        raise ValueError(
+            "`steps_per_execution` must be 1 on several replicas, whose batches Keras 3 cannot loop over in a graph. "
+            f"Received: steps_per_execution={steps_per_execution!r} with {num_replicas} replicas. Omit it."
+        )
 
 
 def spec_of_one_replica(spec: Any) -> Any:

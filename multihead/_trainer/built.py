@@ -72,4 +72,10 @@ class Built:
 
 def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     found = {name: results.get(name, value) for name, value in logs.items()}
-    return {name: value.numpy() if hasattr(value, "numpy") else value for name, value in found.items()}
+    return {name: _as_python(value) for name, value in found.items()}
+
+
+def _as_python(value: Any) -> Any:
+    """A tensor as NumPy, or as a Python number if it is one, as in the logs of Keras."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
+from multihead._ground.keras import check_options_of_replicas, check_steps_at_once
 from multihead._ground.names import check_keywords, did_you_mean, nearest
 from multihead._ground.optimizers import (
     get_optimizer,
@@ -155,7 +156,7 @@ class CompileOptions:
     max_skipped_updates: int | None
     check_labels: bool
     run_eagerly: bool | None
-    steps_per_execution: int
+    steps_per_execution: int | str | None
     jit_compile: bool | str | None
 
     def checked(self, head_names: Sequence[str]) -> CompileOptions:
@@ -198,7 +199,13 @@ class CompileOptions:
                 method.bind(head_names)
         rates = {name: check_rate(name, getattr(self, name)) for name in ("encoder_learning_rate", "encoder_weight_decay")}
         methods = {"weighting": weighting, "balancer": balancer, "schedule": schedule}
-        return CompileOptions(**{**self.by_name(), **methods, **whole, **rates, "telemetry": telemetry})
+        others = {"telemetry": telemetry, "steps_per_execution": check_steps_at_once(self.steps_per_execution)}
+        return CompileOptions(**{**self.by_name(), **methods, **whole, **rates, **others})
+
+    @property
+    def updates_at_once(self) -> int:
+        """The number of updates after which Keras calls callbacks; 1 if it changes."""
+        return 1 if isinstance(self.steps_per_execution, str) else int(self.steps_per_execution or 1)
 
     def by_name(self) -> dict[str, Any]:
         """The options by argument name of `compile`."""
@@ -257,8 +264,16 @@ class Setup:
     options: CompileOptions | None = None
 
 
-def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]) -> tuple[Any, CompileOptions]:
+def check_compile(
+    optimizer: Any, options: CompileOptions, heads: Sequence[Head], num_replicas: int
+) -> tuple[Any, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
+
+    Args:
+        optimizer: The optimizer.
+        options: The options.
+        heads: The heads.
+        num_replicas: The number of replicas of the trainer's strategy.
 
     Raises:
         ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
@@ -268,6 +283,8 @@ def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
+    if num_replicas > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
+        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, num_replicas)
     warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

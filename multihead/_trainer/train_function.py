@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.numerics import results_unchecked
 from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 
@@ -20,12 +21,12 @@ class StepFunction:
 
     Args:
         make: Makes the function, which is not traced yet.
-        at_once: How many batches one call takes at most.
+        at_once: Returns how many batches the next call takes at most.
         replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
 
     def __init__(
-        self, make: Callable[[], Callable[[Any], Any]], *, at_once: int, replay: Callable[[], Replay | None]
+        self, make: Callable[[], Callable[[Any], Any]], *, at_once: Callable[[], int], replay: Callable[[], Replay | None]
     ) -> None:
         self._make = make
         self._at_once = at_once
@@ -35,7 +36,13 @@ class StepFunction:
         self._checks_labels = True
 
     def __call__(self, iterator: Any) -> Any:
-        return self._function(iterator) if self._replay() is None else draw(iterator, self._at_once)
+        if self._replay() is not None:
+            return draw(iterator, self._at_once())
+        return self._run(iterator)
+
+    def _run(self, iterator: Any) -> Any:
+        with results_unchecked():  # figures of nothing are NaN
+            return self._function(iterator)
 
     def trace_for(self, specs: Any, *, check_labels: bool = True) -> None:
         """Drops the traced function if it was traced for data of another structure or of other ranks, or without checks.
@@ -66,7 +73,8 @@ class TrainFunction(StepFunction):
         make: Makes the function, which is not traced yet.
         spec: Returns how updates are computed; None before the first call.
         num_updates: Returns the number of updates so far, which waits for the device.
-        at_once: How many updates one call makes at most.
+        at_once: Returns how many updates the next call makes at most.
+        is_constant: Whether that number is the same for all calls.
         asks_for_faults: Returns whether to look for errors after each call, as XLA needs, which raises none.
         replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
@@ -77,13 +85,15 @@ class TrainFunction(StepFunction):
         *,
         spec: Callable[[], UpdateSpec | None],
         num_updates: Callable[[], int],
-        at_once: int,
+        at_once: Callable[[], int],
+        is_constant: bool,
         asks_for_faults: Callable[[], bool],
         replay: Callable[[], Replay | None],
     ) -> None:
         super().__init__(make, at_once=at_once, replay=replay)
         self._spec = spec
         self._num_updates = num_updates
+        self._is_constant = is_constant
         self._asks_for_faults = asks_for_faults
         self._traced_at: int | None = None  # the number of updates when the present function was first called
         self._calls_left: int | None = 0  # before the number of updates must be read again; None: never
@@ -91,11 +101,11 @@ class TrainFunction(StepFunction):
     def __call__(self, iterator: Any) -> Any:
         run = self._replay()
         if run is not None:
-            return run.pass_over(iterator, self._at_once)
+            return run.pass_over(iterator, self._at_once())
         self._enter_period()
         logs, failure = None, None
         try:
-            logs = self._function(iterator)
+            logs = self._run(iterator)
         except tf.errors.InvalidArgumentError as error:
             failure = error
         spec = self._spec()
@@ -123,4 +133,7 @@ class TrainFunction(StepFunction):
         if period != spec.period_at(self._traced_at):
             self._function, self._traced_at = self._make(), step
         following = spec.periods[period + 1 :]
-        self._calls_left = -(-(following[0].start - step) // self._at_once) - 1 if following else None
+        if following and self._is_constant:
+            self._calls_left = -(-(following[0].start - step) // self._at_once()) - 1
+        elif not following:
+            self._calls_left = None

@@ -140,7 +140,7 @@ class Faults:
         counts = {"in_a_row": run, "stops": tf.maximum(was_stopped, tf.cast(stops, tf.int64))}
         place = {"step": update.step, "batch": tf.constant(-1, tf.int64) if batch is None else batch}
         last = Memory.of(**counts, **place, heads=broken.heads, variables=broken.variables)
-        is_new = (skipped | broken.is_any) & tf.equal(was_stopped, 0)
+        is_new = (fault | (applied & broken.is_any)) & tf.equal(was_stopped, 0)
         done = self.state.assign(tf.where(is_new, last.vector, before.counting(**counts).vector))
         if tf.executing_eagerly():
             self.stop()

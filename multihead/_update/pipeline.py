@@ -37,7 +37,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights = head_weights_at(network.heads, step)
-    scheduled, active = _scheduled_and_active(spec, head_weights, counts, step)
+    active = _active(spec, head_weights, counts, step)
     weights = LossWeights.of(spec.weighting, head_weights, counts=counts, active=active, step=step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
@@ -64,7 +64,6 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 5. The total loss, and the gradients of what the weighting learns.
     total = losses.total(combined.norms)
     found = Gradients(encoder=combined.gradients, heads=own, weighting=total.learned)
-    is_computed = scheduled & (active | ~tf.constant(conditional))
     return Update(
         gradients=found,
         clipped=found,
@@ -72,26 +71,26 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         active=active,
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=combined.norms),
         loss_sums=sums.losses,
-        counts=tf.where(is_computed, sums.counts, 0.0),
+        counts=tf.where(active, sums.counts, 0.0),
         added_loss=sums.added_loss,
+        num_examples=num_examples,
         combined=combined,
         losses=losses,
         total=total,
         by_layer=by_layer,
         micro_batches=micro_batches,
         rates=spec.rates,
+        loss_scale=scale,
     )
 
 
-def _scheduled_and_active(
-    spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which heads the schedule names, and which of them are trained; `[num_heads]` booleans."""
+def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` booleans: which heads are trained."""
     trainable = (head_weights > 0) & (spec.awake > 0)
     scheduled = spec.schedule.active(step)
     # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
     scheduled |= ~tf.reduce_any(scheduled & trainable)
-    return scheduled, scheduled & trainable & (counts > 0)
+    return scheduled & trainable & (counts > 0)
 
 
 def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:

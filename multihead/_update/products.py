@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.gradients import as_rows, gramian
 from multihead._ground.keras import Gradient
+from multihead._ground.numerics import unchecked
 
 
 def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:
@@ -68,5 +69,6 @@ def cosines_of(products: tf.Tensor) -> tf.Tensor:
     norms = tf.sqrt(tf.linalg.diag_part(products))
     scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
     is_known = scales > 0
-    found = tf.where(is_known, products / tf.where(is_known, scales, 1.0), float("nan"))
-    return tf.cast(tf.clip_by_value(found, -1.0, 1.0), tf.float32)
+    found = tf.cast(tf.clip_by_value(products / tf.where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
+    with unchecked():
+        return tf.where(is_known, found, float("nan"))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import Rows, added, as_rows, gramian, half_square, scaled
+from multihead._ground.gradients import Rows, added, as_rows, gramian, half_square, scaled, wide
 from multihead._ground.keras import keras_mask, with_keras_mask
 
 
@@ -86,18 +86,19 @@ class RepresentationGradients(NamedTuple):
         return tf.linalg.diag(2.0 * tf.stack(halves))
 
     def products(self) -> tf.Tensor:
-        """The Gramian, `[num_heads, num_heads]` float64, from float32 sums: exact enough for cosines, and cheaper.
+        """The Gramian, `[num_heads, num_heads]` float64, from sums in the gradients' precision, at least float32.
+
+        That is exact enough for cosines, and cheaper.
 
         Where a sum could have left the range of float32, or a head has no gradient, it is `gramian()`.
         """
-        num_heads, zero = len(self.by_head), tf.zeros([])
+        num_heads, zero = len(self.by_head), tf.zeros([], tf.float64)
         found = {}
         for i, j in itertools.combinations_with_replacement(range(num_heads), 2):
-            both = [
-                tf.reduce_sum(a * b) for a, b in zip(self.by_head[i], self.by_head[j]) if a is not None and b is not None
-            ]
+            leaves = [(a, b) for a, b in zip(self.by_head[i], self.by_head[j]) if a is not None and b is not None]
+            both = [tf.cast(tf.reduce_sum(wide(a) * wide(b)), tf.float64) for a, b in leaves]
             found[i, j] = found[j, i] = tf.add_n([zero, *both])
         matrix = tf.stack([tf.stack([found[i, j] for j in range(num_heads)]) for i in range(num_heads)])
         squares = tf.linalg.diag_part(matrix)
         is_exact = tf.reduce_all((squares > 1e-25) & (squares < 1e30))
-        return tf.cond(is_exact, lambda: tf.cast(matrix, tf.float64), self.gramian)
+        return tf.cond(is_exact, lambda: matrix, self.gramian)

@@ -58,8 +58,9 @@ class Update(Change):
 
     Attributes:
         loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
-        counts: `[num_heads]` counts of these elements; 0 for heads that the schedule leaves out.
+        counts: `[num_heads]` counts of these elements; 0 for idle heads.
         added_loss: This replica's regularization and `add_loss` losses.
+        num_examples: The number of examples over all replicas, float32.
         combined: The encoder's gradient, and how it was combined.
         losses: The losses over all replicas, and their weights.
         total: The total loss.
@@ -67,17 +68,26 @@ class Update(Change):
             combined gradient in each encoder layer; zeros in updates that do not measure them, None if none does.
         micro_batches: The examples on this replica.
         rates: The factors of learning rates.
+        loss_scale: The factor of loss scaling in this update, or None.
     """
 
     loss_sums: tf.Tensor
     counts: tf.Tensor
     added_loss: tf.Tensor
+    num_examples: tf.Tensor
     combined: Combined
     losses: Losses
     total: TotalLoss
     by_layer: tf.Tensor | None
     micro_batches: MicroBatches
     rates: Rates
+    loss_scale: tf.Tensor | None
+
+    def overflows(self, applied: tf.Tensor) -> tf.Tensor:
+        """Whether it is skipped only so that loss scaling halves its scale, to a value above 1; a boolean scalar."""
+        if self.loss_scale is None:
+            return tf.constant(False)
+        return ~applied & self.trains_any & ~tf.reduce_any(self.reported.losses) & (self.loss_scale > 2)
 
     @property
     def total_counts(self) -> tf.Tensor:

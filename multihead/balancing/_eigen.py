@@ -45,7 +45,7 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             worst = tf.maximum(worst, cosine)
         return count + 1, columns, basis, worst
 
-    state = (tf.constant(0), columns, basis, tf.constant(float("inf"), tf.float64))
+    state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
     _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
     singular = tf.sqrt(tf.reduce_sum(columns**2, axis=0))
     return singular, basis, singular > _ROUNDING * _sizes(basis, norms)

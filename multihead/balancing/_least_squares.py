@@ -27,7 +27,7 @@ def nonnegative_least_squares(
     Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
     """
     size = int(gramian.shape[-1])
-    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(float("inf"), tf.float64)
+    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(tf.float64.max, tf.float64)
     tableau = tf.concat([gramian, linear[..., None]], axis=-1)
     solution = tf.zeros_like(linear)
     passive = tf.zeros_like(linear, dtype=tf.bool)

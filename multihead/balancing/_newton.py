@@ -46,5 +46,5 @@ def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Ten
         solution = solution * (1.0 + chosen * change)
         return count + 1, solution, tf.reduce_max(tf.abs(change))
 
-    state = (tf.constant(0), start, tf.constant(float("inf"), tf.float64))
+    state = (tf.constant(0), start, tf.constant(tf.float64.max, tf.float64))
     return tf.while_loop(lambda count, _, change: (count < 200) & (change > 1e-12), step, state)[1]

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.numerics import unchecked
+
 
 class UnitRows(NamedTuple):
     """The rows `u_k = g_k / |g_k|`, represented by their inner products.
@@ -45,7 +47,8 @@ class UnitRows(NamedTuple):
             `[num_heads]` of the Gramian's dtype: 0 for idle heads; all NaN if the Gramian is not finite.
         """
         result = tf.where(self.active > 0, weights / self.norms, 0.0)
-        return tf.cast(tf.where(self.finite, result, float("nan")), self.dtype)
+        with unchecked():
+            return tf.cast(tf.where(self.finite, result, float("nan")), self.dtype)
 
 
 def unit_rows(gramian: tf.Tensor) -> UnitRows:

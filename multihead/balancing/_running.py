@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
+from multihead._ground.numerics import unchecked
 from multihead.balancing._base import Balancer
 
 
@@ -79,6 +80,7 @@ def combined(
     weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Any], finite: tf.Tensor
 ) -> list[tf.Tensor]:
     """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
-    weights = tf.where(finite, weights, float("nan"))
+    with unchecked():
+        weights = tf.where(finite, weights, float("nan"))
     sums = [tf.linalg.matvec(rows, weights, transpose_a=True) for rows in tensors]
     return [tf.cast(each, original.dtype) for each, original in zip(sums, originals)]

@@ -89,7 +89,7 @@ def _shift(rows: UnitRows, cone: DualCone, products: tf.Tensor, radius: float) -
         products: `[num_heads]` float64, `u_k . t`.
         radius: Norm of the displacement.
     """
-    smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
+    smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
     inverses = rows.active * smallest / rows.norms
 
     def ways(levels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -112,7 +112,7 @@ class NormBudget(Balancer):
             cut = ratios > total_size * (1 + 1e-14)
             kept = tf.reduce_sum(tf.where(cut, tf.zeros_like(norms), norms))
             left = 1.0 - tf.reduce_sum(tf.where(cut, budgets, 0.0))
-            smallest = tf.reduce_min(tf.where(limited > 0, ratios, float("inf")))
+            smallest = tf.reduce_min(tf.where(limited > 0, ratios, tf.float64.max))
             total_size = tf.where(left > 1e-6, kept / tf.where(left > 1e-6, left, 1.0), smallest)
         return rows.coefficients(tf.where(limited > 0, tf.minimum(norms, budgets * total_size), norms))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,6 +43,24 @@ def direction(figure: str, head: Head) -> str | None:
         return "min"
     found = [spec for spec in head.metric_specs if log_name(spec) == name]
     return _of_metric(found[0]) if found else None
+
+
+def tell_directions(callbacks: Sequence[Any], heads: Sequence[Head]) -> None:
+    """Tells callbacks that monitor a figure of a head whether it is better lower or higher.
+
+    Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
+    finds none for a model with several outputs.
+
+    Args:
+        callbacks: Callbacks. Those with a figure `monitor` and the `mode` `"auto"` get another mode, if it is known.
+        heads: The trainer's heads.
+    """
+    for callback in callbacks:
+        figure = getattr(callback, "monitor", None)
+        if isinstance(figure, str) and getattr(callback, "mode", None) == "auto":
+            name = figure.removeprefix("val_")
+            found = [direction(figure, head) for head in heads if name.startswith(f"{head.name}_")]
+            callback.mode = next((each for each in found if each is not None), "auto")
 
 
 def _of_metric(spec: Any) -> str | None:

@@ -89,6 +89,11 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
                 f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
                 "them to `compile`."
             )
+        if self.model._setup.options.steps_per_execution == "auto":
+            raise ValueError(
+                f"`steps_per_execution` must be a number for {type(self).__name__}, which reads as many updates at once. "
+                "Received: steps_per_execution='auto'. Pass a number to `compile`."
+            )
         self._is_begun = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -107,7 +112,7 @@ class PerUpdate(NamesArguments, keras.callbacks.Callback):
         """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
-        if self._calls * self.model._setup.options.steps_per_execution >= self.every - self._step % self.every:
+        if self._calls * self.model._setup.options.updates_at_once >= self.every - self._step % self.every:
             self._read()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -13,12 +13,15 @@ import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead._update.broken import Broken
+from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
+from multihead.telemetry._epoch_loss import EpochLoss
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
 
@@ -26,29 +29,49 @@ LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
 
 
+MOST_OVERFLOWS = 15
+"""How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
+
+
 class BrokenGradients(keras.metrics.Metric):
-    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch."""
+    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch.
+
+    Updates that are skipped only to lower the factor of loss scaling are counted apart.
+    """
 
     def __init__(self, num_heads: int, num_variables: int) -> None:
         super().__init__(name="broken_gradients", dtype="float32")
-        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros")
-        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros")
+        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros", dtype="float32")
+        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros", dtype="float32")
+        self.overflows = self.add_weight(name="overflows", shape=(), initializer="zeros", dtype="float32")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
-    def update_state(self, broken: Broken, num_replicas: int) -> None:
-        """Adds the non-finite gradients of one update."""
-        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) / num_replicas)
-        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) / num_replicas)
+    def update_state(self, broken: Broken, part: tf.Tensor, overflows: tf.Tensor) -> None:
+        """Adds the non-finite gradients of one update.
+
+        Args:
+            broken: What of the update is not finite.
+            part: This replica's part of the update; 0 if loss scaling only lowers its scale.
+            overflows: This replica's part of an update in which it does so, or 0.
+        """
+        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) * part)
+        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) * part)
+        self.overflows.assign_add(overflows)
 
     def reset_state(self) -> None:
         """Resets all counts to zero."""
-        for counts in (self.by_head, self.by_variable):
+        for counts in (self.by_head, self.by_variable, self.overflows):
             counts.assign(tf.zeros(counts.shape))
         self.batches.value.assign(0)
 
     def result(self) -> tf.Tensor:
         """The number of non-finite gradients of variables."""
         return tf.reduce_sum(tf.convert_to_tensor(self.by_variable))
+
+    @property
+    def num_overflows(self) -> int:
+        """The number of updates that were skipped to lower the factor of loss scaling."""
+        return round(float(tf.convert_to_tensor(tensor_variable(self.overflows))))
 
     def found(self) -> tuple[list[int], list[int]]:
         """The positions of heads and of variables with non-finite gradients."""
@@ -154,7 +177,7 @@ class LogMetrics:
         self.weighting = spec.weighting
         self.faults = spec.faults
         self.variables = spec.network.variables.all
-        self.total = keras.metrics.Mean(name="loss", dtype="float32")
+        self.total = EpochLoss(len(self.heads))
         self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
@@ -168,6 +191,7 @@ class LogMetrics:
         own = [metric for head in self.heads for metric in head.metrics or []]
         return [self.total, *self.losses, *self.figures.metrics, *own, self.skipped, self.broken]
 
+    @unchecked()
     def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
         """Adds one update.
 
@@ -177,13 +201,21 @@ class LogMetrics:
             num_replicas: The number of replicas that add their updates.
         """
         is_counted = applied & tf.math.is_finite(update.loss_sums)
-        self.add_losses(tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0))
-        total = update.total.total + update.added_loss
-        is_usable = applied & tf.math.is_finite(total)
-        self.total.update_state(tf.where(is_usable, total, 0.0) * num_replicas, tf.where(is_usable, 1.0 / num_replicas, 0.0))
+        sums, counts = tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0)
+        self.add_losses(sums, counts)
+        rest = update.added_loss
+        if self.weighting is None:
+            self.total.update_state(sums * update.losses.given.of_heads, counts)
+        else:  # whose total need not be a sum over heads
+            rest += update.total.total
+        is_usable = applied & tf.math.is_finite(rest)
+        num_examples = tf.where(is_usable, update.num_examples, 0.0)
+        self.total.add_rest(tf.where(is_usable, rest, 0.0) * num_examples, num_examples / num_replicas)
         self.figures.update(update, applied)
-        self.skipped.update_state(tf.where(applied, 0.0, 1.0 / num_replicas))
-        self.broken.update_state(update.reported, num_replicas)
+        part = 1.0 / num_replicas
+        overflows = update.overflows(applied)
+        self.skipped.update_state(tf.where(applied, 0.0, part))
+        self.broken.update_state(update.reported, tf.where(overflows, 0.0, part), tf.where(overflows, part, 0.0))
 
     def next_batch(self, number: int) -> tf.Tensor:
         """The position in the epoch of the next batch, from 0, after which that many are counted."""
@@ -192,6 +224,11 @@ class LogMetrics:
             self.broken.batches.value.assign(position + number)
         return position
 
+    def add_evaluated(self, found: Evaluated) -> None:
+        """Adds this replica's part of one batch of an evaluation."""
+        self.add_losses(found.loss_sums, found.counts)
+        self.total.add_rest(found.added_loss * found.num_examples, found.num_examples)
+
     def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
         """Adds this replica's sums and counts, `[num_heads]` each."""
         for k, metric in enumerate(self.losses):
@@ -199,11 +236,17 @@ class LogMetrics:
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        skipped = round(float(self.skipped.result()))
+        overflows = self.broken.num_overflows
+        skipped = round(float(self.skipped.result())) - overflows
         heads, variables = self.broken.found()
         names = quoted(variable_name(self.variables[i]) for i in variables)
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
+        if overflows > MOST_OVERFLOWS:
+            return (
+                f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
+                f"factor does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
+            )
         if skipped and not heads and not variables:
             return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
         if skipped:
@@ -227,9 +270,10 @@ class LogMetrics:
             self._main_names = [name for k, head in enumerate(self.heads) for name in list(self._head_logs(k, head))[:2]]
         return self._main_names
 
+    @unchecked()
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
-        logs: dict[str, Any] = {"loss": _or_nan(self.total.result(), _has_any(self.total))}
+        logs: dict[str, Any] = {"loss": self.total.result()}
         found, layout = self.figures.by_name(), self.figures.layout
         logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
@@ -239,6 +283,7 @@ class LogMetrics:
         logs["skipped_updates"] = self.skipped.result()
         return logs
 
+    @unchecked()
     def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
         """The figures of an evaluation.
 
@@ -257,7 +302,7 @@ class LogMetrics:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total, tf.reduce_any(active)), **logs}
+        return {"loss": _or_nan(total + self.total.mean_rest(), tf.reduce_any(active)), **logs}
 
     def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
         logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,11 +32,12 @@ class Recorded(keras.metrics.Metric):
         self._layout = layout
         self._positions = [layout.columns[name] for name in layout.averaged]
         size, num_averages = len(layout.names), len(layout.averaged)
-        self.totals = self.add_weight(name="totals", shape=(size,), initializer="zeros")
-        self.weights_of_totals = self.add_weight(name="weights_of_totals", shape=(size,), initializer="zeros")
-        self.averages = self.add_weight(name="averages", shape=(num_averages,), initializer="zeros")
-        self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), initializer="zeros")
-        self.latest = self.add_weight(name="latest", shape=(latest, len(layout.columns)), initializer="zeros")
+        options: Any = {"initializer": "zeros", "dtype": "float32"}
+        self.totals = self.add_weight(name="totals", shape=(size,), **options)
+        self.weights_of_totals = self.add_weight(name="weights_of_totals", shape=(size,), **options)
+        self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
+        self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
+        self.latest = self.add_weight(name="latest", shape=(latest, len(layout.columns)), **options)
         self._num_recorded = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
     def update_state(self, values: tf.Tensor, counts: tf.Tensor, of_layers: tf.Tensor, applied: tf.Tensor) -> None:

@@ -194,7 +194,7 @@ def find_problems(
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
         problems.append(Problem(some & inside & lacking, numbers, rule, remedy))
     if given is not None:
-        broken = considered & ~tf.reduce_any(lacking, axis=inner) & ~((given >= 0) & (given < float("inf")))
+        broken = considered & ~tf.reduce_any(lacking, axis=inner) & ~((given >= 0) & tf.math.is_finite(given))
         remedy = "A weight of 0 leaves an element out."
         problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
     return problems
@@ -218,7 +218,7 @@ def _broken_ranges(
         if high is not None:
             fits &= numbers <= high + margin
         elif is_floating:
-            fits &= numbers < float("inf")
+            fits &= tf.math.is_finite(numbers)
         yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
     elif loss.known is not None and is_floating:
         yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground.errors import stop_unless
+from multihead._ground.keras import in_xla
 from multihead._ground.validation import check_dense
 from multihead.heads._labels.checks import LabelSpec, Problem, check_specs, find_problems
 from multihead.losses._shapes import Elements, aligned, with_columns
@@ -51,7 +52,7 @@ def mask_missing(
     if check:
         weights = _checked(weights, find_problems(spec, elements, lacking, considered, given, predictions))
     # Values that do not count, NaN included, are replaced before the loss is called.
-    used = elements.with_inner((weights > 0) & (weights < float("inf")))
+    used = elements.with_inner((weights > 0) & tf.math.is_finite(weights))
     clean = tf.where(used, seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
@@ -121,6 +122,6 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
     for problem in problems:
         wrong = tf.reduce_any(problem.broken, axis=list(range(weights.shape.rank, problem.broken.shape.rank)))
-        stop_unless(~tf.reduce_any(wrong), problem.message)
-        weights = tf.where(wrong, float("inf"), weights)
+        with tf.control_dependencies(stop_unless(~tf.reduce_any(wrong), problem.message)):
+            weights = tf.where(wrong, float("inf"), weights) if in_xla() else tf.identity(weights)
     return weights

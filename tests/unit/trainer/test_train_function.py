@@ -50,7 +50,8 @@ class Keras:
             self.make,
             spec=lambda: self.spec,
             num_updates=self.count,
-            at_once=self.at_once,
+            at_once=lambda: self.at_once,
+            is_constant=True,
             asks_for_faults=lambda: asks,
             replay=lambda: self.replay,
         )

@@ -1,0 +1,54 @@
+"""Evaluating a batch: the heads' loss sums and counts, and the losses that modules add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._update.batch import batch_size
+from multihead._update.encode import call_encoder
+from multihead._update.head_gradients import sum_of
+from multihead._update.labels import Labels, count_labels
+from multihead._update.network import Network
+
+
+class Evaluated(NamedTuple):
+    """The sums of a batch on one replica.
+
+    Attributes:
+        loss_sums: `[num_heads]` unweighted loss sums over labelled elements.
+        counts: `[num_heads]` counts of these elements.
+        added_loss: Regularization and `add_loss` losses, of the encoder and of the heads that would be trained.
+        num_examples: The number of examples, float32.
+    """
+
+    loss_sums: tf.Tensor
+    counts: tf.Tensor
+    added_loss: tf.Tensor
+    num_examples: tf.Tensor
+
+
+def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None], weights: tf.Tensor) -> Evaluated:
+    """Runs the modules in inference mode and updates the heads' metrics.
+
+    Args:
+        network: The encoder and the heads.
+        inputs: The inputs.
+        labels: Each head's labels; None for a head without targets.
+        weights: `[num_heads]`: the heads' own weights.
+    """
+    representation = call_encoder(network.encoder, inputs, training=False)
+    counts = count_labels(labels)
+    sums, added = [], [sum_of(list(getattr(network.encoder, "losses", [])))]
+    for k, (head, of_head) in enumerate(zip(network.heads, labels)):
+        if of_head is None:
+            sums.append(tf.constant(0.0))
+            continue
+        predictions = head.predict(representation, of_head.targets, training=False)
+        sums.append(head.loss_sum(of_head.targets, predictions, of_head.weights))
+        head.update_metrics(of_head.in_units, predictions, of_head.weights)
+        is_trained = (counts[k] > 0) & (weights[k] > 0)
+        added.append(tf.where(is_trained, sum_of(list(getattr(head.module, "losses", []))), 0.0))
+    return Evaluated(tf.stack(sums), counts, tf.add_n(added), tf.cast(batch_size(inputs), tf.float32))
