@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -23,12 +24,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.pairs", description=__doc__)
     parser.add_argument("--output", default="runs/pairs.jsonl", help="the file of results")
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of rows; all by default")
+    parser.add_argument("--sample", type=int, help="so many rows, drawn at random with --seed")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--salt", default="0", help="another text: other rows that cover the same pairs")
     given = parser.parse_args(arguments)
     wanted = list(enumerate(rows(given.salt)))
     if given.only is not None:
         wanted = [wanted[i] for i in given.only]
+    if given.sample is not None:
+        wanted = random.Random(given.seed).sample(wanted, given.sample)
     path = Path(given.output)
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()

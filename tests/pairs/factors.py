@@ -6,7 +6,7 @@ cannot be combined are in `EXCLUDED`; no row has one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from covertable import make
 
@@ -62,15 +62,56 @@ OF_THE_UPDATE = [
 ]
 """The factors of which every three values stand together in a row."""
 
-EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
-    (("data", "dataset"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
-    (("data", "generator"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
-    (("data", "sequence"), ("validation", "split")): "`validation_split` needs arrays, as in Keras",
-    (("mode", "eager"), ("steps_per_execution", "2")): "an eager step is executed by itself, as in Keras",
-    (("mode", "xla"), ("devices", "two")): "TensorFlow does not compile a step of several replicas on CPUs",
-    (("steps_per_execution", "2"), ("devices", "two")): "Keras 3 fails in the graph of several steps of several replicas",
+
+class Refusal(NamedTuple):
+    """Two values that cannot be combined.
+
+    Attributes:
+        options: Both, as users write them.
+        argument: The one that the error names.
+        reason: Why.
+        keras: The major version of Keras that cannot; None for both.
+    """
+
+    options: str
+    argument: str
+    reason: str
+    keras: int | None = None
+
+    def is_refused_by(self, version: str) -> bool:
+        return self.keras in (None, int(version.partition(".")[0]))
+
+
+_SPLIT = "the examples to leave out are the last ones of an array, as in Keras; pass `validation_data`"
+EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
+    (("data", "dataset"), ("validation", "split")): Refusal(
+        "`fit(validation_split=)` with a `tf.data.Dataset`", "validation_split", _SPLIT
+    ),
+    (("data", "generator"), ("validation", "split")): Refusal(
+        "`fit(validation_split=)` with a generator", "validation_split", _SPLIT
+    ),
+    (("data", "sequence"), ("validation", "split")): Refusal(
+        "`fit(validation_split=)` with a `PyDataset` or `Sequence`", "validation_split", _SPLIT
+    ),
+    (("mode", "xla"), ("devices", "two")): Refusal(
+        "`compile(jit_compile=True)` with several replicas on CPUs",
+        "jit_compile",
+        "TensorFlow cannot compile the exchange between replicas there",
+    ),
+    (("steps_per_execution", "2"), ("devices", "two")): Refusal(
+        "`compile(steps_per_execution=)` above 1 with several replicas",
+        "steps_per_execution",
+        "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can",
+        keras=3,
+    ),
 }
 """Pairs of values that cannot be combined, and why."""
+
+
+def table_of_refusals() -> str:
+    """The table of docs/reliability.md."""
+    lines = [f"| {each.options} | {each.reason} |" for each in EXCLUDED.values()]
+    return "\n".join(["| combination | reason |", "| --- | --- |", *lines])
 
 
 def rows(salt: str = "0") -> list[dict[str, str]]:
