@@ -22,6 +22,7 @@ def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, monk
     assert "60 orders, 40 with a price" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_step_with_a_frozen_encoder_costs_less(capsys):
     ratios = finetuning.cost(5, finetuning.Console())
     assert ratios["all trained"] == pytest.approx(1) and ratios["frozen, without norms"] < 0.9

@@ -194,6 +194,7 @@ def write_table(path, rows, seed):
     return str(path)
 
 
+@pytest.mark.thorough
 def test_a_run_with_every_kind_of_head(tmp_path, capsys, ask, stop_tracing):
     train, dev = write_table(tmp_path / "train.csv", 160, 0), write_table(tmp_path / "dev.csv", 24, 1)
     folder, exported, empty = tmp_path / "run", tmp_path / "export", tmp_path / "empty"

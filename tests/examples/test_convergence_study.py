@@ -101,6 +101,7 @@ def test_the_norms_are_those_of_finite_differences(small):
     assert slopes[1] == pytest.approx(figures["price_norm"] * figures["cosine"], rel=0.05, abs=2e-4)
 
 
+@pytest.mark.thorough
 def test_a_run_repeats(small, by_hand):
     arm = all_arms("adam")["while_conflicting"]
     starts = []
@@ -187,6 +188,7 @@ def test_parts_are_clipped_apart():
     assert float(together[2][0]) < 0.01 < float(clipped[2][0])
 
 
+@pytest.mark.thorough
 def test_summed_over_the_batch_the_price_loss_leaves_the_decoder_behind(small):
     network, rows = small.network, small._train
     batches = training.make_batches(rows, network.vectorizers, batch_size=ROWS, updates=60, seed=0)

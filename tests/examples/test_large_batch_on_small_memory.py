@@ -57,6 +57,7 @@ def test_the_last_mini_batch_counted_twice():
     assert program.mean_of_accumulator([1.0, 1.0, 2.0, 4.0]) == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.thorough
 def test_a_stream_takes_less_memory():
     size = program.Size(8, 64)
     # In one process: the large batch, which comes last, can only seem to need less.

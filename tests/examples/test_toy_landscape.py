@@ -117,6 +117,7 @@ def ends(balancer, **options):
     return np.stack([path[-1] for path in toy_landscape.follow(balancer, **options)])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("name", "steps", "rate"),
     [("NashMTL", 5000, 0.009), ("MGDA", 20000, 0.003), ("IMTLG", 20000, 0.003)],  # NashMTL's steps take the longest
@@ -132,6 +133,7 @@ def test_plain_sum_gets_stuck_from_the_upper_right():
     assert (reached[3:] < toy_landscape.TOLERANCE).all()  # and what starts below gets there
 
 
+@pytest.mark.thorough
 def test_cagrad_reaches_the_lowest_mean_where_the_sum_is_stuck():
     options = {"steps": 35000, "scale": 1.0, "starts": [(-8.5, 7.5)]}
     assert toy_landscape.distance_to_front(ends(balancing.Sum(), **options))[0] > 5
