@@ -128,6 +128,20 @@ def test_another_number_of_heads_than_the_state_was_made_for():
     assert stateless(np.eye(3)).shape == (3,) and stateless(ROWS).shape == (2,)
 
 
+class AtRepresentation(balancing.Sum):
+    levels = ("representation",)
+
+
+class AtParameters(balancing.Sum):
+    levels = ("parameters",)
+
+
+def test_steps_of_a_chain_have_a_level_in_common():
+    with pytest.raises(ValueError, match=r"`steps` must have a level in common.*AtRepresentation at .*AtParameters at "):
+        balancing.Chain(AtRepresentation(), AtParameters())
+    assert balancing.Chain(AtParameters(), balancing.Sum()).levels == ("parameters",)
+
+
 def test_chains():
     with pytest.raises(ValueError, match=r"`steps` before the last must multiply .* Received: 'GradDrop' before the end\."):
         balancing.Chain("GradDrop", "UPGrad")
