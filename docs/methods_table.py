@@ -41,8 +41,15 @@ def paper(method: type) -> str:
     return f"{authors.removeprefix('the scale-invariant baseline of ')}, {years[0]}"
 
 
+def options(method: Any) -> str:
+    """The arguments with their defaults."""
+    parameters = inspect.signature(method).parameters.values()
+    known = [each for each in parameters if each.name != "name" and each.default is not each.empty]
+    return ", ".join(f"`{each.name}={each.default!r}`" for each in known) or "none"
+
+
 def balancer_row(method: Any) -> list[str]:
-    """Name, what it fixes, what it needs, extra cost, size of the update, paper."""
+    """Name, what it fixes, what it needs, extra cost, size of the update, options, paper."""
     uses = method().uses
     needs = [*uses] if "gradients" in uses else ["inner products", *uses]
     names = {"step": "the step", "folds": "two folds of the examples"}
@@ -56,12 +63,13 @@ def balancer_row(method: Any) -> list[str]:
         ", ".join(names.get(need, need) for need in needs),
         cost,
         said(method, "Size of the update:", r"[.;] "),
+        options(method),
         paper(method),
     ]
 
 
 def weighting_row(method: Any) -> list[str]:
-    """Name, what it fixes, its state, extra cost, paper."""
+    """Name, what it fixes, its state, extra cost, options, paper."""
     weighting = method()
     weighting([1.0, 1.0])
     kinds = {True: "learned", False: "tracked across updates" if weighting.variables else "none"}
@@ -71,6 +79,7 @@ def weighting_row(method: Any) -> list[str]:
         said(method, "What it fixes:", r"[.;:] "),
         kinds[bool(weighting.trainable_variables)],
         cost,
+        options(method),
         paper(method),
     ]
 
@@ -87,11 +96,11 @@ def tables() -> str:
     from multihead._ground.method import methods
 
     balancers = table(
-        ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "paper"],
+        ["`balancing.`", "fixes", "needs", "extra cost", "size of the update", "options and defaults", "paper"],
         [balancer_row(method) for method in methods(balancing.Balancer).values()],
     )
     weightings = table(
-        ["`weighting.`", "fixes", "state", "extra cost", "paper"],
+        ["`weighting.`", "fixes", "state", "extra cost", "options and defaults", "paper"],
         [weighting_row(method) for method in methods(weighting.Weighting).values()],
     )
     return f"\n{balancers}\n{weightings}\n"
