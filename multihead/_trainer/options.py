@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
+from multihead._ground.keras import KERAS_3
 from multihead._ground.names import check_keywords, did_you_mean, nearest
 from multihead._ground.optimizers import (
     get_optimizer,
@@ -133,6 +134,28 @@ def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequenc
                 f"Received: {rate!r}, and {type(optimizer_core(optimizer)).__name__} without `weight_decay`. Pass "
                 "`weight_decay` to the optimizer, for example keras.optimizers.AdamW(weight_decay=0.01)."
             )
+
+
+def _check_replicas(options: CompileOptions) -> None:
+    """Checks for several replicas that TensorFlow and Keras can run their steps.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1 or options.run_eagerly:
+        return
+    if KERAS_3 and options.steps_per_execution != 1:
+        raise ValueError(
+            "`steps_per_execution` must be 1 for several replicas on Keras 3, whose loop over their steps fails in "
+            f"TensorFlow. Received: steps_per_execution={options.steps_per_execution!r} with "
+            f"{strategy.num_replicas_in_sync} replicas. Omit it."
+        )
+    if options.jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
+        raise ValueError(
+            "`jit_compile` must not be True for several replicas on CPUs, whose variables XLA cannot reach. Received: "
+            f"jit_compile=True with {strategy.num_replicas_in_sync} replicas. Omit it."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +291,7 @@ def check_compile(optimizer: Any, options: CompileOptions, heads: Sequence[Head]
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
+    _check_replicas(checked)
     warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked
