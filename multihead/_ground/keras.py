@@ -442,21 +442,22 @@ def check_steps_at_once(steps: Any) -> Any:
     return check_positive_whole("steps_per_execution", 1 if steps is None else steps)
 
 
-def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, num_replicas: int) -> None:
+def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strategy: tf.distribute.Strategy) -> None:
     """Checks the options of `compile` that TensorFlow cannot run in a graph on several replicas.
 
     Raises:
         ValueError: There is one.
     """
-    if jit_compile is True:
+    num_replicas = strategy.num_replicas_in_sync
+    if jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
         raise ValueError(
-            "`jit_compile` must not be True on several replicas: XLA cannot compile a step that exchanges gradients "
-            f"between them. Received: jit_compile=True with {num_replicas} replicas. Omit it."
+            "`jit_compile` must not be True for several replicas on CPUs: XLA cannot compile a step that exchanges gradients "
+            f"between them there. Received: jit_compile=True with {num_replicas} replicas. Omit it."
         )
     if KERAS_3 and steps_per_execution != 1:
         raise ValueError(
-            "`steps_per_execution` must be 1 on several replicas, whose batches Keras 3 cannot loop over in a graph. "
-            f"Received: steps_per_execution={steps_per_execution!r} with {num_replicas} replicas. Omit it."
+            "`steps_per_execution` must be 1 for several replicas on Keras 3, which cannot loop over their batches in a "
+            f"graph. Received: steps_per_execution={steps_per_execution!r} with {num_replicas} replicas. Omit it."
         )
 
 

@@ -284,7 +284,7 @@ def check_compile(
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
     if num_replicas > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
-        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, num_replicas)
+        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, tf.distribute.get_strategy())
     warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

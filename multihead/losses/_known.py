@@ -78,4 +78,4 @@ def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None
     takes_logits = options.get("from_logits", False)
     if found is None or takes_logits or name not in _OF_PROBABILITIES:
         return found
-    return found._replace(largest=_OF_PROBABILITIES[name], has_logits=name.endswith("_crossentropy"))
+    return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)

@@ -246,7 +246,7 @@ def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
 def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
     trainer = MultiHeadTrainer(keras.layers.Dense(3))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.add_head("b", keras.layers.Dense(2), "sparse_categorical_crossentropy", learning_rate=0.0)
+    trainer.add_head("b", keras.layers.Dense(2, "softmax"), "sparse_categorical_crossentropy", learning_rate=0.0)
     trainer.compile("adam", encoder_learning_rate=0.0)
     trainer.compute_gradients((X, Y))
     before = tiny.values(trainer.variables)

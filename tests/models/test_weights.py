@@ -97,7 +97,7 @@ def test_wrong_files_and_layers(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_weights(tmp_path / "none.npz", layers)
     save_weights(tmp_path / "price.npz", {"price": layers["price"]})
-    with pytest.raises(ValueError, match=r"Received: 'encoder'\. The file holds \['price'\]\."):
+    with pytest.raises(ValueError, match=r"file, which holds \['price'\]\. Received: 'encoder'\."):
         load_weights(tmp_path / "price.npz", {"encoder": layers["encoder"]})
     save_weights(tmp_path / "lstm.npz", make("lstm"))
     before = layers["price"].get_weights()

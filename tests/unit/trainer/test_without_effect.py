@@ -23,6 +23,11 @@ def made(encoder=None, module=None, optimizer="sgd", compiled=None, **of_head):
     return trainer
 
 
+@pytest.fixture(scope="module")
+def plain():
+    return made()
+
+
 IDLE = [
     ({"balance_every": 2}, "`balance_every` has no effect without a balancer", {"balancer": "EqualNorms"}),
     ({"balance_at": "parameters"}, "`balance_at` has no effect without a balancer", {"balancer": "EqualNorms"}),
@@ -70,9 +75,33 @@ def test_nothing_trainable_is_an_error_in_training_only(call):
         trainer.compute_gradients(batch) if call == "compute_gradients" else getattr(trainer, call)(*batch)
 
 
-def test_in_a_list_of_batches_sizes_and_weights_have_no_place():
-    trainer = made()
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"validation_split": 0.5, "validation_data": (X, {"a": X[:, :1]})}, "`validation_split` has no effect with `valid"),
+        ({"validation_steps": 1}, "`validation_steps` has no effect without validation data"),
+        ({"validation_batch_size": 1}, "`validation_batch_size` has no effect without validation data"),
+        ({"validation_freq": 2}, "`validation_freq` has no effect without validation data"),
+        ({"initial_epoch": 2, "epochs": 2}, "`epochs` has no effect if `initial_epoch` is not below it, here 2"),
+    ],
+)
+def test_arguments_of_fit_without_effect_are_named(given, message, plain):
+    with pytest.warns(UserWarning, match=message):
+        plain.fit(X, {"a": X[:, :1]}, verbose=0, **given)
+
+
+def test_what_no_step_of_several_replicas_can_do_is_refused(two_replicas):
+    refused = {"jit_compile": "`jit_compile` must not be True for several replicas on CPUs"}
+    if keras.__version__[0] != "2":
+        refused["steps_per_execution"] = "`steps_per_execution` must be 1 for several replicas on Keras 3"
+    with two_replicas.scope():
+        for option, message in refused.items():
+            with pytest.raises(ValueError, match=message):
+                made(compiled={option: True if option == "jit_compile" else 2, "run_eagerly": False})
+
+
+def test_in_a_list_of_batches_sizes_and_weights_have_no_place(plain):
     with pytest.raises(ValueError, match="`batch_size` must be left out if `x` yields batches by itself"):
-        trainer.diagnose([(X, {"a": X[:, :1]})], batch_size=2)
+        plain.diagnose([(X, {"a": X[:, :1]})], batch_size=2)
     with pytest.raises(ValueError, match="`sample_weight` must be left out"):
-        trainer.diagnose([(X, {"a": X[:, :1]})], sample_weight={"a": tf.ones([4])})
+        plain.diagnose([(X, {"a": X[:, :1]})], sample_weight={"a": tf.ones([4])})
