@@ -38,7 +38,7 @@ from multihead._runs.resuming import begin, checkpoint_of, interruptible, make_r
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer import saving
 from multihead._trainer.built import Built
-from multihead._trainer.custom_loop import pairs_of, to_apply
+from multihead._trainer.custom_loop import ComputedGradients, pairs_of, to_apply
 from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
@@ -573,7 +573,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     # ------------------------------------------------------------------------------------------- custom training loops
 
     @errors_in_words()
-    def compute_gradients(self, batch: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, batch: Any) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
@@ -584,7 +584,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
             in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
             `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
-            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs.
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs. The list also
+            has `loss`, the total loss, and `losses`, each head's mean loss by name (NaN while it is idle): float32 scalars,
+            over all replicas.
 
         Raises:
             ValueError: The batch has targets for an unknown head.
