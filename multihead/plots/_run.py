@@ -113,12 +113,8 @@ def runs_of(run: Any) -> list[Run]:
     if not found:
         raise ValueError("`run` must be at least one run. Received: an empty list. Pass the file of a ledger.")
     names = [each.name or "run" for each in found]
-    return [
-        each
-        if names.count(each.name) == 1
-        else replace(each, name=f"{each.name or 'run'} {names[: i + 1].count(each.name)}")
-        for i, each in enumerate(found)
-    ]
+    numbered = (f"{name} {names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names))
+    return [replace(each, name=name) for each, name in zip(found, numbered)]
 
 
 def _one(run: Any) -> Run:
