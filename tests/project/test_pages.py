@@ -27,6 +27,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 PRINTED = {
+    "text": ["(300, 6) (300, 6)", "[True, True]", "True", "True", "(2, 1) (2, 36, 3)", "(5, 10, 3)"],
     "units": ["True True", "True", "True"],
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
