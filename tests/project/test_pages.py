@@ -27,6 +27,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 PRINTED = {
+    "tuning": ["['kind_weight', 'rate', 'units']", "['kind_weight', 'rate', 'units'] True"],
     "text": ["(300, 6) (300, 6)", "[True, True]", "True", "True", "(2, 1) (2, 36, 3)", "(5, 10, 3)"],
     "units": ["True True", "True", "True"],
     "class_weights": ["[0, 1] True"],
@@ -51,6 +52,9 @@ PRINTED = {
     "exporting": ["['price', 'size'] True", "True"],
 }
 
+NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
+"""What pages import that may not be installed."""
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_a_page_runs(
@@ -59,8 +63,8 @@ def test_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     # A second strategy in a process would number its collective operations as the first did.
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
-    if page.stem == "keras_hub":
-        pytest.importorskip("keras_hub")
+    for module in NEEDED.get(page.stem, ()):
+        pytest.importorskip(module)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     namespace = {"__name__": page.stem}
     for block in blocks:
