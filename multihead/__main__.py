@@ -14,13 +14,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m multihead", description="Tools for runs of multihead.")
     commands = parser.add_subparsers(dest="command", required=True)
     plot = commands.add_parser("plot", help="draw the pictures of a run", description=plots.all_of.__doc__)
-    plot.add_argument("run", help="the file that `callbacks.Ledger` has written")
+    plot.add_argument("run", nargs="+", help="the file that `callbacks.Ledger` has written; several are drawn together")
     plot.add_argument(
-        "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the run)"
+        "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the first run)"
     )
     options = parser.parse_args(arguments)
     try:
-        files = plots.all_of(options.run, options.output or f"{options.run.removesuffix('.jsonl')}_plots")
+        files = plots.all_of(options.run, options.output or f"{options.run[0].removesuffix('.jsonl')}_plots")
     except (OSError, ValueError, ImportError) as error:
         sys.exit(f"python -m multihead plot: {error}")
     for file in files:

@@ -42,7 +42,7 @@ from multihead._runs.resuming import checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer import saving
 from multihead._trainer.built import Built
-from multihead._trainer.custom_loop import pairs_of, to_apply
+from multihead._trainer.custom_loop import ComputedGradients, pairs_of, to_apply
 from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
@@ -400,9 +400,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        optimizer, checked = check_compile(
-            optimizer, options, self._setup.heads, self.distribute_strategy.num_replicas_in_sync
-        )
+        optimizer, checked = check_compile(optimizer, options, self._setup.heads, self.distribute_strategy)
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self._adopt(checked)
@@ -570,7 +568,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
     @names_arguments
     @errors_in_words()
-    def compute_gradients(self, batch: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, batch: Any) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
@@ -581,7 +579,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             without loss scaling; None for a variable that no loss depends on, and for the variables of an idle head (zeros
             in a graph, where it is not known yet which heads are idle). Each pair records which heads are active and what
             `apply_gradients` restores if it skips the update, in this list, a copy or another list. A new pair, as in
-            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs.
+            `[(clip(g), v) for g, v in pairs]`, does not; to keep the record, replace only some of the pairs. The list also
+            has `loss`, the total loss, and `losses`, each head's mean loss by name (NaN while it is idle): float32 scalars,
+            over all replicas.
 
         Raises:
             ValueError: The batch has targets for an unknown head.

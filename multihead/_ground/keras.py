@@ -451,8 +451,8 @@ def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strate
     num_replicas = strategy.num_replicas_in_sync
     if jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
         raise ValueError(
-            "`jit_compile` must not be True for several replicas on CPUs: XLA cannot compile a step that exchanges gradients "
-            f"between them there. Received: jit_compile=True with {num_replicas} replicas. Omit it."
+            "`jit_compile` must not be True for several replicas on CPUs, where XLA cannot compile a step that exchanges "
+            f"gradients. Received: jit_compile=True with {num_replicas} replicas. Omit it."
         )
     if KERAS_3 and steps_per_execution != 1:
         raise ValueError(

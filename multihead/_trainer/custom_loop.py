@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground import replicas
 from multihead._ground.keras import Gradient, tensor_variable
 from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network
@@ -24,7 +25,47 @@ class ComputedGradient(tuple[Any, Any]):
     update: Update | None = None
 
 
-def pairs_of(network: Network, update: Update) -> list[tuple[Any, Any]]:
+class ComputedGradients(list[Any]):
+    """The pairs of an update that is not applied yet, with its losses.
+
+    Args:
+        pairs: Pairs of gradient and variable.
+        update: The update; None for a list that TensorFlow made, of what a `tf.function` returns.
+        heads: The names of the heads.
+    """
+
+    def __init__(self, pairs: Iterable[Any] = (), update: Update | None = None, heads: Sequence[str] = ()) -> None:
+        super().__init__(pairs)
+        self._update = update
+        self._heads = heads
+
+    @property
+    def losses(self) -> dict[str, tf.Tensor]:
+        """The mean loss of each head over its labels in the batch and on all replicas, by name, without its weight.
+
+        Float32 scalars; NaN for a head that is idle.
+        """
+        update = self._found()
+        sums, counts = (replicas.all_reduce_sum(each) for each in (update.loss_sums, update.counts))
+        means = tf.where(counts > 0, tf.math.divide_no_nan(sums, counts), float("nan"))
+        return {name: means[k] for k, name in enumerate(self._heads)}
+
+    @property
+    def loss(self) -> tf.Tensor:
+        """The total loss of the update, a float32 scalar, with weights, regularization and `add_loss` losses."""
+        update = self._found()
+        return replicas.all_reduce_sum(update.total.total + update.added_loss)
+
+    def _found(self) -> Update:
+        if self._update is None:
+            raise ValueError(
+                "`losses` must be read where `compute_gradients` is called. Received: the list that a `tf.function` has "
+                "returned. Return `pairs.losses` from the function, too."
+            )
+        return self._update
+
+
+def pairs_of(network: Network, update: Update) -> ComputedGradients:
     """The gradients of an update that is not applied yet. Run eagerly, idle heads have None for each variable."""
     gradients = update.gradients.all
     if tf.executing_eagerly():
@@ -33,7 +74,7 @@ def pairs_of(network: Network, update: Update) -> list[tuple[Any, Any]]:
     pairs = [ComputedGradient(pair) for pair in zip(gradients, network.variables.all)]
     for pair in pairs:
         pair.update = update
-    return list(pairs)
+    return ComputedGradients(pairs, update, [head.name for head in network.heads])
 
 
 def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: tf.Tensor) -> Change:

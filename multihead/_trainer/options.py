@@ -265,7 +265,7 @@ class Setup:
 
 
 def check_compile(
-    optimizer: Any, options: CompileOptions, heads: Sequence[Head], num_replicas: int
+    optimizer: Any, options: CompileOptions, heads: Sequence[Head], strategy: tf.distribute.Strategy
 ) -> tuple[Any, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
 
@@ -273,7 +273,7 @@ def check_compile(
         optimizer: The optimizer.
         options: The options.
         heads: The heads.
-        num_replicas: The number of replicas of the trainer's strategy.
+        strategy: The trainer's strategy.
 
     Raises:
         ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.
@@ -283,8 +283,8 @@ def check_compile(
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
     optimizer = check_optimizer(optimizer)
     checked = options.checked([head.name for head in heads])
-    if num_replicas > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
-        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, tf.distribute.get_strategy())
+    if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
+        check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
     warn_of_idle_options(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

@@ -139,6 +139,7 @@ CASES = pairwise(["weighted", "missing", "all"], ["dataset", "arrays", "sequence
 CASES = [case for case in CASES if case[2:] != ("xla", "two")]
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras 3, at the end of data of unknown length
 @pytest.mark.parametrize(("labels", "kind", "update", "devices"), quick(1, CASES))
 def test_training_is_that_on_labels_scaled_by_hand_bit_for_bit(labels, kind, update, devices, two_replicas):
     y, weights = targets(labels)

@@ -27,6 +27,8 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 PRINTED = {
+    "tuning": ["['kind_weight', 'rate', 'units']", "['kind_weight', 'rate', 'units'] True"],
+    "text": ["(300, 6) (300, 6)", "[True, True]", "True", "True", "(2, 1) (2, 36, 3)", "(5, 10, 3)"],
     "units": ["True True", "True", "True"],
     "class_weights": ["[0, 1] True"],
     "keras_hub": ["1 6"],
@@ -45,10 +47,13 @@ PRINTED = {
     "sums_and_counts": ["2.0 1.2", "1.2"],
     "finetuning": ["[0.005, 0.025]", "1 True", "2 [1.0, 1.0, 0.1, 0.1]", "[0.0, 0.05, 0.1]", "2", "0.25", "[0.0, 1.0] True"],
     "labels": ["True", "{0: 1.5, 2: 0.75}"],
-    "custom_loop": ["True 3", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
+    "custom_loop": ["True 3", "['kind', 'size'] True", "['kind', 'size'] 11", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
     "watching": ["True", "('price', 'size') 30"],
     "exporting": ["['price', 'size'] True", "True"],
 }
+
+NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
+"""What pages import that may not be installed."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -58,8 +63,8 @@ def test_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     # A second strategy in a process would number its collective operations as the first did.
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
-    if page.stem == "keras_hub":
-        pytest.importorskip("keras_hub")
+    for module in NEEDED.get(page.stem, ()):
+        pytest.importorskip(module)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     namespace = {"__name__": page.stem}
     for block in blocks:

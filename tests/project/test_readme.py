@@ -48,12 +48,21 @@ def test_code_of_the_readme_is_that_of_the_benchmark_and_prints_what_it_says(cap
         exec(compile(block.replace("epochs=12", "epochs=1"), f"README.md, block {number}", "exec"), namespace)
     (written,) = blocks(ROOT / "README.md", "text")
     assert words(written) == words(capsys.readouterr().out)
+    x, targets = starved_head.tickets()
+    np.testing.assert_array_equal(namespace["x"], x)
+    for name, of_head in targets.items():
+        np.testing.assert_allclose(namespace["targets"][name], of_head, atol=1e-6)
     benchmark = starved_head.build()
     benchmark.compile("adam")
     benchmark.predict(namespace["x"][:2], verbose=0)
     models = (namespace["trainer"], benchmark, namespace["model"])
     ours, measured, of_keras = (sorted(tuple(weight.shape) for weight in model.trainable_weights) for model in models)
     assert ours == measured == of_keras
+
+
+def test_code_of_the_readme_needs_nothing_but_the_package() -> None:
+    imported = set(re.findall(r"^(?:import|from) (\w+)", "\n".join(blocks(ROOT / "README.md", "python")), re.MULTILINE))
+    assert imported == {"keras", "numpy", "multihead"}
 
 
 def words(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import runpy
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -138,3 +139,75 @@ def test_what_a_run_does_not_have_is_explained(tmp_path):
     path.write_text("")
     with pytest.raises(ValueError, match="`path` must be a ledger with at least one applied update"):
         plots.read(path)
+
+
+# Histories and several runs
+
+
+def history(values, epochs=range(4)):
+    found = keras.callbacks.History()
+    found.history, found.epoch = {name: list(numbers) for name, numbers in values.items()}, list(epochs)
+    return found
+
+
+FITTED = {
+    "loss": [9.0, 5.0, 4.0, 4.0],
+    **{f"{head}_loss": [8.0, 4.0, 2.0, 1.0] for head in HEADS},
+    **{f"{head}_norm": [1.0] * 4 for head in HEADS},
+    **{f"{head}_share": [1 / 3] * 4 for head in HEADS},
+    "price_size_cosine": [-0.5, -0.25, 0.0, 0.25],
+    "val_price_loss": [6.0, 4.0],
+}
+
+
+def test_a_history_is_drawn_by_epoch_without_smoothing():
+    figure = plots.losses(history(FITTED))
+    assert figure.axes[0].get_xlabel() == "epochs"
+    of_price = figure.axes[0].lines[1]
+    assert of_price.get_xdata().tolist() == [1, 2, 3, 4] and of_price.get_ydata().tolist() == [1.0, 0.5, 0.25, 0.125]
+    validation = figure.axes[0].lines[0]  # in the last two epochs
+    assert validation.get_xdata().tolist() == [3, 4] and validation.get_ydata().tolist() == [0.75, 0.5]
+    assert "price: 12% of 8" in {text.get_text() for text in texts_of(figure)}
+
+
+def test_a_resumed_history_begins_where_it_did():
+    figure = plots.norms(history(FITTED, range(6, 10)))
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
+def test_several_runs_are_drawn_below_each_other(ledger, tmp_path, name):
+    given = [history(FITTED), ledger, plots.read(ledger)]
+    figure = getattr(plots, name)(given)
+    titles = [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")]
+    names = ["run 1", "run 2"] if name in ("weights", "layers") else ["history", "run 1", "run 2"]  # those that have it
+    assert [each.split(":")[0] for each in titles] == names
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for axis in figure.axes for text in axis.texts]
+    assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
+
+
+def test_the_command_draws_several_ledgers(ledger, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), str(ledger), "--output", str(tmp_path)])
+    runpy.run_module("multihead", run_name="__main__")
+    assert len(capsys.readouterr().out.split()) == 6
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "message"),
+    [
+        (history({"loss": [1.0] * 4}), ValueError, "`run` must be the history of a `fit` with the losses of heads"),
+        (history({}, []), ValueError, "a history of no epoch"),
+        ([], ValueError, "`run` must be at least one run. Received: an empty list"),
+        (3, TypeError, "`run` must be the file of a ledger, what `plots.read` returns, Keras's `History`"),
+    ],
+)
+def test_what_is_no_run(run, error, message):
+    with pytest.raises(error, match=message):
+        plots.losses(run)
+
+
+@pytest.mark.parametrize(("picture", "what"), [("norms", "norms"), ("shares", "shares")])
+def test_a_run_without_telemetry(picture, what):
+    with pytest.raises(ValueError, match=f"`run` must have {what}. Received: a run without. Train with"):
+        getattr(plots, picture)(history({"a_loss": [1.0] * 4}))
