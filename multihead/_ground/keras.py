@@ -660,12 +660,16 @@ class InMode(keras.layers.Layer):
         self._allow_non_tensor_positional_args = True
         self._convert_input_args = False
         self._compute_output_and_mask_jointly = True  # keeps the module's own masks on its outputs
+        self.supports_masking = True  # the module sees the mask of its inputs, and says itself if it does not support it
 
     def build(self, input_shape: Any = None) -> None:
         self.built = True
 
     def call(self, arguments: Any, training: bool | None = None) -> Any:
         return self._module[0](*arguments)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+        """No other mask than those of the module."""
 
 
 def in_xla() -> bool:

@@ -77,7 +77,8 @@ OF_LAYER: dict[str, dict[str, Any]] = {
 MADE: dict[str, Callable[[], Any]] = {
     "Bidirectional": lambda: keras.layers.Bidirectional(keras.layers.GRU(2)),
     "DenseFeatures": lambda: keras.layers.DenseFeatures([tf.feature_column.numeric_column("vector", (6,))]),
-    "GRUCell": lambda: keras.layers.RNN(keras.layers.GRUCell(2, dropout=0.2, **seeded("GRUCell"))),
+    # Keras 2 has no seed for the dropout of a cell.
+    "GRUCell": lambda: keras.layers.RNN(keras.layers.GRUCell(2, **({"dropout": 0.2, "seed": 7} if KERAS_3 else {}))),
     "LSTMCell": lambda: keras.layers.RNN(keras.layers.LSTMCell(2)),
     "Lambda": lambda: keras.layers.Lambda(doubled, output_shape=lambda shape: shape),
     "Pipeline": lambda: keras.layers.Pipeline([keras.layers.Rescaling(0.5), keras.layers.RandomFlip(seed=7)]),
