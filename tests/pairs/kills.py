@@ -1,4 +1,4 @@
-"""Runs of rows of the covering array that are killed (SIGKILL) again and again: `python -m tests.reliability.kills`.
+"""Runs of rows of the covering array that are killed (SIGKILL) again and again: `python -m tests.pairs.kills`.
 
 Ten rows of `tests/pairs`, with shuffled data, validation of several forms and many callbacks, are trained once without a kill
 and then killed until there were as many kills as asked for: by a timer, or while a checkpoint is written. Whenever a run ends,
@@ -306,7 +306,7 @@ def killed_again_and_again(row, number, root, kills, rng):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m tests.reliability.kills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.pairs.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="how many in all")
     parser.add_argument("--rows", type=int, default=10, help="over how many rows")
     parser.add_argument("--seed", type=int, default=0)
