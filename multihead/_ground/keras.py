@@ -105,6 +105,15 @@ def callbacks_of(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
+def choose_direction(callback: Any) -> None:
+    """Lets a callback that monitors a figure find out whether lower is better, as it does at the end of its first epoch.
+
+    On Keras 3 this also changes the sign of its `min_delta`.
+    """
+    if getattr(callback, "monitor_op", callback) is None and hasattr(callback, "_set_monitor_op"):
+        callback._set_monitor_op()
+
+
 class ProgressLine(keras.callbacks.ProgbarLogger):
     """Keras's progress line, with some of the logs.
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.files import replace_text
-from multihead._ground.keras import tensor_variable
+from multihead._ground.keras import choose_direction, tensor_variable
 
 _LEFT_OUT = {"model", "params", "validation_data"}
 
@@ -116,6 +116,8 @@ class CallbackStates:
             if hasattr(callback, "set_run_state"):
                 callback.set_run_state(state)
                 continue
+            if "min_delta" in state:
+                choose_direction(callback)
             for attribute, value in state.items():
                 present = vars(callback).get(attribute)
                 if _is_variable(present):

@@ -109,10 +109,11 @@ class Opening:
         """Checks and loads a checkpoint; returns what holds of its run."""
         saved = snapshot.description["start"]
         self._refuse_to_go_back(trainer, snapshot, call.others.get("epochs", 1), present["updates"])
-        if saved["data"] != present["data"]:
+        is_compared = is_chief(trainer)  # the data of the first worker are saved; another one may read other parts
+        if is_compared and saved["data"] != present["data"]:
             self._checkpoint.refuse("the data of `fit`", "Pass the data as they were", saved["data"], present["data"])
         self._checkpoint.load_snapshot(trainer, snapshot)
-        if saved["first"] != present["first"]:
+        if is_compared and saved["first"] != present["first"]:
             warnings.warn(
                 "`x` does not repeat itself: its first batch differs from that of the run that is continued, so the batches "
                 "that follow may differ, too. Make batches from a seed, and pass a new generator to each `fit`.",

@@ -50,10 +50,10 @@ def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
 
 
 def keep_until(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drops the lines of later updates from a file, if it exists, and returns those that stay."""
+    """Drops the lines of later updates from a file, if it exists, and returns those that stay; at step 0 there are none."""
     if not path.exists():
         return []
-    lines = [line for line in read(path) if line["step"] <= step]
+    lines = [line for line in read(path) if line["step"] <= step and step > 0]
     replace_text(path, "".join(as_text(line) for line in lines))
     return lines
 

@@ -21,6 +21,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     },
     3: {
         **_OF_BOTH,
+        "EarlyStopping": ("_set_monitor_op",),
         "Metric": ("_fn", "_fn_kwargs", "_direction"),
         "Model": ("_get_metrics_result_or_logs", "_maybe_symbolic_build"),
         "Layer": (

@@ -36,6 +36,7 @@ STAGES = [
     {"weights"},
     {"micro_batches"},
     {"head_gradients"},
+    {"evaluate"},
     {"encoder_gradients"},
     {"backward"},
     {"combine"},
@@ -74,7 +75,6 @@ def rooms_imported(path: Path) -> set[str]:
     return {module.split(".")[0] for module in modules_imported(path)}
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("path", sources("multihead"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_go_one_way(path: Path) -> None:
     floors = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -1,4 +1,4 @@
-"""A short run of `tests.reliability.kills`, which kills runs by a timer and while they write a checkpoint."""
+"""A short run of `tests.pairs.kills`, which kills runs by a timer and while they write a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.programs
 @pytest.mark.parametrize(("kills", "rows"), [(3, 1), pytest.param(30, 10, marks=pytest.mark.thorough)], ids=["few", "many"])
 def test_killed_runs_leave_what_the_run_leaves_that_was_not_killed(kills, rows):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.reliability.kills", "--eager", "--seed", "1"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.pairs.kills", "--eager", "--seed", "1"]
     command += ["--kills", str(kills), "--rows", str(rows)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

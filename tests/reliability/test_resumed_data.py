@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 
@@ -150,3 +151,48 @@ def test_a_resumed_run_repeats_every_form_of_data(number, row, tmp_path):
     for one, other in zip(weights, again[0], strict=True):
         np.testing.assert_array_equal(one, other)
     assert again[1:] == (figures, ledger, drawn)
+
+
+MONITORING = [
+    each
+    for each in vars(keras.callbacks).values()
+    if isinstance(each, type) and "min_delta" in inspect.signature(each.__init__).parameters
+]
+"""Keras's callbacks that tell small changes from improvements."""
+
+
+class Figures(keras.callbacks.Callback):
+    """Gives each epoch its figure, and stops the run before one."""
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop = stop
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.stop:
+            raise Stopped
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["figure"] = (1.0, 0.97, 0.9, 0.89, 0.91)[epoch]
+
+
+def test_callbacks_of_keras_go_on_as_they_were(tmp_path):
+    assert len(MONITORING) >= 2
+
+    def states(folder, stop=None):
+        keras.utils.set_random_seed(3)
+        trainer = MultiHeadTrainer(keras.layers.Dense(2))
+        trainer.add_head("a", keras.layers.Dense(1), "mse")
+        trainer.compile("sgd", run_eagerly=True, telemetry=None)
+        given = [kind("figure", mode="min", min_delta=0.05, patience=2) for kind in MONITORING]
+        try:
+            trainer.fit(X, Y["a"], epochs=5, verbose=0, callbacks=[Figures(stop), *given, Checkpoint(folder)])
+        except Stopped:
+            return None
+        names = ("best", "wait", "min_delta", "best_epoch", "stopped_epoch", "cooldown_counter")
+        return [{name: vars(each)[name] for name in names if name in vars(each)} for each in given]
+
+    whole = states(tmp_path / "whole")
+    assert whole[0]["best"] == 0.9
+    assert states(tmp_path / "cut", 3) is None
+    assert states(tmp_path / "cut") == whole

@@ -38,6 +38,7 @@ OWNERS = {
     "Probabilities": lambda: keras.activations.sigmoid(tf.ones([1])),
     "Loss": keras.losses.MeanSquaredError,
     "Metric": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
+    "EarlyStopping": keras.callbacks.EarlyStopping,
     "Optimizer": averaging,
     "LossScaleOptimizer": lambda: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()),
 }
