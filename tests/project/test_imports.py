@@ -36,6 +36,7 @@ STAGES = [
     {"weights"},
     {"micro_batches"},
     {"head_gradients"},
+    {"evaluate"},
     {"encoder_gradients"},
     {"backward"},
     {"combine"},
