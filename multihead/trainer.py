@@ -163,6 +163,11 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of the figures that `evaluate` returns as a list, for data with targets for all heads."""
+        return [] if self._built is None else self._built.logs.names_in_order()
+
     @names_arguments
     def add_head(
         self,

@@ -67,6 +67,6 @@ class AlignedMTL(PreferenceBalancer):
         if self.scale == "rmse":
             squares = tf.reduce_sum(tf.where(exists, singular**2, 0.0 * singular))
             return tf.sqrt(tf.math.divide_no_nan(squares, tf.cast(count, tf.float64)))
-        ascending = tf.sort(tf.where(exists, singular, float("inf")))
+        ascending = tf.sort(tf.where(exists, singular, singular.dtype.max))
         index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
         return tf.where(count > 0, ascending[index], 0.0 * ascending[0])

@@ -43,7 +43,7 @@ class MGDA(Balancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, float("inf")))
+        smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
         ratios = rows.active * smallest / rows.norms
         # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
         # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.

@@ -16,7 +16,7 @@ from multihead._ground.keras import call_module, entries_for, serialized, tensor
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
-from multihead.heads._labels.missing import mask_missing, with_same_sizes, without_class_weights
+from multihead.heads._labels.missing import mask_missing, with_same_sizes, with_valid_labels, without_class_weights
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
 from multihead.heads._scaling import Moments, TargetScaling
@@ -308,6 +308,8 @@ class Head:
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
         seen = aligned(targets, shape, over)
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
+        if self.loss.known is None and seen.dtype.is_floating:
+            seen = with_valid_labels(seen, weights)
         # XLA leaves that check out: there a reshape of another number of values fails.
         values = tf.reshape(self.loss.values(seen, predictions), tf.shape(weights))
         if self.checks_range:

@@ -13,6 +13,7 @@ from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
 from multihead._ground.keras import are_probabilities, keras_mask, names_known_to, options_of, targets_for_loss, with_logits
 from multihead._ground.names import NamesArguments, did_you_mean, names_arguments
+from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 from multihead.losses._shapes import aligned, with_columns
@@ -135,7 +136,8 @@ class ElementLoss(NamesArguments):
 
         try:
             if self.runs_eagerly:
-                return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
+                with unchecked():  # the loss of these zeros may be infinite
+                    return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
             graph = graph_function(computed).get_concrete_function(targets, predictions)
         except Exception as error:
             first = failures[0] if failures else error

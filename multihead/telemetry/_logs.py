@@ -264,6 +264,12 @@ class LogMetrics:
             self._names_in_logs = list(self.training_logs())
         return self._names_in_logs
 
+    def names_in_order(self) -> list[str]:
+        """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
+        of_heads = [name for k, head in enumerate(self.heads) for name in self._head_logs(k, head)]
+        losses = [f"{head.name}_loss" for head in self.heads]
+        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses)]
+
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
         if self._main_names is None:

@@ -111,7 +111,6 @@ def test_paths_that_pages_name_exist(page: str) -> None:
     assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("page", PAGES)
 def test_names_that_pages_name_exist(page: str) -> None:
     known = words()

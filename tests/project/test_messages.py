@@ -80,7 +80,6 @@ def test_there_are_errors_to_walk_through() -> None:
     assert len(RAISED) > 100 and len(PIECES) > 300
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("path", sorted({place.partition(":")[0] for place, _ in RAISED}))
 def test_every_message_is_looked_at_by_a_test(path: str) -> None:
     here = [(place, parts) for place, parts in RAISED if place.partition(":")[0] == path]

@@ -57,6 +57,26 @@ def mask_missing(
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
 
+def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Targets for a loss of which nothing is known: where a label is missing, there is one from the same batch.
+
+    Such a loss may be infinite for the 0 that `mask_missing` has left there, as `(p / y - 1)^2` is. Its gradient would be
+    NaN even if its value is not used.
+
+    Args:
+        targets: Floating-point targets, `[elements, ...]`.
+        weights: `[elements]`, of one axis or several; 0 where the label is missing.
+    """
+    num_axes = weights.shape.rank
+    inner = tf.shape(targets)[num_axes:]
+    rows = tf.reshape(targets, tf.concat([[tf.size(weights)], inner], axis=0))
+    # Without any label, one in the middle of 0 and 1, where most losses are finite.
+    rows = tf.concat([rows, tf.fill(tf.concat([[1], inner], axis=0), tf.constant(0.5, targets.dtype))], axis=0)
+    valid = rows[tf.argmax(tf.concat([tf.reshape(weights, [-1]), [1e-30]], axis=0))]
+    has_label = tf.reshape(weights > 0, tf.concat([tf.shape(weights), tf.ones_like(inner)], axis=0))
+    return tf.where(has_label, targets, valid)
+
+
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor in memory of its own.
 

@@ -1,0 +1,112 @@
+"""A trainer against one `keras.Model` with the same layers: weights, predictions, logs and `evaluate`."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from covertable import make
+
+from multihead._ground.keras import KERAS_3
+from tests.helpers import keras_twin
+from tests.helpers.cases import quick
+from tests.helpers.tiny import values, weights_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+
+EXECUTIONS = {
+    "eager": {"run_eagerly": True},
+    "graph": {},
+    "xla": {"jit_compile": True},
+    "two at once": {"steps_per_execution": 2},
+    **({} if KERAS_3 else {"tuned": {"steps_per_execution": "auto"}}),
+}
+FACTORS = {
+    "form": keras_twin.FORMS,
+    "number": (24, 22),
+    "weights": (None, "samples", "classes"),
+    "execution": tuple(EXECUTIONS),
+    "optimizer": tuple(keras_twin.OPTIMIZERS),
+    "clip": (None, *keras_twin.CLIPPED),
+    "regularization": (None, "kernels", "activity", "add_loss"),
+}
+
+
+IMPOSSIBLE = [
+    *[{"weights": "classes", "form": form} for form in ("generator", "sequence", "frame")],
+    *[{"optimizer": "scaled", "clip": clip} for clip in keras_twin.CLIPPED],
+]
+"""Keras 3 takes weights of classes with arrays and datasets only, and clips a gradient while it is scaled."""
+
+
+def table():
+    """The rows of the table, those that run eagerly and end in a smaller batch first; every two values that are possible together are in one."""
+
+    def excluded(pair):
+        conditions = [{"operator": "eq", "left": name, "value": value} for name, value in pair.items()]
+        return {"operator": "not", "condition": {"operator": "and", "conditions": conditions}}
+
+    found = make(FACTORS, constraints=[excluded(pair) for pair in IMPOSSIBLE])
+    found = [{name: row[name] for name in FACTORS} for row in found]
+    return sorted(found, key=lambda row: (row["execution"] != "eager", row["number"] != 22))
+
+
+ROWS = table()
+
+
+def trained(row):
+    """Both models after a `fit`, their histories with Keras's names replaced by ours, and the data."""
+    single, weighted = row["weights"] == "classes", row["weights"] == "samples"
+    options = (row["optimizer"], row["clip"], row["regularization"])
+    pair = keras_twin.twins(*options, single=single, weighted=weighted, **EXECUTIONS[row["execution"]])
+    parts = keras_twin.examples(row["number"], single=single, weighted=weighted)
+    validation = keras_twin.examples(keras_twin.VALIDATION, single=single, weighted=weighted, seed=1)
+    by_class = keras_twin.CLASS_WEIGHT
+    class_weight = [{"class_weight": each} if single else {} for each in (by_class, {"kind": by_class})]
+    # Keras does not take a data frame of targets.
+    forms = ("arrays" if row["form"] == "frame" else row["form"], row["form"])
+    histories = [
+        keras_twin.fitted(model, form, parts, validation, in_dict=not single or model is pair[1], **more)
+        for model, form, more in zip(pair, forms, class_weight)
+    ]
+    return pair, histories, parts
+
+
+def renamed(name, single):
+    """Our name of a figure of Keras's, which does not name the only output."""
+    return name.replace("accuracy", "kind_accuracy") if single and "kind" not in name else name
+
+
+@pytest.mark.parametrize("row", quick(3, ROWS), ids=lambda row: "-".join(map(str, row.values())))
+def test_a_trainer_is_as_a_model(row):
+    (model, trainer), (wanted, found), (x, y, weights) = trained(row)
+    single = row["weights"] == "classes"
+    wanted = {renamed(name, single): figures for name, figures in wanted.items()}
+    own = {"skipped_updates", *(["kind_loss", "val_kind_loss"] if single else [])}
+    assert set(found) - own == set(wanted)
+    for name, figures in wanted.items():
+        np.testing.assert_allclose(found[name], figures, rtol=2e-5, atol=1e-6, err_msg=name)
+        assert all(type(figure) is float for figure in found[name])
+    for one, other in zip(values(model.trainable_variables), weights_of(trainer), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+    predictions = model.predict(x, verbose=0)
+    predictions = {"kind": predictions} if single else predictions
+    for name, values_of_head in trainer.predict(x, verbose=0).items():
+        np.testing.assert_allclose(values_of_head, predictions[name], rtol=2e-4, atol=2e-6)
+    if single:
+        return
+    options = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
+    by_name, as_list = trainer.evaluate(x, y, return_dict=True, **options), trainer.evaluate(x, y, **options)
+    wanted = model.evaluate(x, y, return_dict=True, **options)
+    assert set(by_name) == set(wanted)
+    np.testing.assert_allclose([by_name[name] for name in wanted], list(wanted.values()), rtol=2e-5)
+    np.testing.assert_allclose(as_list, model.evaluate(x, y, **options), rtol=2e-5)
+    assert [by_name[name] for name in trainer.metrics_names] == pytest.approx(as_list)
+
+
+def test_every_two_values_are_in_a_row():
+    pairs = lambda row: set(itertools.combinations(row.items(), 2))  # noqa: E731
+    every = [dict(zip(FACTORS, each)) for each in itertools.product(*FACTORS.values())]
+    possible = [row for row in every if not any(pair.items() <= row.items() for pair in IMPOSSIBLE)]
+    assert set().union(*map(pairs, possible)) == set().union(*map(pairs, ROWS))

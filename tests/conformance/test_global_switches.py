@@ -1,0 +1,187 @@
+"""TensorFlow's and Keras's global switches: training goes on as without them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import debug_mode
+from tensorflow.python.framework import config
+
+from multihead import MultiHeadTrainer, schedules, weighting
+from tests.helpers.balancers import ALL, make
+from tests.helpers.cases import pairwise, quick
+from tests.helpers.tiny import weights_of
+
+# TensorFlow says so of every dataset while functions run eagerly.
+pytestmark = pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental_run_functions_eagerly`:UserWarning")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(10, 5)).astype("float32")
+Y = {
+    "size": RNG.normal(size=10).astype("float32"),
+    "kind": RNG.integers(0, 3, 10),
+    "rate": RNG.uniform(0.5, 2, size=(10, 2)).astype("float32"),
+}
+# The first batch has no label of one head, and none has a label of an element of another.
+Y["size"][:6], Y["kind"][2:9], Y["rate"][[0, 3, 9]] = -9, -1, -9
+
+
+def relative(targets, predictions):
+    """Infinite where a target is 0."""
+    return tf.square(predictions / targets - 1)
+
+
+@contextmanager
+def functions_eager():
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@contextmanager
+def checked_numerics():
+    tf.debugging.enable_check_numerics()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+@contextmanager
+def determinism():
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
+@contextmanager
+def debugged_data():
+    tf.data.experimental.enable_debug_mode()
+    yield
+    debug_mode.toggle_debug_mode(False)
+
+
+SWITCHES = (functions_eager, checked_numerics, determinism, debugged_data)
+OPTIONS = {
+    "plain": {"telemetry": None},
+    "balanced": {"balancer": "UPGrad", "telemetry": "full", "layers_every": 1},
+    "micro-batches": {"balancer": "CAGrad", "micro_batches": 2},
+    "at the parameters": {"balancer": "GradVac", "balance_at": "parameters"},
+    "weighted": {"weighting": "Uncertainty"},
+    "in turns": {"schedule": {"size": 1, "rate": 2}},
+    "gathered": {"accumulate_steps": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _off_again():
+    yield
+    tf.config.run_functions_eagerly(False)
+    tf.debugging.disable_check_numerics()
+    config.disable_op_determinism()
+    debug_mode.toggle_debug_mode(False)
+
+
+def trained(options, *, eagerly, labels=Y):
+    """The logs and the weights of a short `fit`."""
+    keras.utils.set_random_seed(1)
+    options = dict(OPTIONS[options])
+    if "schedule" in options:
+        options["schedule"] = schedules.Alternate(options["schedule"])
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh", kernel_regularizer="l2"))
+    trainer.add_head("size", keras.layers.Dense(1), "mse", ignore_label=-9, metrics=["mae"])
+    kind = keras.layers.Dense(3, activation="softmax")
+    trainer.add_head("kind", kind, "sparse_categorical_crossentropy", ignore_label=-1, metrics=["accuracy"])
+    trainer.add_head("rate", keras.layers.Dense(2, activation="softplus"), relative, ignore_label=-9, weight=0.1)
+    trainer.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), run_eagerly=eagerly, **options)
+    history = trainer.fit(X, labels, batch_size=6, epochs=1, verbose=0, shuffle=False, validation_data=(X, labels)).history
+    return history, weights_of(trainer)
+
+
+@functools.cache
+def trained_without(options, eagerly):
+    return trained(options, eagerly=eagerly)
+
+
+@pytest.mark.parametrize(
+    ("switch", "options", "eagerly"),
+    quick(
+        4,
+        [
+            *((switch, "balanced" if switch is checked_numerics else "plain", True) for switch in SWITCHES),
+            *pairwise(SWITCHES, tuple(OPTIONS), (False,)),
+            *((checked_numerics, options, True) for options in OPTIONS if options != "balanced"),
+        ],
+    ),
+)
+def test_training_goes_on_as_without(switch, options, eagerly):
+    wanted, weights = trained_without(options, eagerly)
+    with switch():
+        found, others = trained(options, eagerly=eagerly)
+    assert set(found) == set(wanted)
+    for name, figures in wanted.items():
+        np.testing.assert_allclose(found[name], figures, rtol=1e-4, atol=1e-5, err_msg=name)
+    for one, other in zip(weights, others):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_without_any_label_has_no_loss_and_stops_nothing():
+    labels = {**Y, "rate": np.full_like(Y["rate"], -9)}
+    with checked_numerics():
+        history, _ = trained("balanced", eagerly=True, labels=labels)
+    assert np.isnan(history["rate_loss"] + history["val_rate_loss"]).all() and np.isfinite(history["loss"]).all()
+
+
+def test_what_is_really_infinite_stops():
+    with checked_numerics(), pytest.raises(tf.errors.InvalidArgumentError, match="Infinity or NaN"):
+        trained("plain", eagerly=True, labels={**Y, "rate": np.zeros_like(Y["rate"])})
+
+
+def test_missing_labels_do_not_matter_to_a_loss_that_is_infinite_without_them():
+    def gradients(x, y):
+        keras.utils.set_random_seed(1)
+        trainer = MultiHeadTrainer(keras.layers.Dense(4))
+        trainer.add_head("a", keras.layers.Dense(2), relative)
+        trainer.compile("sgd")
+        return [np.array(gradient) for gradient, _ in trainer.compute_gradients((x, {"a": y}))]
+
+    missing = Y["rate"].copy()
+    missing[::2] = np.nan
+    labels = np.abs(Y["rate"])
+    for one, other in zip(gradients(X, np.where(np.isnan(missing), np.nan, labels)), gradients(X[1::2], labels[1::2])):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+ROWS = np.array([[-4.0, 1.0, 1.0, 0.3], [6.0, 1.0, 1.0, -2.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
+
+SLOW = ("CAGrad", "FairGrad", "NashMTL", "SDMGrad")
+"""Solvers that take about a second outside of a graph."""
+
+
+@pytest.mark.mathematics
+@pytest.mark.parametrize("name", quick(17, sorted(ALL, key=lambda name: name in SLOW)))
+def test_balancers_compute_nothing_infinite(name):
+    with checked_numerics():
+        for rows in (ROWS, ROWS[:2] * [[1e-6], [1e6]], 0 * ROWS):
+            make(name)(rows.astype("float32"))
+
+
+WEIGHTINGS = [name for name in weighting.__all__ if isinstance(getattr(weighting, name), type)]
+
+
+@pytest.mark.mathematics
+@pytest.mark.parametrize("name", [name for name in WEIGHTINGS if name not in ("Weighting", "Fixed")])
+def test_weightings_compute_nothing_infinite(name):
+    method = getattr(weighting, name)()
+    method.bind(["a", "b", "c"])
+    method.build((3,))
+    with checked_numerics():
+        for losses, active in itertools.product(
+            ([4.0, 0.5, 0.0], [1e-3, 1e3, 0.0]), ([True, True, False], [True, False, False])
+        ):
+            losses = np.where(active, losses, 0).astype("float32")
+            method.weigh(tf.constant(losses), tf.constant(active), **method.used(step=tf.constant(0, tf.int64)))
