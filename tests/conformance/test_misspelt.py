@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import ByPath, MultiHeadTrainer, Stages, balancing, callbacks, losses, mix_datasets, models, plots, schedules
+from multihead import (
+    ByPath,
+    MultiHeadTrainer,
+    Stages,
+    balancing,
+    callbacks,
+    losses,
+    mix_datasets,
+    models,
+    plots,
+    scaling,
+    schedules,
+)
 from multihead import weighting as weightings
 from tests.helpers import public
 
@@ -211,6 +223,11 @@ NAMES = {
         lambda: trainer().add_head("a", keras.layers.Dense(1), "mse", metrics=["acuracy"]),
         "accuracy",
     ),
+    "MultiHeadTrainer.add_head.target_scaling": (
+        lambda: trainer().add_head("a", keras.layers.Dense(1), "mse", target_scaling="standardise"),
+        "standardize",
+    ),
+    "scaling.get.scaling": (lambda: scaling.get("lgo"), "log"),
     "MultiHeadTrainer.add_head.reads": (lambda: reading("poled"), "pooled"),
     "MultiHeadTrainer.drop_head.name": (lambda: trainer().drop_head("prize"), "price"),
     "MultiHeadTrainer.set_weight.name": (lambda: trainer().set_weight("prize", 1.0), "price"),
@@ -267,6 +284,7 @@ FREE = (
     r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
     r"testing\..*",
     r"callbacks\.Checkpoint\.strict",
+    r"MultiHeadTrainer\.compile\.steps_per_execution",
 )
 
 

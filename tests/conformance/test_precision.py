@@ -82,8 +82,7 @@ def test_overflow_under_loss_scaling_is_skipped_and_lowers_the_scale():
     trainer = tiny.trainer(optimizer)
     trainer.compute_gradients((inputs, targets))
     before = tiny.values(trainer._built.spec.network.variables.all)
-    with pytest.warns(RuntimeWarning, match="not finite"):
-        history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
+    history = trainer.fit(inputs, targets, batch_size=8, epochs=2, verbose=0).history
     assert history["skipped_updates"] == [1.0, 1.0]
     for old, new in zip(before, tiny.values(trainer._built.spec.network.variables.all), strict=True):
         np.testing.assert_array_equal(old, new)
