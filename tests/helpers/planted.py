@@ -169,6 +169,14 @@ def unreached(seed):
     return trainer, batches(x, {"a": labels(x, seed), "b": labels(x, seed + 1)})
 
 
+def logits(seed):
+    """A class head without a softmax, under a loss that takes probabilities."""
+    x = inputs(seed)
+    linear = keras.layers.Dense(3), "sparse_categorical_crossentropy", {}
+    kinds = np.argmax(x[..., :3], axis=-1)
+    return trainer_of(encoder(), {"a": number(), "b": linear}), batches(x, {"a": labels(x, seed), "b": kinds})
+
+
 def dead(seed):
     """An encoder whose units are all off."""
     x = inputs(seed)

@@ -110,7 +110,11 @@ class Session:
         if found["clip"]:
             kind, limit = found["clip"]
             found["clip"] = getattr(clipping, kind)(limit)
-        trainer.compile(optimizers[name](), run_eagerly=True, max_skipped_updates=None, **found)
+        if not found["balancer"]:
+            del found["balance_at"]
+        if found["on_nonfinite"] != "raise":
+            found["max_skipped_updates"] = None
+        trainer.compile(optimizers[name](), run_eagerly=True, **found)
 
     # ------------------------------------------------------------------------------------------------ checks
 

@@ -146,6 +146,13 @@ def test_a_head_that_never_reaches_the_encoder(seed):
 
 
 @SEEDS
+def test_logits_under_a_loss_of_probabilities(seed):
+    _, _, report = diagnosed("logits", seed)
+    finding = found(report, "no probabilities")
+    assert finding.heads == ("b",) and "`from_logits=True`" in finding and report.findings[0] is finding
+
+
+@SEEDS
 def test_a_dead_encoder(seed):
     _, _, report = diagnosed("dead", seed)
     (finding,) = report.findings
