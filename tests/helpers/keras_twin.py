@@ -77,6 +77,7 @@ def twins(optimizer="sgd", clip=None, regularization=None, *, single=False, weig
     """
     for_keras, for_trainer, options = optimizers(optimizer, clip)
     encoder, heads = layers(regularization, single)
+    at_once = compiled.get("steps_per_execution", 1)  # Keras 3 makes a multiple of it of the steps of an epoch
     model = functional(encoder, heads)
     of = lambda by_head: {name: by_head[name] for name in heads} if len(heads) > 1 else by_head["kind"]  # noqa: E731
     model.compile(
@@ -84,6 +85,7 @@ def twins(optimizer="sgd", clip=None, regularization=None, *, single=False, weig
         loss=of(LOSSES),
         loss_weights=None if single else of(WEIGHTS),
         run_eagerly=True,
+        steps_per_execution=1 if at_once == "auto" else at_once,
         **{"weighted_metrics" if weighted else "metrics": of(METRICS)},
     )
     encoder, heads = layers(regularization, single)

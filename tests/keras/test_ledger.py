@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from multihead import MultiHeadTrainer
+from multihead._ground.keras import KERAS_3
 from multihead.callbacks import Ledger, TensorBoardByHead
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -135,3 +136,9 @@ def test_what_has_no_figures_or_is_no_ledger_is_refused(tmp_path):
         fit(trainer(), Ledger(tmp_path))
     with pytest.raises(ValueError, match="`every` must be"):
         Ledger("run.jsonl", every=0)
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 does not tune the number of steps")
+def test_the_number_of_updates_at_once_must_be_known(tmp_path):
+    with pytest.raises(ValueError, match="`steps_per_execution` must be a number for Ledger"):
+        fit(trainer(steps_per_execution="auto"), Ledger(tmp_path / "ledger.jsonl"))

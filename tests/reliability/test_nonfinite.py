@@ -206,6 +206,27 @@ def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
     assert 0 < skipped < 12 and int(trainer.update_count) == 12 - skipped
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Overflowing(keras.layers.Dense):
+    """A layer whose gradient is infinite, and whose output is not."""
+
+    def call(self, inputs):
+        return super().call(inputs) + tf.sqrt(tf.maximum(tf.reduce_sum(self.kernel * 0.0), 0.0))
+
+
+@pytest.mark.parametrize("initial", [2.0**110, 2.0**2], ids=["does not recover", "reaches 1"])
+def test_loss_scaling_that_goes_on_lowering_its_scale_warns(initial):
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("a", Overflowing(1), "mse")
+    optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=initial)
+    trainer.compile(optimizer, run_eagerly=True, telemetry=None)
+    message = "does not recover" if initial > 2.0**15 else "a loss or gradient was not finite"
+    with pytest.warns(RuntimeWarning, match=message):
+        history = trainer.fit(X, {"a": Y["a"]}, batch_size=1, verbose=0)
+    assert history.history["skipped_updates"] == [16.0]
+
+
 def test_loss_scaling_does_not_hide_a_loss_that_is_not_finite():
     optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=MESSAGE):

@@ -6,8 +6,10 @@ import keras
 import pytest
 
 from multihead import balancing, clipping, schedules, weighting
+from multihead._ground.keras import KERAS_3
 from multihead._trainer.options import CompileOptions, check_optimizer
 from multihead.balancing._every import Every
+from tests.helpers import tiny
 
 PLAIN = {
     "weighting": None,
@@ -83,6 +85,27 @@ def test_only_balance_every_wraps_the_balancer():
 def test_options_out_of_their_range_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         checked(**options)
+
+
+@pytest.mark.parametrize("steps", [0, "often", 2.5, *(["auto"] if KERAS_3 else [])])
+def test_steps_at_once_are_a_number_or_on_keras_2_tuned(steps):
+    with pytest.raises(ValueError, match="`steps_per_execution` must be a whole number.* Received: steps_per_execution="):
+        checked(steps_per_execution=steps)
+    assert checked(steps_per_execution=None).steps_per_execution == 1
+    assert KERAS_3 or checked(steps_per_execution="auto").updates_at_once == 1
+
+
+def test_what_tensorflow_cannot_run_on_several_replicas_is_refused(two_replicas):
+    with two_replicas.scope():
+        trainer = tiny.trainer()
+        with pytest.raises(ValueError, match="`jit_compile` must not be True on several replicas: .* with 2 replicas. Omit"):
+            trainer.compile("sgd", jit_compile=True)
+        if KERAS_3:
+            with pytest.raises(ValueError, match="`steps_per_execution` must be 1 on several replicas.* with 2 replicas"):
+                trainer.compile("sgd", steps_per_execution=2)
+        else:
+            trainer.compile("sgd", steps_per_execution=2)
+        trainer.compile("sgd", steps_per_execution=2, run_eagerly=True)
 
 
 def test_a_balancer_for_folds_works_at_the_parameters_only_whatever_it_says():
