@@ -174,6 +174,7 @@ def test_frozen_layers_keep_every_bit(trained):
     assert {place for place, _ in differing(before, after, exactly=True)} <= {"shared"}
 
 
+@pytest.mark.thorough
 def test_a_run_with_layers_is_resumed(trained, tmp_path):
     cases, found = trained[0].cases, {}
     for name, epochs in (("whole", [2]), ("resumed", [1, 2])):
