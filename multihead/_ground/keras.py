@@ -366,6 +366,8 @@ def state_variables(module: Any) -> list[tf.Variable]:
         *(variable for variable in module_variables(module) if not variable.trainable),
         *recurrent_states(module),
         *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
+        # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
+        *(random_states(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
     ]
     return list({id(variable): variable for variable in found}.values())
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -79,8 +82,11 @@ class Model(keras.Model):
         return {name: module(hidden[READS[name]]) for name, module in self.modules.items()}
 
 
-@pytest.mark.parametrize("names", [("price", "tag"), ("price", "other", "tag")], ids=["one tensor", "two tensors"])
-@pytest.mark.parametrize("options", [{}, {"balancer": "UPGrad", "micro_batches": 2}, {"run_eagerly": False}], ids=str)
+NAMES = [("price", "tag"), ("price", "other", "tag")]
+OPTIONS = [{"run_eagerly": False}, {"balancer": "UPGrad", "micro_batches": 2}, {}]
+
+
+@pytest.mark.parametrize(("names", "options"), quick(2, [*zip(NAMES, OPTIONS), *itertools.product(NAMES, OPTIONS)]))
 def test_it_trains_as_in_keras_and_its_user_is_told_once(names, options):
     options = {"balance_at": "parameters", **options} if "balancer" in options and len(names) > 2 else options
     model = trainer(names, **options)

