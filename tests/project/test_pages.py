@@ -56,6 +56,7 @@ NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
 """What pages import that may not be installed."""
 
 
+@pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")  # of KerasTuner
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], two_replicas: Any
