@@ -96,7 +96,8 @@ class TargetScaling(keras.layers.Layer):
         if self._mean is not None:
             wanted = tuple(self._mean.shape)
         width = wanted[0] if wanted else 1
-        if width != 1 and (width != columns or shape[-1] not in (None, width)):
+        fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be open
+        if width != 1 and not fits:
             raise ValueError(
                 f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
                 f"which must be the columns of its predictions, or one for all. Received: {width} for targets of shape "

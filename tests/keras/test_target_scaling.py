@@ -217,6 +217,15 @@ def test_columns_share_the_numbers_only_if_asked_for():
     np.testing.assert_allclose([one.mean, one.deviation], [np.nanmean(y, dtype="float64"), np.nanstd(y, dtype="float64")])
 
 
+def test_the_number_of_columns_may_be_open_later():
+    trainer = fitted(X[:3], {"a": X[:3, :2]}, module=keras.layers.Dense(2))
+    before = trainer.heads["a"].target_scaling.mean
+    signature = (tf.TensorSpec([None, 3]), {"a": tf.TensorSpec([None, None])})
+    opened = tf.data.Dataset.from_generator(lambda: iter([(X, {"a": X[:, :2]})]), output_signature=signature)
+    trainer.fit(opened.apply(tf.data.experimental.assert_cardinality(1)), verbose=0)
+    assert trainer.heads["a"].target_scaling.mean == before
+
+
 def test_equal_labels_keep_their_scale_and_whole_numbers_their_digits():
     assert fitted(X[:2], {"a": np.array([7.0, 7.0])}).heads["a"].target_scaling.deviation == 1.0
     seconds = np.array([1_700_000_001, 1_700_000_003], "int64")  # float32 cannot tell them apart

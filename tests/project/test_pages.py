@@ -27,6 +27,7 @@ PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf
 pytestmark = pytest.mark.programs
 
 PRINTED = {
+    "torch": ["True"],
     "tuning": ["['kind_weight', 'rate', 'units']", "['kind_weight', 'rate', 'units'] True"],
     "text": ["(300, 6) (300, 6)", "[True, True]", "True", "True", "(2, 1) (2, 36, 3)", "(5, 10, 3)"],
     "units": ["True True", "True", "True"],
@@ -56,6 +57,7 @@ NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
 """What pages import that may not be installed."""
 
 
+@pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of KerasTuner
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], two_replicas: Any

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,27 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         loaded = re.findall(r'<(?:script|img|iframe|source)[^>]*\ssrc="?([^"\s>]+)', source)
         loaded += re.findall(r'<link[^>]*rel="?(?:stylesheet|icon|preconnect|prefetch)[^>]*href="?([^"\s>]+)', source)
         assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], page
+
+
+def test_every_relative_link_leads_to_a_file_and_an_anchor_of_the_site(site: Path) -> None:
+    sources = {page: (site / page).read_text(encoding="utf-8") for page in pages(site)}
+    identifiers = {page: set(re.findall(r'\s(?:id|name)="?([^"\s>]+)', source)) for page, source in sources.items()}
+    broken, followed = [], 0
+    for page, source in sources.items():
+        if page == "404.html":  # its links are absolute: it is shown at any address
+            continue
+        for link in re.findall(r'<(?:a|img|link|script)\s[^>]*?(?:href|src)="?([^"\s>]+)', source):
+            path, _, anchor = html.unescape(link).partition("#")
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            followed += 1
+            target = ((site / page).parent / urllib.parse.unquote(path)).resolve() if path else site / page
+            target = target / "index.html" if target.is_dir() else target
+            name = target.relative_to(site.resolve()).as_posix() if target.is_relative_to(site.resolve()) else str(target)
+            is_page = name in identifiers
+            if not target.is_file() or (anchor and is_page and urllib.parse.unquote(anchor) not in identifiers[name]):
+                broken.append((page, link))
+    assert broken == [] and followed > 1000
 
 
 def test_every_method_has_a_page_with_formula_value_cost_and_paper(site: Path) -> None:
