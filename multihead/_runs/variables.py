@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -137,23 +137,54 @@ def _in_words(layer: Any) -> str:
 
 
 def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
-    """The values of variables, in dtypes that NumPy can write."""
+    """The values of variables, in dtypes that NumPy can write; those of each replica where they differ."""
     found = {}
     for name, variable in variables.items():
-        value = np.asarray(tf.convert_to_tensor(variable))
-        found[f"variable/{name}"] = value.view(np.uint16) if value.dtype.name == "bfloat16" else value
+        parts = _of_replicas(variable)
+        if parts:
+            found[f"replicas/{name}"] = np.stack([_written(part) for part in parts])
+        else:
+            found[f"variable/{name}"] = _written(variable)
     return found
 
 
 def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray]) -> None:
     """Gives variables the values that `values_of` has written."""
     for name, variable in variables.items():
-        value = arrays[f"variable/{name}"]
-        value = value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
+        stacked, parts = arrays.get(f"replicas/{name}"), _of_replicas(variable)
+        if stacked is not None and len(parts) == len(stacked):
+            for part, value in zip(parts, stacked):
+                part.assign(_read(value, variable))
+            continue
+        if stacked is None:
+            value = _read(arrays[f"variable/{name}"], variable)
+        else:  # saved on another number of replicas
+            values = _read(stacked, variable)
+            value = values.sum(axis=0) if name.startswith("metrics/") else values.mean(axis=0, dtype=values.dtype)
         if isinstance(variable, tf.distribute.DistributedValues):
             # TensorFlow crashes if several workers reduce a variable whose memory is that of an array.
             value = tf.raw_ops.DeepCopy(x=tf.convert_to_tensor(value))
         variable.assign(value)
+
+
+def _of_replicas(variable: Any) -> Sequence[tf.Variable]:
+    """The copies of a variable that replicas change by themselves; none if it is the same on all, or on several workers."""
+    if not isinstance(variable, tf.distribute.DistributedValues):
+        return []
+    if variable.synchronization != tf.VariableSynchronization.ON_READ:
+        return []
+    strategy = variable.distribute_strategy
+    parts = strategy.experimental_local_results(variable)
+    return parts if len(parts) == strategy.num_replicas_in_sync else []
+
+
+def _written(variable: tf.Variable) -> np.ndarray:
+    value = np.asarray(tf.convert_to_tensor(variable))
+    return value.view(np.uint16) if value.dtype.name == "bfloat16" else value
+
+
+def _read(value: np.ndarray, variable: tf.Variable) -> np.ndarray:
+    return value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
 
 
 def reset_metrics(trainer: keras.Model) -> None:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
+from multihead._runs.variables import assign, values_of
 from multihead.callbacks import Checkpoint, Ledger
 from tests.helpers import tiny
 from tests.helpers.cases import quick
@@ -104,6 +105,23 @@ def test_variables_that_a_subclass_adds_are_restored(tmp_path):
     assert all(value.max() == 6 for value in values[:-1])
     for one, other in zip(values, tiny.values(resumed.held()), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("part", "aggregation", "whole"), [("metrics/0", "SUM", 2.5), ("encoder/0", "MEAN", 1.25)])
+def test_each_replica_gets_back_what_it_had(part, aggregation, whole, two_replicas):
+    kind = {"synchronization": tf.VariableSynchronization.ON_READ, "aggregation": tf.VariableAggregation[aggregation]}
+    with two_replicas.scope():
+        variable = tf.Variable([0.0], trainable=False, **kind)
+    copies, alone = two_replicas.experimental_local_results(variable), tf.Variable([0.0])
+    for value, copy in zip((0.5, 2.0), copies):
+        copy.assign([value])
+    saved = values_of({part: variable})
+    for copy in copies:
+        copy.assign([9.0])
+    assign({part: variable}, saved)
+    assert [float(copy[0]) for copy in copies] == [0.5, 2.0]
+    assign({part: alone}, saved)  # on one device
+    assert float(alone[0]) == whole
 
 
 # ------------------------------------------------------------------------------------------- never back
