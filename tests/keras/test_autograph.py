@@ -202,16 +202,9 @@ TOGETHER = [
         "total",
         "schedule",
     ],
-    [
-        "encoder as a function",
-        "head as a function",
-        "metric's function",
-        "loss function",
-        "learning rate by layer",
-        "combine",
-    ],
+    ["encoder as a function", "head as a function", "metric's function", "loss function", "combine"],
     ["head as a module", "objective and regularizer", "clipping"],
-    ["encoder as a module", "observe"],
+    ["encoder as a module", "learning rate by layer", "observe"],
 ]
 OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate")
 

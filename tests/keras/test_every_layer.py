@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, callbacks
 from tests.helpers import every_layer
-from tests.helpers.cases import quick
 
 BATCH = every_layer.BATCH
 CASES = every_layer.cases()
@@ -106,7 +105,8 @@ def test_the_table_covers_every_layer_and_wrapper():
 # ------------------------------------------------------------------------------------------------------ training
 
 
-@pytest.mark.parametrize(("start", "batches"), quick(1, [(0, 1), (1, 2), (2, 2)]))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("start", "batches"), [(0, 1), (1, 2), (2, 2)])
 def test_all_layers_train_as_in_keras(start, batches):
     cases = [*CASES.values(), *map(every_layer.find, WRAPPED)]
     net = built(cases, rotating(start))

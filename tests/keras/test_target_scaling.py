@@ -318,7 +318,8 @@ class Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
-@pytest.mark.parametrize("kind", quick(1, ["shuffled", "arrays"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["shuffled", "arrays"])
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, tmp_path):
     y, _ = targets("missing")
 

@@ -33,6 +33,7 @@ def test_every_pair_and_every_three_of_the_update_stand_in_a_row_or_are_excluded
     assert {frozenset(pair) for pair in EXCLUDED} == missing
 
 
+@pytest.mark.filterwarnings("ignore:.*has no effect:UserWarning")
 @pytest.mark.parametrize("pair", EXCLUDED, ids=lambda pair: "+".join(value for _, value in pair))
 def test_an_excluded_pair_is_refused_with_an_error_of_the_library(pair, tmp_path):
     refusal = EXCLUDED[pair]

@@ -17,7 +17,8 @@ FILES = sorted(MODELS.glob("*.py"))
 
 # A file imports from earlier lines only, never from its own or a later one.
 STAGES = [
-    {"_checks", "_recurrent", "weights"},
+    {"_names", "_recurrent"},
+    {"_checks", "weights"},
     {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
     {"_cell", "classifier", "regressor"},
     {"_native_loops", "_addons_loops", "price"},
