@@ -92,7 +92,9 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
 
     def recording_flags(value):
         flags.append((value.dtype, value.shape.as_list()))
-        return any_replica(value)
+        found = any_replica(value)
+        assert crossed.pop() == value.shape.as_list()  # which crosses as a sum
+        return found
 
     monkeypatch.setattr(replicas, "all_reduce_sum", recording)
     monkeypatch.setattr(replicas, "on_any_replica", recording_flags)

@@ -43,7 +43,9 @@ def made():
     encoder = keras.Sequential([dense(6, activation="tanh"), dense(5, activation="tanh")])
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("number", dense(1), "mse", learning_rate=lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32) / 10))
-    trainer.add_head("kind", dense(2), "sparse_categorical_crossentropy", class_weight={0: 1.0, 1: 3.0}, learning_rate=0.3)
+    trainer.add_head(
+        "kind", dense(2, "softmax"), "sparse_categorical_crossentropy", class_weight={0: 1.0, 1: 3.0}, learning_rate=0.3
+    )
     trainer.add_head("noise", dense(2), "mse", weight_decay=0.0)
     options = {"use_ema": True, "ema_momentum": 0.9, "weight_decay": 0.01}
     trainer.compile(

@@ -110,7 +110,8 @@ def run(folder, train, valid, every, telemetry, stop=None):
     trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
     for name in Y:
         trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.05), run_eagerly=True, telemetry=telemetry, layers_every=2)
+    layers = {"layers_every": 2} if telemetry == "full" else {}
+    trainer.compile(keras.optimizers.SGD(0.05), run_eagerly=True, telemetry=telemetry, **layers)
     counting = Counting(stop)
     given = [Ledger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
     arguments = {**TRAIN[train](), **VALID[valid](), "epochs": 2, "verbose": 0}

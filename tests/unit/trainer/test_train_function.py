@@ -63,7 +63,7 @@ def run(function, steps):
 
 def test_data_of_other_ranks_are_traced_anew():
     keras = Keras()
-    function = StepFunction(keras.make)
+    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
     for rank in (2, 2, 3, 3, 2):
         function.trace_for((tf.TensorSpec([None] * rank), {"a": tf.TensorSpec([None])}))
         run(function, 1)
@@ -72,14 +72,14 @@ def test_data_of_other_ranks_are_traced_anew():
 
 def test_a_step_without_checks_is_used_only_where_it_may_be():
     keras = Keras()
-    function = StepFunction(keras.make)
+    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
     for check_labels in (False, False, True, False, True):
         function.trace_for(None, check_labels=check_labels)
         run(function, 1)
     function.trace_with_checks()
     run(function, 1)
     assert keras.ran == [1, 1, 2, 2, 2, 2]
-    without = StepFunction(keras.make)
+    without = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
     without.trace_for(None, check_labels=False)
     without.trace_with_checks()
     run(without, 1)

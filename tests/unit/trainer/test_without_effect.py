@@ -90,16 +90,6 @@ def test_arguments_of_fit_without_effect_are_named(given, message, plain):
         plain.fit(X, {"a": X[:, :1]}, verbose=0, **given)
 
 
-def test_what_no_step_of_several_replicas_can_do_is_refused(two_replicas):
-    refused = {"jit_compile": "`jit_compile` must not be True for several replicas on CPUs"}
-    if keras.__version__[0] != "2":
-        refused["steps_per_execution"] = "`steps_per_execution` must be 1 for several replicas on Keras 3"
-    with two_replicas.scope():
-        for option, message in refused.items():
-            with pytest.raises(ValueError, match=message):
-                made(compiled={option: True if option == "jit_compile" else 2, "run_eagerly": False})
-
-
 def test_in_a_list_of_batches_sizes_and_weights_have_no_place(plain):
     with pytest.raises(ValueError, match="`batch_size` must be left out if `x` yields batches by itself"):
         plain.diagnose([(X, {"a": X[:, :1]})], batch_size=2)
