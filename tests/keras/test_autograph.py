@@ -296,6 +296,7 @@ def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(optio
     assert_same(found, trained(by_tensorflow, run_eagerly=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
 def test_it_works_under_a_strategy(two_replicas, converted):
     def parts(rule):

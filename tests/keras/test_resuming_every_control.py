@@ -88,6 +88,7 @@ def run(folder, interrupted):
     return trainer
 
 
+@pytest.mark.thorough
 def test_the_resumed_run_is_the_run_that_was_not_interrupted(tmp_path):
     whole = run(tmp_path / "whole", interrupted=False)
     assert run(tmp_path / "cut", interrupted=True) is None

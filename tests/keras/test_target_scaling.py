@@ -140,6 +140,8 @@ CASES = [case for case in CASES if case[2:] != ("xla", "two")]
 # Keras 2 hides the number of columns in batches of a `Sequence`, for which no trainer can be built on several replicas.
 CASES = [case for case in CASES if hasattr(keras, "ops") or (case[1], case[3]) != ("sequence", "two")]
 
+CASES.sort(key=lambda case: case[2:] != ("accumulated", "one"))  # the quickest first
+
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # of Keras 3, at the end of data of unknown length
 @pytest.mark.parametrize(("labels", "kind", "update", "devices"), quick(1, CASES))

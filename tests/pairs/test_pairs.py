@@ -20,6 +20,7 @@ def wanted(names, size):
             yield frozenset(zip(chosen, values))
 
 
+@pytest.mark.thorough
 @pytest.mark.mathematics
 def test_every_pair_and_every_three_of_the_update_stand_in_a_row_or_are_excluded():
     found = [set(row.items()) for row in rows()]

@@ -136,6 +136,7 @@ def test_a_dropped_head_may_have_weights_without_gradients(run_eagerly):
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_dropped_head_under_two_replicas(two_replicas):
     missing = made(missing=-1.0, run_eagerly=True)
     with two_replicas.scope():

@@ -146,6 +146,7 @@ class Silent(balancing.Balancer):
     coefficients = eval("lambda self, gramian: tf.ones(tf.shape(gramian)[:1])")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("balancer", [Remembering, Silent])
 def test_a_graph_gives_the_same_losses_and_autograph_has_nothing_to_say(balancer, caplog):
     batch, found = tiny.data(6), []
