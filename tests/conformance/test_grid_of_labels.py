@@ -179,6 +179,7 @@ def check_loss(loss, start, in_full):
 IN_FULL = pytest.mark.parametrize("in_full", quick(1, [False, True]))
 
 
+@pytest.mark.first_cases(9)
 @IN_FULL
 @pytest.mark.parametrize("number, loss", list(enumerate(LOSSES)))
 def test_losses(number, loss, in_full):
@@ -254,7 +255,7 @@ def check_metric(name, start, in_full):
     return count
 
 
-@pytest.mark.first_cases(20)
+@pytest.mark.first_cases(10)
 @IN_FULL
 @pytest.mark.parametrize("number, name", list(enumerate(METRICS)))
 def test_metrics(number, name, in_full):

@@ -195,7 +195,7 @@ class Masked(keras.layers.Layer):
         return inputs[..., 0] != 0
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_stateful_encoder_steps_once_per_batch(eagerly):
     encoder = Recurrent()

@@ -59,6 +59,7 @@ def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, bal
     assert_replicas_alike(trainer, strategy)
 
 
+@pytest.mark.thorough
 def test_logs_and_evaluation_are_over_all_replicas(strategy):
     data = tf.data.Dataset.from_tensor_slices(tiny.data(14)).batch(7)
     figures = []
@@ -113,6 +114,7 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
     assert flags and all(each == (tf.bool, [2, num_heads]) for each in flags)
 
 
+@pytest.mark.thorough
 def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):
     with strategy.scope():
         trainer = tiny.trainer(

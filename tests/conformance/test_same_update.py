@@ -16,7 +16,7 @@ from tests.helpers.gathering import (
 )
 
 
-@pytest.mark.first_cases(3)
+@pytest.mark.first_cases(2)
 @pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(
     ("gathering", "balanced", "clip", "missing", "optimizer"),

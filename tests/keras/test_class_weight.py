@@ -76,6 +76,7 @@ def test_an_idle_head_has_no_loss(given, by):
     np.testing.assert_allclose(history["loss"], history["size_loss"], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_two_replicas(two_replicas):
     expected = fitted(make(2), class_weight={"kind": WEIGHTS})
     with two_replicas.scope():

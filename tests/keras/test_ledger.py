@@ -51,6 +51,7 @@ class Crash(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "runs" / "run.jsonl"
     fit(trainer(), Ledger(whole))

@@ -69,7 +69,7 @@ def made(options, loss):
     return trainer
 
 
-@pytest.mark.first_cases(5)
+@pytest.mark.first_cases(3)
 @pytest.mark.filterwarnings("ignore:The weights of heads do not change the direction:UserWarning")
 @pytest.mark.parametrize(
     ("method", "controls", "loss"),

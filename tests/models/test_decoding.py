@@ -203,7 +203,7 @@ def test_decoding_builds_an_unbuilt_decoder():
     assert Seq2SeqDecoder(9, 3, 4).decode(representation, maximum_length=3).ids.shape == [4, 1, 3]
 
 
-@pytest.mark.first_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampling_follows_the_distribution(engine):
     encoder, decoder, _ = make(engine, maximum_length=1, factor=2.0)

@@ -31,7 +31,7 @@ def shapes(loss):
 TWO_WAYS = [((ROWS,), None), ((ROWS, 1), None), ((ROWS, TIME), TIME), ((ROWS, TIME, 1), TIME)]
 
 
-@pytest.mark.first_cases(9)
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("turns", quick(1, [[0], [1]]))
 @pytest.mark.parametrize("number, loss", list(enumerate(reference.DEFINITIONS)))
 def test_complete_labels_train_as_keras_does(number, loss, turns):

@@ -60,7 +60,7 @@ def test_no_head_is_opposed_by_coefficients_of_a_float32_gramian(name, num_heads
                 assert zoo.conflict(coefficients.astype(np.float64) @ rows, rows) >= -1e-5, (kind, spread, seed)
 
 
-@pytest.mark.first_cases(12)
+@pytest.mark.first_cases(8)
 @pytest.mark.parametrize("name", ALL)
 def test_eager_graph_and_xla_agree(name):
     num_heads = xla_heads(name)
