@@ -96,7 +96,7 @@ class Standardize(AbstractScaling):
         ValueError: Only one of `mean` and `deviation` is given, one is not finite, or the deviation is not above 0.
 
     Example:
-        >>> Standardize(mean=250_000, deviation=90_000)  # add_head(..., target_scaling=...)
+        >>> Standardize(mean=250_000, deviation=90_000)
         Standardize(mean=250000.0, deviation=90000.0)
     """
 

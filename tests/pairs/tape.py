@@ -228,6 +228,8 @@ class Tape:
         for _ in range(EPOCHS):
             for at in range(0, len(batches), steps):
                 self.update(batches[at : at + steps])
+        # As `fit` does at its end: with `use_ema`, the variables become their averages.
+        self.optimizer.finalize_variable_values([variable for part in self.by_part.values() for variable in part])
 
     def values(self) -> list[np.ndarray]:
         """All weights of the modules, in the order of encoder and heads."""

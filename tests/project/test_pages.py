@@ -26,6 +26,8 @@ COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 pytestmark = pytest.mark.programs
 
+LONG = ("finetuning", "tuning")
+"""Pages whose programs take long."""
 PRINTED = {
     "torch": ["True"],
     "tuning": ["['kind_weight', 'rate', 'units']", "['kind_weight', 'rate', 'units'] True"],
@@ -58,7 +60,11 @@ NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
 
 
 @pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of KerasTuner
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page.stem in LONG)) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], two_replicas: Any
 ) -> None:
@@ -76,6 +82,7 @@ def test_code_of_a_page_runs(
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
 
 
+@pytest.mark.thorough
 def test_two_processes_of_the_page_on_several_machines_make_the_update_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

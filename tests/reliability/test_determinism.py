@@ -34,6 +34,7 @@ for one, other in zip(run(), run(), strict=True):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.programs
 def test_two_runs_of_one_seed_end_in_the_same_weights():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
