@@ -12,6 +12,7 @@ from examples.seq2seq_price import batches
 pytestmark = pytest.mark.programs
 
 
+@pytest.mark.thorough
 def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, monkeypatch, without_graphs):
     monkeypatch.setattr(batches, "NUM_BUCKETS", (2, 1))  # fewer batches
     sizes = ["--orders", "60", "--priced", "40", "--held-out", "20", "--units", "8", "--seeds", "1"]

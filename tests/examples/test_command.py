@@ -279,6 +279,7 @@ def write_lines(folder, split, number):
     return [str(path) for path in paths], sides
 
 
+@pytest.mark.thorough
 def test_parallel_files_of_lines(tmp_path, capsys, ask, stop_tracing):
     train, _ = write_lines(tmp_path, "train", 30)
     dev, (texts, targets) = write_lines(tmp_path, "dev", 13)

@@ -74,6 +74,7 @@ def test_averages():
     assert found[3] == 1.5 and found[249] == lengths[150:].mean() and len(found) == 250
 
 
+@pytest.mark.thorough
 def test_the_pole_is_learnt():
     run = program.train(1, 60)
     assert run.solved and np.mean(run.lengths[-100:]) >= 195 > 3 * np.mean(run.lengths[:100])

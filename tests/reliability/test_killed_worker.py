@@ -14,6 +14,7 @@ TIMEOUT = 240
 """Seconds after which workers that have not ended count as hanging: TensorFlow's own limit is 10 to 30."""
 
 
+@pytest.mark.thorough
 @pytest.mark.programs
 def test_the_other_worker_ends_with_an_error_and_both_go_on(tmp_path):
     rounds = [("checkpoint", "killed", 6), ("checkpoint", "again", 0)]
