@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead.heads import Head
+from multihead.heads._metrics import resolve_metric
 
 KERAS_3 = keras.__version__.startswith("3")
 metrics = keras.metrics
@@ -215,3 +216,21 @@ def test_a_metric_of_classes_needs_a_column_for_each():
     head = Head("a", tf.identity, "binary_crossentropy", metrics=[metrics.SparseCategoricalAccuracy(name="wrong")])
     with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its predictions, but 'wrong' needs one column"):
         head.build(tf.TensorSpec([None]), tf.TensorSpec([None, 1]))
+
+
+@pytest.mark.parametrize(
+    ("targets", "predictions", "form"),
+    [
+        ([None], [None], "Binary"),
+        ([None, 1], [None, 1], "Binary"),
+        ([None], [None, 3], "SparseCategorical"),
+        ([None, 1], [None, 3], "SparseCategorical"),
+        ([None, 3], [None, 3], "Categorical"),
+        ([None, 5], [None, 5, 3], "SparseCategorical"),
+        ([None, 5, 3], [None, 5, 3], "Categorical"),
+    ],
+)
+def test_the_shapes_say_which_accuracy_and_crossentropy(targets, predictions, form):
+    for name in ("accuracy", "crossentropy"):
+        metric = resolve_metric(name, tf.TensorSpec(targets), tf.TensorSpec(predictions), "a")
+        assert type(metric).__name__ == form + name.title() and metric.name == name
