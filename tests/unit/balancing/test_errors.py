@@ -26,6 +26,8 @@ def test_preference_of_the_wrong_length_or_heads():
     balancer = balancing.UPGrad([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match=r"`preference` must have one number per head\. Received: 3 numbers for 2 heads\."):
         balancer(ROWS)
+    with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads"):
+        balancing.UPGrad([1.0, 2.0, 3.0]).build((2, None))
     with pytest.raises(ValueError, match=r"Received: 3 numbers for 2 heads \('reply', 'price'\)\. Pass one number per head"):
         balancer.bind(NAMES)
     with pytest.raises(ValueError, match=r"`preference` must name only heads: 'prise' is not a head.*'reply', 'price'"):
