@@ -181,7 +181,6 @@ def test_meta_balance_extremes_strategies_and_late_heads():
 # --------------------------------------------------------------------------------------------- projections and cones
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_upgrad_and_dualproj_equal_scipy(seed):
     for rows, case in cases(2.0, [seed]):
@@ -215,7 +214,6 @@ def test_each_head_of_upgrad_scales_with_its_gradient(rows):
     close(update_of(balancing.UPGrad(), rows * factors[:, None]), factors @ parts, 1e-6)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [balancing.UPGrad, balancing.DualProj, balancing.MGDA, balancing.NashMTL])
 def test_nothing_is_left_of_exactly_opposed_heads(method):
     assert not update_of(method(), [[1.0, 2.0], [-1.0, -2.0]]).any()
@@ -230,7 +228,6 @@ def test_a_third_head_moves_beside_two_that_oppose_each_other(method):
     close(update_of(method(), rows), [0, 4, 0])
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", ["random", "conflicting"])
 @pytest.mark.parametrize("seed", range(2))
 def test_pcgrad_and_gradvac_equal_the_papers_on_vectors(kind, seed):
@@ -281,7 +278,6 @@ def test_orders_are_permutations_of_the_others_repeat_and_vary():
 # ----------------------------------------------------------------------------------- MGDA, CAGrad, Aligned-MTL
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("num_heads", COUNTS)
 def test_mgda_equals_an_exhaustive_search(num_heads):
     for spread in (0.0, 3.0):
@@ -313,7 +309,6 @@ def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
     np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("seed", "c"), list(enumerate([0.2, 1.0, 2.0])))
 def test_cagrad_equals_scipy_and_reaches_the_radius(seed, c):
     for rows, case in cases(0.5, [seed]):
@@ -356,7 +351,6 @@ def test_aligned_mtl_equals_a_decomposition_of_the_rows(seed, scale):
         close(update_of(balancing.AlignedMTL(preference, scale), rows), expected, case=case)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("num_heads", quick(3, [2, 3, 8, 16]))
 def test_aligned_mtl_has_condition_number_one_at_all_scales(num_heads):
     for spread in (0.0, 3.0, 6.0) if num_heads <= 3 else (0.0, 6.0):
@@ -375,7 +369,6 @@ def test_aligned_mtl_of_dependent_rows_aligns_what_is_there():
 # ------------------------------------------------------------------------------------------- bargaining, impartiality
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("seed", "alpha"), list(enumerate([0.5, 1.0, 2.0, 5.0])))
 def test_bargaining_equals_scipy(seed, alpha):
     for rows, case in cases(1.0, [seed]):
@@ -568,7 +561,6 @@ def test_excess_mtl_follows_the_paper():
         close(update_of(balancer, batch), weights @ batch, 1e-5)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL, balancing.SDMGrad])
 def test_an_idle_heads_state_stays(method):
     rows = zoo.matrix("conflicting", 3)
@@ -615,7 +607,6 @@ def conflicts(update_of):
         yield zoo.conflict(update_of(rows), rows)
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [balancing.PCGrad, balancing.AlignedMTL, functools.partial(balancing.CAGrad, 0.4)])
 def test_methods_that_promise_less_may_oppose_a_head(method):
     """Aligned-MTL opposes an original gradient but no aligned one; CAGrad one if its `c` is below one."""
@@ -634,7 +625,6 @@ def test_imtlg_has_negative_weights_and_may_go_against_all_heads():
     assert (rows @ update_of(balancing.ConFIG(), rows) > 0).all()
 
 
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("method", [balancing.NashMTL, balancing.EqualNorms, balancing.IMTLG, balancing.ConFIG])
 def test_weights_of_losses_do_not_change_the_direction_of_scale_invariant_methods(method):
     rows = zoo.matrix("conflicting", 3)
