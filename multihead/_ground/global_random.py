@@ -12,17 +12,15 @@ import numpy as np
 
 def random_numbers() -> Any:
     """The state of Python's and NumPy's random numbers, as JSON."""
-    version, numbers, gauss = random.getstate()
-    name, key, *others = np.random.get_state(legacy=True)
+    (version, numbers, gauss), (name, key, *others) = _present()
     return {"python": [version, list(numbers), gauss], "numpy": [name, np.asarray(key).tolist(), *others]}
 
 
 def restore_random_numbers(saved: Any) -> None:
     """Restores the result of `random_numbers`."""
     version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
     name, key, *others = saved["numpy"]
-    np.random.set_state((name, np.array(key, np.uint32), *others))
+    _set(((version, tuple(numbers), gauss), (name, np.array(key, np.uint32), *others)))
 
 
 _END = object()
@@ -42,7 +40,7 @@ class RandomStream:
     def start(self) -> None:
         """Begins the stream with the present state; before, everybody draws from the same numbers."""
         self._first = random_numbers()
-        self._state = random.getstate(), np.random.get_state(legacy=True)
+        self._state = _present()
 
     def end(self) -> None:
         """Ends the stream. If nobody else has drawn meanwhile, the global state is what it would be without the stream."""
@@ -56,12 +54,12 @@ class RandomStream:
         if self._state is None:
             yield
             return
-        outside = random.getstate(), np.random.get_state(legacy=True)
+        outside = _present()
         _set(self._state)
         try:
             yield
         finally:
-            self._state = random.getstate(), np.random.get_state(legacy=True)
+            self._state = _present()
             _set(outside)
 
     def over(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -74,6 +72,10 @@ class RandomStream:
             if found is _END:
                 return
             yield found
+
+
+def _present() -> Any:
+    return random.getstate(), np.random.get_state(legacy=True)
 
 
 def _set(state: Any) -> None:

@@ -274,12 +274,13 @@ def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
 
 
 def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
-    if "training" not in inspect.signature(call).parameters:
+    signature = inspect.signature(call)
+    if "training" not in signature.parameters:
         return call
 
     @functools.wraps(call)  # Keras looks at the signature
     def called(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(call).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
         bound.arguments["training"] = False
         return call_users(call, *bound.args, **bound.kwargs)
 
@@ -521,6 +522,11 @@ def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
     return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
 
+def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy's replicas are in several processes."""
+    return bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
+
+
 def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Computes results of metrics over all replicas, inside a replica.
 
@@ -530,7 +536,7 @@ def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if context is None or context.num_replicas_in_sync == 1:
         return results()
     computed = context.merge_call(lambda strategy: results())
-    if KERAS_3 and getattr(context.strategy.extended, "_in_multi_worker_mode", lambda: False)():
+    if KERAS_3 and has_several_workers(context.strategy):
         # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}
     return computed

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.validation import as_python
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.telemetry import LogMetrics
@@ -72,10 +73,5 @@ class Built:
 
 def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     found = {name: results.get(name, value) for name, value in logs.items()}
-    return {name: _as_python(value) for name, value in found.items()}
-
-
-def _as_python(value: Any) -> Any:
-    """A tensor as NumPy, or as a Python number if it is one, as in the logs of Keras."""
-    value = value.numpy() if hasattr(value, "numpy") else value
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    # Numbers are Python's, as in the logs of Keras.
+    return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}

@@ -56,6 +56,8 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
         TypeError: There is something.
     """
     given = {**dict(zip(_OF_HEADS, positional)), **options}
+    if not given:
+        return
     of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
     of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():

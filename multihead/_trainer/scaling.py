@@ -13,7 +13,7 @@ from multihead._data.arguments import Call
 from multihead._data.data import Data, num_examples
 from multihead._ground import replicas
 from multihead._ground.autograph import graph_function
-from multihead._ground.keras import tensor_variable
+from multihead._ground.keras import has_several_workers, tensor_variable
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
@@ -146,7 +146,7 @@ def scaling_variables(heads: Sequence[Head]) -> list[tf.Variable]:
 
 def _over_workers(moments: Moments, strategy: Any) -> Moments:
     """The statistics of the labels of all workers."""
-    if not getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)():
+    if not has_several_workers(strategy):
         return moments
     num_local = len(strategy.extended.worker_devices)
 

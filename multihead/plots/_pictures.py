@@ -115,12 +115,18 @@ def norms(run: OneRun | Sequence[OneRun]) -> Any:
     Raises:
         ValueError: There are no norms.
     """
-    found = _require(runs_of(run), lambda each: _has(each, "norm"), "norms", 'Train with `compile(telemetry="norms")`.')
+    found = _require_by_head(runs_of(run), "norm")
     return _draw("norms", found, [_norms], (8, 4.5), over=True)
 
 
 def _has(run: Run, figure: str) -> bool:
     return any(f"{head}_{figure}" in run.figures for head in run.heads)
+
+
+def _require_by_head(runs: Sequence[Run], figure: str) -> list[Run]:
+    """The runs that have a figure of heads."""
+    remedy = 'Train with `compile(telemetry="norms")`.'
+    return _require(runs, lambda run: _has(run, figure), f"{figure}s", remedy)
 
 
 def _norms(axis: Any, run: Run) -> None:
@@ -142,7 +148,7 @@ def shares(run: OneRun | Sequence[OneRun]) -> Any:
     Raises:
         ValueError: There are no shares.
     """
-    found = _require(runs_of(run), lambda each: _has(each, "share"), "shares", 'Train with `compile(telemetry="norms")`.')
+    found = _require_by_head(runs_of(run), "share")
     return _draw("shares", found, [_shares], (8, 4.5), over=True)
 
 
