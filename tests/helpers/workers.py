@@ -13,8 +13,8 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 
+from tests.helpers.forked import forked
 from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
@@ -45,23 +45,12 @@ def run_workers(program, rounds, folder, timeout):
 
 def _start(program, cluster, index, log, arguments):
     """The process of a worker."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
+
+    def work():
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         program.main(index, *arguments)
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    return forked(work, log)
 
 
 def _round(program, number, arguments):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, callbacks, scaling
+from tests.helpers import keras_twin
 from tests.helpers.cases import pairwise, quick
 from tests.helpers.tiny import tensor_variable, values
 
@@ -96,18 +97,6 @@ def trainer_of(scaled, y, **options):
     return trainer
 
 
-class Sequence(keras.utils.Sequence):
-    def __init__(self, parts):
-        super().__init__()
-        self.parts = parts
-
-    def __len__(self):
-        return len(self.parts)
-
-    def __getitem__(self, i):
-        return self.parts[i]
-
-
 class Batches:
     """What yields batches for as many passes as are wanted."""
 
@@ -126,7 +115,7 @@ def data_of(kind, x, y, weights):
     if kind == "dataset":
         return {"x": dataset}
     batches = [tf.nest.map_structure(lambda tensor: tensor.numpy(), batch) for batch in dataset]
-    return {"x": Sequence(batches), "shuffle": False} if kind == "sequence" else {"x": Batches(batches)}
+    return {"x": keras_twin.Batches(batches), "shuffle": False} if kind == "sequence" else {"x": Batches(batches)}
 
 
 UPDATES = {

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -29,6 +28,7 @@ import tensorflow as tf
 
 from multihead._runs import snapshot
 from multihead.callbacks import Checkpoint
+from tests.helpers.forked import forked
 from tests.helpers.resumed import difference
 from tests.pairs.factors import as_text
 from tests.pairs.killed import arguments_of, callbacks_of, drawn, state
@@ -136,21 +136,7 @@ def train(row, number, folder, result, kill):
 
 def in_child(*args, log):
     """Trains in a forked process; whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            train(*args)
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    child = forked(lambda: train(*args), log)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):
         raise RuntimeError(f"the run failed:\n{Path(log).read_text()[-3000:]}")
