@@ -16,7 +16,10 @@ FACTORS: dict[str, list[str]] = {
     "weight": ["ones", "different", "function"],
     "metrics": ["none", "accuracy"],
     "class_weight_of_head": ["none", "given"],
+    "teacher_forcing": ["no", "yes"],
+    "target_scaling": ["none", "given", "learned"],
     "head_rate": ["one", "half", "frozen"],
+    "head_decay": ["one", "none"],
     # `compile`.
     "optimizer": ["momentum", "adamw", "ema", "schedule", "loss_scaling"],
     "weighting": ["none", "Uncertainty", "LogLoss"],
@@ -32,9 +35,10 @@ FACTORS: dict[str, list[str]] = {
     "telemetry": ["none", "norms", "full"],
     "layers_every": ["1", "100"],
     "on_nonfinite": ["skip", "raise", "drop_head"],
+    "max_skipped_updates": ["25", "none"],
     "check_labels": ["yes", "no"],
     "mode": ["graph", "eager", "xla"],
-    "steps_per_execution": ["1", "2"],
+    "steps_per_execution": ["1", "2", "auto"],
     # `fit` and `evaluate`.
     "data": ["arrays", "dataset", "generator", "sequence", "dataframe"],
     "validation": ["none", "split", "given"],
@@ -82,6 +86,8 @@ class Refusal(NamedTuple):
         return self.keras in (None, int(version.partition(".")[0]))
 
 
+_AUTO = "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can"
+_LEARNED = "mean and deviation are learned before the first update; give them: `scaling.Standardize(mean=, deviation=)`"
 _SPLIT = "the examples to leave out are the last ones of an array, as in Keras; pass `validation_data`"
 EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
     (("data", "dataset"), ("validation", "split")): Refusal(
@@ -99,10 +105,16 @@ EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
         "TensorFlow cannot compile the exchange between replicas there",
     ),
     (("steps_per_execution", "2"), ("devices", "two")): Refusal(
-        "`compile(steps_per_execution=)` above 1 with several replicas",
-        "steps_per_execution",
-        "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can",
-        keras=3,
+        "`compile(steps_per_execution=)` above 1 with several replicas", "steps_per_execution", _AUTO, keras=3
+    ),
+    (("steps_per_execution", "auto"), ("devices", "two")): Refusal(
+        '`compile(steps_per_execution="auto")` with several replicas', "steps_per_execution", _AUTO, keras=3
+    ),
+    (("target_scaling", "learned"), ("data", "generator")): Refusal(
+        "`add_head(target_scaling=)` without a mean, with a generator", "target_scaling", _LEARNED
+    ),
+    (("target_scaling", "learned"), ("labels", "none_of_one_head")): Refusal(
+        "`add_head(target_scaling=)` without a mean, for a head without labels", "target_scaling", _LEARNED
     ),
 }
 """Pairs of values that cannot be combined, and why."""

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, Stages, clipping, schedules
+from multihead import MultiHeadTrainer, Stages, clipping, scaling, schedules
 
 HEADS = ("kind", "size", "flags")
 WEIGHTS = {
@@ -36,6 +36,19 @@ class SeveralOutputs(keras.layers.Layer):
         return {"one": self.one(x), "other": self.other(x)}
 
 
+@keras.saving.register_keras_serializable(package="pairs")
+class Forced(keras.layers.Layer):
+    """A classifier that also reads its targets."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(3, activation="softmax", dtype=options.get("dtype"))
+
+    def call(self, representation: Any, targets: Any) -> Any:
+        hints = tf.one_hot(tf.maximum(targets, 0) // 2, 2, dtype=representation.dtype)
+        return self.dense(tf.concat([representation, hints], axis=-1))
+
+
 def encoder_of(row: dict[str, str], dtype: str = "float32") -> Any:
     layers, kind = keras.layers, row["encoder"]
     if kind == "several_outputs":
@@ -56,14 +69,24 @@ def modules_of(row: dict[str, str], dtype: str = "float32") -> tuple[Any, dict[s
     dense = keras.layers.Dense
     encoder = encoder_of(row, dtype)
     heads = {
-        "kind": dense(3, activation="softmax", dtype=dtype),
+        "kind": Forced(dtype=dtype) if forced(row) else dense(3, activation="softmax", dtype=dtype),
         "size": dense(1, dtype=dtype),
         "flags": dense(2, activation="sigmoid", dtype=dtype),
     }
-    representation = encoder(tf.constant(examples(row)[0][:2]))
+    x, y, _ = examples(row)
+    representation = encoder(tf.constant(x[:2]))
     for name, head in heads.items():
-        head(read(row, name, representation))
+        predictions(row, name, head, representation, y[name][:2])
     return encoder, heads
+
+
+def forced(row: dict[str, str]) -> bool:
+    return row["teacher_forcing"] == "yes"
+
+
+def predictions(row: dict[str, str], name: str, module: Any, representation: Any, targets: Any) -> Any:
+    given = read(row, name, representation)
+    return module(given, tf.constant(targets)) if name == "kind" and forced(row) else module(given)
 
 
 def reads(row: dict[str, str]) -> dict[str, Any]:
@@ -94,6 +117,8 @@ def examples(row: dict[str, str], seed: int = 0) -> tuple[Any, dict[str, Any], d
         "size": rng.normal(size=(number, 1)).astype("float32"),
         "flags": rng.integers(0, 2, (number, 2)).astype("float32"),
     }
+    if row["target_scaling"] != "none":
+        y["size"] = 50 * np.exp(y["size"])
     if row["labels"] != "all":
         y["kind"][rng.random(number) < 0.3] = -1
         y["size"][rng.random((number, 1)) < 0.3] = np.nan
@@ -127,6 +152,10 @@ def clip_of(row: dict[str, str]) -> Any:
     return kinds[row["clip"]](LIMITS[row["clip"]]) if row["clip"] in kinds else None
 
 
+def scaling_of(row: dict[str, str]) -> Any:
+    return {"none": None, "given": scaling.Log(mean=3.5, deviation=0.8), "learned": "standardize"}[row["target_scaling"]]
+
+
 def encoder_rate(row: dict[str, str]) -> Any:
     return Stages({0: 0.0, 2: 1.0}) if row["encoder_rate"] == "stages" else RATES[row["encoder_rate"]]
 
@@ -152,7 +181,10 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
             ignore_label=-1 if name == "kind" else None,
             class_weight=CLASS_WEIGHT if given and name == "kind" else None,
             reads=reads(row)[name],
+            teacher_forcing=name == "kind" and forced(row),
             learning_rate=RATES[row["head_rate"]] if name == "size" else 1.0,
+            weight_decay=0.0 if row["head_decay"] == "none" and name == "size" else 1.0,
+            target_scaling=scaling_of(row) if name == "size" else None,
         )
     options: dict[str, Any] = {
         "weighting": None if row["weighting"] == "none" else row["weighting"],
@@ -168,10 +200,13 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
         "telemetry": None if row["telemetry"] == "none" else row["telemetry"],
         "layers_every": int(row["layers_every"]),
         "on_nonfinite": row["on_nonfinite"],
+        "max_skipped_updates": None if row["max_skipped_updates"] == "none" else 25,
         "check_labels": row["check_labels"] == "yes",
         "run_eagerly": row["mode"] == "eager",
         "jit_compile": row["mode"] == "xla",
-        "steps_per_execution": int(row["steps_per_execution"]),
+        "steps_per_execution": row["steps_per_execution"]
+        if row["steps_per_execution"] == "auto"
+        else int(row["steps_per_execution"]),
     }
     trainer.compile(optimizer_of(row), **{**options, **changed})
     return trainer

@@ -24,17 +24,27 @@ from tests.pairs.model import (
     WEIGHTS,
     modules_of,
     optimizer_of,
-    read,
+    predictions,
 )
 
 TURNS = ["kind", "flags", "flags", "size"]
 
 
-def element_losses(name: str, y: np.ndarray, predictions: tf.Tensor, weights: Any, row: dict[str, str]) -> Any:
+def scaled(y: np.ndarray, row: dict[str, str]) -> np.ndarray:
+    """Targets of the head `size` as its loss reads them."""
+    if row["target_scaling"] == "given":
+        return (np.log(y.astype("float64")) - 3.5) / 0.8
+    if row["target_scaling"] == "learned":
+        labels = np.concatenate([targets["size"] for _, targets, _ in batches_of(row)]).astype("float64")
+        return (y - np.nanmean(labels)) / np.nanstd(labels)
+    return y
+
+
+def element_losses(name: str, y: np.ndarray, predicted: tf.Tensor, weights: Any, row: dict[str, str]) -> Any:
     """The losses of a head's elements, and how much each counts: 0 where there is no label."""
     if name == "kind":
         labelled = y >= 0
-        values = -tf.math.log(tf.gather(predictions, np.maximum(y, 0), axis=1, batch_dims=1))
+        values = -tf.math.log(tf.gather(predicted, np.maximum(y, 0), axis=1, batch_dims=1))
         by_class = dict.fromkeys(range(3), 1.0)
         if row["class_weight_of_head"] == "given":
             by_class = CLASS_WEIGHT
@@ -42,12 +52,13 @@ def element_losses(name: str, y: np.ndarray, predictions: tf.Tensor, weights: An
             by_class = FIT_CLASS_WEIGHT
         counts = np.array([by_class[max(label, 0)] for label in y])
     else:
+        y = scaled(y, row) if name == "size" else y
         labelled = ~np.isnan(y)
         clean, counts = np.nan_to_num(y).astype("float64"), np.ones(y.shape)
         if name == "size":
-            values = tf.square(predictions - clean)
+            values = tf.square(predicted - clean)
         else:
-            values = -(clean * tf.math.log(predictions) + (1 - clean) * tf.math.log(1 - predictions))
+            values = -(clean * tf.math.log(predicted) + (1 - clean) * tf.math.log(1 - predicted))
     if weights is not None and name in weights:
         given = weights[name].astype("float64")
         counts = counts * given.reshape(given.shape + (1,) * (y.ndim - 1))
@@ -72,8 +83,11 @@ class Tape:
             self.log_variances = [keras.Variable(0.0, dtype="float64", name=f"s_{name}") for name in HEADS]
         optimizer = optimizer_of(row)
         self.optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if row["encoder_decay"] == "none" and row["optimizer"] == "adamw":
-            self.optimizer.exclude_from_weight_decay(self.encoder.trainable_variables)
+        kept = [self.encoder] * (row["encoder_decay"] == "none") + [self.heads["size"]] * (row["head_decay"] == "none")
+        if kept and row["optimizer"] == "adamw":
+            self.optimizer.exclude_from_weight_decay(
+                [variable for module in kept for variable in module.trainable_variables]
+            )
         learned = self.log_variances if row["weighting"] == "Uncertainty" else []
         self.by_part = {
             "encoder": list(self.encoder.trainable_variables),
@@ -113,9 +127,8 @@ class Tape:
                 representation = self.encoder(inputs, training=not (is_frozen and row["encoder"] == "batch_normalization"))
                 leaves.append(tf.nest.flatten(representation))
                 for name in scheduled:
-                    values, counted = element_losses(
-                        name, y[name], self.heads[name](read(row, name, representation)), weights, row
-                    )
+                    predicted = predictions(row, name, self.heads[name], representation, y[name])
+                    values, counted = element_losses(name, y[name], predicted, weights, row)
                     sums[name] += tf.reduce_sum(tf.where(counted > 0, values, 0.0) * counted)
                     counts[name] += counted.sum()
             active = [name for name in scheduled if counts[name] > 0]
