@@ -19,6 +19,7 @@ from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of
 from multihead._display.summary import print_summary
+from multihead._ground import replicas
 from multihead._ground.errors import errors_in_words
 from multihead._ground.keras import (
     HEAD,
@@ -914,11 +915,13 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             check_every_head(batch.targets, names)
         check_rows(batch)
         specs = open_batch_size(batch)
-        if self._runs_eagerly and tf.executing_eagerly():
-            self._build_unless_built(specs, lambda: batch)
-        else:
+        sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
+
+        def build() -> None:
             with tf.init_scope():
-                self._build_unless_built(specs)
+                self._build_unless_built(specs, lambda: sample)
+
+        replicas.once(build)
         return batch
 
     def _prepared(self, batch: Any) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +40,14 @@ def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
     strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+
+
+def once(action: Callable[[], None]) -> None:
+    """Runs an action that is the same on all replicas once, outside them."""
+    if num_replicas() == 1:
+        action()
+    else:
+        tf.distribute.get_replica_context().merge_call(lambda strategy: action())
 
 
 def is_chief(model: Any) -> bool:

@@ -177,6 +177,14 @@ def test_it_is_so_in_a_graph(expected, kind, steps):
     assert_same(fitted(make(steps, run_eagerly=False), *KINDS[kind]()), expected(BATCH * steps))
 
 
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("kind", ["generator", "arrays", "dataset", "PyDataset"])
+def test_two_replicas_take_the_same(expected, two_replicas, kind):
+    with two_replicas.scope():
+        trainer = make(1, run_eagerly=False)
+    assert_same(fitted(trainer, *KINDS[kind]()), expected(BATCH))
+
+
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in WEIGHTED), ("arrays", 2), ("generator", 2)])
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):

@@ -38,7 +38,7 @@ FACTORS: dict[str, list[str]] = {
     "max_skipped_updates": ["25", "none"],
     "check_labels": ["yes", "no"],
     "mode": ["graph", "eager", "xla"],
-    "steps_per_execution": ["1", "2", "auto"],
+    "steps_per_execution": ["1", "2"],
     # `fit` and `evaluate`.
     "data": ["arrays", "dataset", "generator", "sequence", "dataframe"],
     "validation": ["none", "split", "given"],
@@ -86,7 +86,7 @@ class Refusal(NamedTuple):
         return self.keras in (None, int(version.partition(".")[0]))
 
 
-_AUTO = "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can"
+_SEVERAL_STEPS = "Keras 3 fails in the graph of several steps of several replicas; Keras 2 can"
 _LEARNED = "mean and deviation are learned before the first update; give them: `scaling.Standardize(mean=, deviation=)`"
 _SPLIT = "the examples to leave out are the last ones of an array, as in Keras; pass `validation_data`"
 EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
@@ -105,10 +105,7 @@ EXCLUDED: dict[tuple[tuple[str, str], tuple[str, str]], Refusal] = {
         "TensorFlow cannot compile the exchange between replicas there",
     ),
     (("steps_per_execution", "2"), ("devices", "two")): Refusal(
-        "`compile(steps_per_execution=)` above 1 with several replicas", "steps_per_execution", _AUTO, keras=3
-    ),
-    (("steps_per_execution", "auto"), ("devices", "two")): Refusal(
-        '`compile(steps_per_execution="auto")` with several replicas', "steps_per_execution", _AUTO, keras=3
+        "`compile(steps_per_execution=)` above 1 with several replicas", "steps_per_execution", _SEVERAL_STEPS, keras=3
     ),
     (("target_scaling", "learned"), ("data", "generator")): Refusal(
         "`add_head(target_scaling=)` without a mean, with a generator", "target_scaling", _LEARNED

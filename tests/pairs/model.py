@@ -204,9 +204,7 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
         "check_labels": row["check_labels"] == "yes",
         "run_eagerly": row["mode"] == "eager",
         "jit_compile": row["mode"] == "xla",
-        "steps_per_execution": row["steps_per_execution"]
-        if row["steps_per_execution"] == "auto"
-        else int(row["steps_per_execution"]),
+        "steps_per_execution": int(row["steps_per_execution"]),
     }
     trainer.compile(optimizer_of(row), **{**options, **changed})
     return trainer

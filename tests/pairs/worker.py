@@ -29,15 +29,17 @@ def run_row(row: dict[str, str]) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         folder = Path(name)
         try:
-            trainer, _ = oracles.trained(row, folder / "fit")
+            trainer, history = oracles.trained(row, folder / "fit")
             actual = oracles.values(trainer)
         except Exception:  # noqa: BLE001 - any error is a result
             failed["fit"] = traceback.format_exc(limit=-3)
-        checks = [] if failed else [("mode", lambda: oracles.check_other_mode(row, folder / "mode", actual))]
+        checks: list[Any] = []
+        if not failed and oracles.has_other_mode(row):
+            checks.append(("mode", lambda: oracles.check_other_mode(row, folder / "mode", actual)))
         if not failed and oracles.has_tape(row):
             checks.append(("tape", lambda: oracles.check_tape(row, actual)))
         if not failed:
-            checks.append(("resume", lambda: oracles.check_resumed(row, folder / "resume")))
+            checks.append(("resume", lambda: oracles.check_resumed(row, folder / "resume", trainer, history)))
         for oracle, check in checks:
             try:
                 check()
