@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -918,7 +918,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
 
         def build() -> None:
-            with tf.init_scope():
+            # A sample is run through the modules, which `init_scope` would hide from tapes.
+            with tf.init_scope() if sample is None else nullcontext():
                 self._build_unless_built(specs, lambda: sample)
 
         replicas.once(build)
