@@ -668,6 +668,24 @@ def classes_of_shared_layers(config: Any) -> dict[str, Any]:
     return found
 
 
+def restorable(config: Any) -> Any:
+    """A configuration that was read from a file, with the shapes of layers' inputs as tuples, as they were before.
+
+    Keras 2 does the same where it finds a layer's class by itself, but not where the class is a custom object; its recurrent
+    layers take a list for several shapes.
+    """
+    if isinstance(config, Mapping):
+        return {key: _shape(part) if key == "input_shape" else restorable(part) for key, part in config.items()}
+    return [restorable(part) for part in config] if isinstance(config, list) else config
+
+
+def _shape(found: Any) -> Any:
+    if not isinstance(found, list):
+        return found
+    is_shape = all(size is None or isinstance(size, int) for size in found)
+    return tuple(found) if is_shape else [_shape(part) for part in found]
+
+
 class InMode(keras.layers.Layer):
     """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument."""
 

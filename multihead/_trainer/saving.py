@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import classes_of_shared_layers, seed_variables
+from multihead._ground.keras import classes_of_shared_layers, restorable, seed_variables
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import Batch, decode_specs, encode_specs
@@ -43,6 +43,7 @@ def encode_trainer(name: str, encoder: Any, heads: Mapping[str, Head]) -> dict[s
 def decode_trainer(cls: Any, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None) -> Any:
     """Creates a trainer of a class with its heads from the result of `encode_trainer`."""
     restore = keras.saving.deserialize_keras_object
+    config = restorable(config)
     custom_objects = {**classes_of_shared_layers(config), **(custom_objects or {})}
     trainer = cls(restore(config["encoder"], custom_objects=custom_objects), name=config["name"])
     for head in config["heads"]:

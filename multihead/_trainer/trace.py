@@ -65,8 +65,11 @@ def trace_predictions(
         # Under a strategy, the variables are created first: Keras 3 cannot create them while it traces.
         created_outside_of_graphs(lambda: tracer.trace(specs))
         return tracer.trace(specs)
-    with _state_kept([encoder, *(head.module for head in heads)]):
-        traced = tracer.run(sample.inputs, sample.targets)
+    try:
+        with _state_kept([encoder, *(head.module for head in heads)]):
+            traced = tracer.run(sample.inputs, sample.targets)
+    except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
+        return tracer.trace(specs)
     sizes = _open_sizes(specs, sample)
     return traced._replace(predictions={name: _with_open_sizes(each, sizes) for name, each in traced.predictions.items()})
 

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()
     count = 0
-    with ProcessPoolExecutor(given.processes, initializer=start, max_tasks_per_child=12) as pool:
+    with ProcessPoolExecutor(given.processes, initializer=start, max_tasks_per_child=8) as pool:
         left = {pool.submit(run_row, row): i for i, row in wanted if i not in done}
         for future in as_completed(left):
             result = {"number": left[future], **future.result()}
