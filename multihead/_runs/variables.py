@@ -140,9 +140,9 @@ def values_of(variables: Mapping[str, tf.Variable]) -> dict[str, np.ndarray]:
     """The values of variables, in dtypes that NumPy can write; those of each replica where they differ."""
     found = {}
     for name, variable in variables.items():
-        parts = _of_replicas(variable)
-        if parts:
-            found[f"replicas/{name}"] = np.stack([_written(part) for part in parts])
+        parts = [_written(part) for part in _of_replicas(variable)]
+        if parts and (_is_read_from_all(variable) or len({part.tobytes() for part in parts}) > 1):
+            found[f"replicas/{name}"] = np.stack(parts)
         else:
             found[f"variable/{name}"] = _written(variable)
     return found
@@ -168,14 +168,20 @@ def assign(variables: Mapping[str, tf.Variable], arrays: Mapping[str, np.ndarray
 
 
 def _of_replicas(variable: Any) -> Sequence[tf.Variable]:
-    """The copies of a variable that replicas change by themselves; none if it is the same on all, or on several workers."""
+    """The copies of a variable on the replicas; none if there is only one, or they are on several workers.
+
+    Keras 3's layers change the copies of mirrored variables separately, such as moving averages.
+    """
     if not isinstance(variable, tf.distribute.DistributedValues):
-        return []
-    if variable.synchronization != tf.VariableSynchronization.ON_READ:
         return []
     strategy = variable.distribute_strategy
     parts = strategy.experimental_local_results(variable)
-    return parts if len(parts) == strategy.num_replicas_in_sync else []
+    return parts if 1 < len(parts) == strategy.num_replicas_in_sync else []
+
+
+def _is_read_from_all(variable: Any) -> bool:
+    """Whether a read of the variable adds up its copies, or averages them."""
+    return variable.synchronization == tf.VariableSynchronization.ON_READ
 
 
 def _written(variable: tf.Variable) -> np.ndarray:

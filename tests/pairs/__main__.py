@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 from tests.pairs.factors import as_text, rows
@@ -38,17 +39,20 @@ def main(arguments: list[str] | None = None) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()
     count = 0
-    with ProcessPoolExecutor(given.processes, initializer=start, max_tasks_per_child=8) as pool:
-        left = {pool.submit(run_row, row): i for i, row in wanted if i not in done}
-        for future in as_completed(left):
-            result = {"number": left[future], **future.result()}
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(result) + "\n")
-            if result["failed"]:
-                count += 1
-                print(f"{result['number']}: {as_text(result['row'])}")
-                for oracle, error in result["failed"].items():
-                    print(f"  {oracle}: {error.strip().splitlines()[-1][:300]}")
+    left = [(i, row) for i, row in wanted if i not in done]
+    per_pool = 8 * given.processes  # then new processes, since TensorFlow keeps some memory of every row
+    for at in range(0, len(left), per_pool):
+        with ProcessPoolExecutor(given.processes, get_context("spawn"), initializer=start) as pool:
+            running = {pool.submit(run_row, row): i for i, row in left[at : at + per_pool]}
+            for future in as_completed(running):
+                result = {"number": running[future], **future.result()}
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(result) + "\n")
+                if result["failed"]:
+                    count += 1
+                    print(f"{result['number']}: {as_text(result['row'])}", flush=True)
+                    for oracle, error in result["failed"].items():
+                        print(f"  {oracle}: {error.strip().splitlines()[-1][:300]}", flush=True)
     print(f"{len(wanted)} rows, {count} with errors")
     return int(count > 0)
 

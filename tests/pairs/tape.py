@@ -94,6 +94,8 @@ class Tape:
             **{name: list(self.heads[name].trainable_variables) for name in HEADS},
             **{f"weighting of {name}": [variable] for name, variable in zip(HEADS, learned)},
         }
+        # Averages of the weights are taken here, after the factors of the learning rates.
+        self.averages, self.optimizer.use_ema = ({} if self.optimizer.use_ema else None), False
         self.optimizer.build([variable for part in self.by_part.values() for variable in part])
         self.updates, self.cached, self.solved = 0, None, set()
 
@@ -136,7 +138,9 @@ class Tape:
             total = self.total(losses)
         if not active:
             return
-        gradients: dict[str, Any] = {name: tape.gradient(total, self.tensors(name)) for name in active}
+        # What is frozen has no gradients, nor does it count for the clipping.
+        trained = [name for name in active if self.rate(name) > 0]
+        gradients: dict[str, Any] = {name: tape.gradient(total, self.tensors(name)) for name in trained}
         for name in active:
             if f"weighting of {name}" in self.by_part:
                 gradients[f"weighting of {name}"] = tape.gradient(total, self.tensors(f"weighting of {name}"))
@@ -230,9 +234,14 @@ class Tape:
         before = {part: [np.array(tensor_variable(v)) for v in self.by_part[part]] for part in moved}
         self.optimizer.apply_gradients(pairs)
         for part, old in before.items():
-            if self.rate(part) != 1:
-                for variable, value in zip(self.tensors(part), old):
+            for i, (variable, value) in enumerate(zip(self.tensors(part), old)):
+                if self.rate(part) != 1:
                     variable.assign(value + self.rate(part) * (variable.numpy() - value))
+                if self.averages is not None:
+                    average = self.averages.get((part, i), value)
+                    # Keras 3 begins with the values after the first update.
+                    momentum = 0.0 if self.updates == 0 and hasattr(keras, "ops") else self.optimizer.ema_momentum
+                    self.averages[part, i] = average + (1 - momentum) * (variable.numpy() - average)
         self.updates += 1
 
     def train(self) -> None:
@@ -242,7 +251,8 @@ class Tape:
             for at in range(0, len(batches), steps):
                 self.update(batches[at : at + steps])
         # As `fit` does at its end: with `use_ema`, the variables become their averages.
-        self.optimizer.finalize_variable_values([variable for part in self.by_part.values() for variable in part])
+        for (part, i), average in (self.averages or {}).items():
+            self.tensors(part)[i].assign(average)
 
     def values(self) -> list[np.ndarray]:
         """All weights of the modules, in the order of encoder and heads."""
