@@ -53,7 +53,7 @@ def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     built = trainer._built
     own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state]
-    return [*own, built.logs.broken.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
+    return [*own, built.logs.sums.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
 
 
 def found_in(root: Any) -> list[Any]:

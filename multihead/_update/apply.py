@@ -79,7 +79,10 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change) -> tf.Tensor:
     once = _Once(optimizer, targets, spec.ownership, update.roll_back, _scaling(spec, positions))
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(positions, targets)]
-    finite = ~update.broken.is_any & tf.reduce_all(tf.stack([is_finite(gradient) for gradient in present]))
+    # What `update.broken` has not looked at: clipped, in another dtype, or summed.
+    known = {id(gradient) for gradient in update.gradients.all}
+    flags = [is_finite(gradient) for gradient in present if id(gradient) not in known]
+    finite = ~update.broken.is_any & (tf.reduce_all(tf.stack(flags)) if flags else True)
     applies = finite & update.trains_any
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     args = (present, finite, applies, update.active, update.step, update.roll_back.values)
@@ -89,7 +92,7 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change) -> tf.Tensor:
 
 def _as_variable(gradient: Any, variable: Any) -> Any:
     """A gradient in the dtype of its variable: balancing half precision, for one, gives float32."""
-    return map_values(lambda values: tf.cast(values, variable.dtype), gradient)
+    return gradient if gradient.dtype == variable.dtype else map_values(lambda v: tf.cast(v, variable.dtype), gradient)
 
 
 def _scaling(spec: UpdateSpec, positions: Sequence[int]) -> Scaling | None:
@@ -155,9 +158,13 @@ class _Once:
             for owners, group in groups:
                 is_trained = tf.reduce_any(tf.gather(of_heads, owners))
                 for variable in group:
-                    assign(strategy, variable, tf.where(is_trained, variable.read_value(), next(old_values)))
+                    assign(strategy, variable, tf.where(is_trained, variable.value(), next(old_values)))
 
         tf.cond(everyone, lambda: True, lambda: _done(restore))
+
+
+_FEW = 2**16
+"""The number of elements up to which copying them takes no longer than a condition."""
 
 
 def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
@@ -166,7 +173,8 @@ def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> li
     def copies() -> list[tf.Tensor]:
         return RollBack(variables).values
 
-    if not variables or in_xla():  # whose branches must return the same shapes
+    sizes = [variable.shape.num_elements() for variable in variables]
+    if in_xla() or (None not in sizes and sum(sizes) <= _FEW):  # branches that XLA compiles must return the same shapes
         return copies()
     return list(tf.cond(condition, lambda: [tf.zeros([0], variable.dtype) for variable in variables], copies))
 

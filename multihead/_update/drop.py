@@ -56,5 +56,17 @@ def compute_or_drop(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor,
 
 def _computed(update: Update) -> dict[str, Any]:
     """The fields of an update that a second computation changes, as one nest of tensors and None."""
-    names = ("gradients", "active", "broken", "loss_sums", "counts", "added_loss", "combined", "losses", "total", "by_layer")
+    names = (
+        "gradients",
+        "active",
+        "broken",
+        "loss_sums",
+        "counts",
+        "added_loss",
+        "combined",
+        "norms",
+        "losses",
+        "total",
+        "by_layer",
+    )
     return {name: getattr(update, name) for name in names}

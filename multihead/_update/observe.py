@@ -33,7 +33,7 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
         step=update.step,
         active=update.active,
         losses=update.losses.weighted if has_losses else None,
-        norms=combined.norms,
+        norms=update.norms,
         gramian=combined.at_representation,
         losses_after=after,
     )

@@ -58,23 +58,25 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     losses = gathered.losses if isinstance(gathered, CombinedGradients) else weights.weigh(sums.losses)
     combined = combiner.combine(network, gathered, folds, losses)
+    norms = combined.norms
     own = sums.of_heads(network, losses.factors)
     by_layer = spec.layers.products(measured, gathered.per_head, losses.factors, combined.gradients)
 
     # 5. The total loss, and the gradients of what the weighting learns.
-    total = losses.total(combined.norms)
+    total = losses.total(norms)
     found = Gradients(encoder=combined.gradients, heads=own, weighting=total.learned)
     return Update(
         gradients=found,
         clipped=found,
         step=step,
         active=active,
-        broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=combined.norms),
+        broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
         loss_sums=sums.losses,
         counts=tf.where(active, sums.counts, 0.0),
         added_loss=sums.added_loss,
         num_examples=num_examples,
         combined=combined,
+        norms=norms,
         losses=losses,
         total=total,
         by_layer=by_layer,

@@ -21,7 +21,7 @@ class RollBack:
 
     def __init__(self, variables: Iterable[tf.Variable] = ()) -> None:
         self._variables = list(variables)
-        self.values = [tf.identity(variable.read_value()) for variable in self._variables]
+        self.values = [variable.value() for variable in self._variables]
 
     def restore(self) -> None:
         """Restores the values, outside of replicas or each replica for itself."""

@@ -62,6 +62,7 @@ class Update(Change):
         added_loss: This replica's regularization and `add_loss` losses.
         num_examples: The number of examples over all replicas, float32.
         combined: The encoder's gradient, and how it was combined.
+        norms: `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`.
         losses: The losses over all replicas, and their weights.
         total: The total loss.
         by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products of the heads' weighted gradients and, last, the
@@ -76,6 +77,7 @@ class Update(Change):
     added_loss: tf.Tensor
     num_examples: tf.Tensor
     combined: Combined
+    norms: tf.Tensor | None
     losses: Losses
     total: TotalLoss
     by_layer: tf.Tensor | None

@@ -54,7 +54,7 @@ class UpdateFigures:
         if found is None or not number:
             return tf.zeros([number]), tf.zeros([number], tf.bool)
         found = tf.cast(found, tf.float32)
-        if figure.metric is not None:
+        if figure.metric is not None and replicas.num_replicas() > 1:
             found = found / replicas.num_replicas()
         if figure.per == "update":
             return found[tf.newaxis], tf.ones([1], tf.bool)

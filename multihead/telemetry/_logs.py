@@ -12,16 +12,15 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
-from multihead._ground.keras import Untracked, callbacks_of, first_replica_variable, tensor_variable, variable_name
+from multihead._ground.keras import callbacks_of, variable_name
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
-from multihead._update.broken import Broken
 from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
-from multihead.telemetry._epoch_loss import EpochLoss
+from multihead.telemetry._epoch_sums import EpochSums, mean_losses, mean_rest, total_loss
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
 
@@ -33,54 +32,8 @@ MOST_OVERFLOWS = 15
 """How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
 
 
-class BrokenGradients(keras.metrics.Metric):
-    """Counts the updates with non-finite gradients, by head and by variable, and the batches of the epoch.
-
-    Updates that are skipped only to lower the factor of loss scaling are counted apart.
-    """
-
-    def __init__(self, num_heads: int, num_variables: int) -> None:
-        super().__init__(name="broken_gradients", dtype="float32")
-        self.by_head = self.add_weight(name="by_head", shape=(num_heads,), initializer="zeros", dtype="float32")
-        self.by_variable = self.add_weight(name="by_variable", shape=(num_variables,), initializer="zeros", dtype="float32")
-        self.overflows = self.add_weight(name="overflows", shape=(), initializer="zeros", dtype="float32")
-        self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
-
-    def update_state(self, broken: Broken, part: tf.Tensor, overflows: tf.Tensor) -> None:
-        """Adds the non-finite gradients of one update.
-
-        Args:
-            broken: What of the update is not finite.
-            part: This replica's part of the update; 0 if loss scaling only lowers its scale.
-            overflows: This replica's part of an update in which it does so, or 0.
-        """
-        self.by_head.assign_add(tf.cast(broken.heads, tf.float32) * part)
-        self.by_variable.assign_add(tf.cast(broken.variables, tf.float32) * part)
-        self.overflows.assign_add(overflows)
-
-    def reset_state(self) -> None:
-        """Resets all counts to zero."""
-        for counts in (self.by_head, self.by_variable, self.overflows):
-            counts.assign(tf.zeros(counts.shape))
-        self.batches.value.assign(0)
-
-    def result(self) -> tf.Tensor:
-        """The number of non-finite gradients of variables."""
-        return tf.reduce_sum(tf.convert_to_tensor(self.by_variable))
-
-    @property
-    def num_overflows(self) -> int:
-        """The number of updates that were skipped to lower the factor of loss scaling."""
-        return round(float(tf.convert_to_tensor(tensor_variable(self.overflows))))
-
-    def found(self) -> tuple[list[int], list[int]]:
-        """The positions of heads and of variables with non-finite gradients."""
-        by_head, by_variable = (tf.convert_to_tensor(v).numpy() for v in (self.by_head, self.by_variable))
-        return by_head.nonzero()[0].tolist(), by_variable.nonzero()[0].tolist()
-
-
 def _shares(update: Update) -> tf.Tensor | None:
-    norms = update.combined.norms
+    norms = update.norms
     if norms is None:
         return None
     contributions = tf.abs(update.combined.coefficients) * norms
@@ -152,7 +105,7 @@ FIGURES = (
     Figure("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
     Figure("clipped_updates", _is_clipped, _shows_clipping, "update"),
     Figure("weight", lambda update: update.total.weights, _has_changing_weights),
-    Figure("norm", lambda update: update.combined.norms, _shows_norms, averaged=True),
+    Figure("norm", lambda update: update.norms, _shows_norms, averaged=True),
     Figure("share", _shares, _shows_norms, averaged=True),
     Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
     Figure("update_cosine", _cosines_with_update, _shows_all, averaged=True),
@@ -177,11 +130,8 @@ class LogMetrics:
         self.weighting = spec.weighting
         self.faults = spec.faults
         self.variables = spec.network.variables.all
-        self.total = EpochLoss(len(self.heads))
-        self.losses = [keras.metrics.Mean(name=f"{head.name}_loss", dtype="float32") for head in self.heads]
+        self.sums = EpochSums(len(self.heads), len(self.variables))
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
-        self.skipped = keras.metrics.Sum(name="skipped_updates", dtype="float32")
-        self.broken = BrokenGradients(len(self.heads), len(self.variables))
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None
 
@@ -189,7 +139,7 @@ class LogMetrics:
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
         own = [metric for head in self.heads for metric in head.metrics or []]
-        return [self.total, *self.losses, *self.figures.metrics, *own, self.skipped, self.broken]
+        return [self.sums, *self.figures.metrics, *own]
 
     @unchecked()
     def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
@@ -200,45 +150,46 @@ class LogMetrics:
             applied: Whether it was applied.
             num_replicas: The number of replicas that add their updates.
         """
-        is_counted = applied & tf.math.is_finite(update.loss_sums)
-        sums, counts = tf.where(is_counted, update.loss_sums, 0.0), tf.where(is_counted, update.counts, 0.0)
-        self.add_losses(sums, counts)
-        rest = update.added_loss
-        if self.weighting is None:
-            self.total.update_state(sums * update.losses.given.of_heads, counts)
-        else:  # whose total need not be a sum over heads
-            rest += update.total.total
+        is_counted, part = applied & tf.math.is_finite(update.loss_sums), 1.0 / num_replicas
+        losses = tf.where(is_counted, update.loss_sums, 0.0)
+        weighted, rest = losses * update.losses.given.of_heads, update.added_loss
+        if self.weighting is not None:  # its total need not be a sum over heads
+            weighted, rest = tf.zeros_like(losses), rest + update.total.total
         is_usable = applied & tf.math.is_finite(rest)
         num_examples = tf.where(is_usable, update.num_examples, 0.0)
-        self.total.add_rest(tf.where(is_usable, rest, 0.0) * num_examples, num_examples / num_replicas)
-        self.figures.update(update, applied)
-        part = 1.0 / num_replicas
         overflows = update.overflows(applied)
-        self.skipped.update_state(tf.where(applied, 0.0, part))
-        self.broken.update_state(update.reported, tf.where(overflows, 0.0, part), tf.where(overflows, part, 0.0))
+        fault = tf.where(overflows, 0.0, part)
+        self.sums.add(
+            losses=losses,
+            weighted=weighted,
+            counts=tf.where(is_counted, update.counts, 0.0),
+            rest=tf.where(is_usable, rest, 0.0) * num_examples,
+            examples=num_examples * part,
+            skipped=tf.where(applied, 0.0, part),
+            overflows=part - fault,
+            broken_heads=tf.cast(update.reported.heads, tf.float32) * fault,
+            broken_variables=tf.cast(update.reported.variables, tf.float32) * fault,
+        )
+        self.figures.update(update, applied)
 
     def next_batch(self, number: int) -> tf.Tensor:
         """The position in the epoch of the next batch, from 0, after which that many are counted."""
-        position = tf.identity(self.broken.batches.value.read_value())
+        position = tf.identity(self.sums.batches.value.read_value())
         with tf.control_dependencies([position]):
-            self.broken.batches.value.assign(position + number)
+            self.sums.batches.value.assign(position + number)
         return position
 
     def add_evaluated(self, found: Evaluated) -> None:
         """Adds this replica's part of one batch of an evaluation."""
-        self.add_losses(found.loss_sums, found.counts)
-        self.total.add_rest(found.added_loss * found.num_examples, found.num_examples)
-
-    def add_losses(self, loss_sums: tf.Tensor, counts: tf.Tensor) -> None:
-        """Adds this replica's sums and counts, `[num_heads]` each."""
-        for k, metric in enumerate(self.losses):
-            metric.update_state(tf.math.divide_no_nan(loss_sums[k], counts[k]), counts[k])
+        rest = found.added_loss * found.num_examples
+        self.sums.add(losses=found.loss_sums, counts=found.counts, rest=rest, examples=found.num_examples)
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        overflows = self.broken.num_overflows
-        skipped = round(float(self.skipped.result())) - overflows
-        heads, variables = self.broken.found()
+        sums = {name: value.numpy() for name, value in self.sums.parts().items()}
+        overflows = round(float(sums["overflows"][0]))
+        skipped = round(float(sums["skipped"][0])) - overflows
+        heads, variables = (sums[name].nonzero()[0].tolist() for name in ("broken_heads", "broken_variables"))
         names = quoted(variable_name(self.variables[i]) for i in variables)
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
@@ -266,27 +217,28 @@ class LogMetrics:
 
     def names_in_order(self) -> list[str]:
         """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
-        of_heads = [name for k, head in enumerate(self.heads) for name in self._head_logs(k, head)]
+        of_heads = [name for head in self.heads for name in self._names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses)]
 
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
         if self._main_names is None:
-            self._main_names = [name for k, head in enumerate(self.heads) for name in list(self._head_logs(k, head))[:2]]
+            self._main_names = [name for head in self.heads for name in self._names_of(head)[:2]]
         return self._main_names
 
     @unchecked()
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
-        logs: dict[str, Any] = {"loss": self.total.result()}
+        sums = self.sums.parts()
+        logs: dict[str, Any] = {"loss": total_loss(sums)}
         found, layout = self.figures.by_name(), self.figures.layout
         logs.update({name: found[name] for name in layout.logged("update")})
-        for k, head in enumerate(self.heads):
-            logs.update(self._head_logs(k, head))
+        for k, (head, loss, has_labels) in enumerate(self._losses_of(sums)):
+            logs.update(_head_logs(head, loss, has_labels))
             logs.update({name: found[name] for name in layout.logged("head", k)})
         logs.update({name: found[name] for name in layout.logged("pair")})
-        logs["skipped_updates"] = self.skipped.result()
+        logs["skipped_updates"] = sums["skipped"][0]
         return logs
 
     @unchecked()
@@ -298,33 +250,34 @@ class LogMetrics:
             present: The heads that have targets in the data.
             step: The number of updates applied so far.
         """
-        logs: dict[str, Any] = {}
-        for k, head in enumerate(self.heads):
-            logs.update(self._head_logs(k, head) if head.name in present else {})
-        active = tf.stack([_has_any(metric) for metric in self.losses]) & (weights > 0)
-        losses = weights * tf.stack([metric.result() for metric in self.losses])
-        losses = tf.where(active, losses, 0.0)
+        sums, logs = self.sums.parts(), dict[str, Any]()
+        for head, loss, has_labels in self._losses_of(sums):
+            logs.update(_head_logs(head, loss, has_labels) if head.name in present else {})
+        active = (sums["counts"] > 0) & (weights > 0)
+        losses = tf.where(active, weights * mean_losses(sums), 0.0)
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total + self.total.mean_rest(), tf.reduce_any(active)), **logs}
+        return {"loss": _or_nan(total + mean_rest(sums), tf.reduce_any(active)), **logs}
 
-    def _head_logs(self, k: int, head: Head) -> dict[str, Any]:
-        logs: dict[str, Any] = {f"{head.name}_loss": self.losses[k].result()}
-        for metric in head.metrics or []:
-            result = metric.result()
-            if isinstance(result, dict):
-                logs.update({f"{head.name}_{name}": value for name, value in result.items()})
-            else:
-                logs[f"{head.name}_{metric.name}"] = result
-        has_labels = _has_any(self.losses[k])
-        return {name: _or_nan(value, has_labels) for name, value in logs.items()}
+    def _names_of(self, head: Head) -> list[str]:
+        """The names of a head's loss and metrics."""
+        return list(_head_logs(head, tf.constant(0.0), tf.constant(True)))
+
+    def _losses_of(self, sums: dict[str, tf.Tensor]) -> list[tuple[Head, tf.Tensor, tf.Tensor]]:
+        """The heads with their losses, and whether they have any labels."""
+        return list(zip(self.heads, tf.unstack(mean_losses(sums)), tf.unstack(sums["counts"] > 0)))
 
 
-def _has_any(mean: Any) -> tf.Tensor:
-    """Whether a `keras.metrics.Mean` has counted anything."""
-    return tf.convert_to_tensor(tensor_variable(mean.count)) > 0
+def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
+    """A head's loss and metrics; NaN without labels."""
+    logs: dict[str, Any] = {f"{head.name}_loss": loss}
+    for metric in head.metrics or []:
+        result = metric.result()
+        found = result if isinstance(result, dict) else {metric.name: result}
+        logs.update({f"{head.name}_{name}": _or_nan(value, has_labels) for name, value in found.items()})
+    return logs
 
 
 def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
@@ -357,7 +310,7 @@ class _Report(keras.callbacks.Callback):
     def _see(self) -> None:
         metrics = self._metrics()
         if metrics is not None and self._seen is None:
-            self._seen = int(tf.convert_to_tensor(metrics.broken.batches.value)), metrics.report()
+            self._seen = int(tf.convert_to_tensor(metrics.sums.batches.value)), metrics.report()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.

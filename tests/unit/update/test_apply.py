@@ -32,13 +32,13 @@ def setting():
     return spec, optimizer, tf.Variable([5.0])
 
 
-def change(gradients, active, roll_back):
+def change(net, gradients, active, roll_back, clipped=None):
     return Change(
         gradients=gradients,
-        clipped=gradients,
+        clipped=clipped or gradients,
         step=STEP,
         active=active,
-        broken=Broken(heads=tf.zeros([2], tf.bool), losses=tf.zeros([2], tf.bool), variables=tf.zeros([3], tf.bool)),
+        broken=Broken.of_gradients(net, gradients),
         roll_back=roll_back,
     )
 
@@ -54,7 +54,7 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     gradients = Gradients([tf.ones([2, 1])], [tf.ones([2, 1])] * 2, [])
 
     def run(active):
-        return apply_once(spec, optimizer, change(gradients, active, RollBack([state])))
+        return apply_once(spec, optimizer, change(spec.network, gradients, active, RollBack([state])))
 
     run = tf.function(run) if in_graph else run
     assert run(tf.constant([True, True]))
@@ -66,14 +66,17 @@ def test_idle_heads_and_their_slots_stay_bit_for_bit(in_graph):
     assert any((old != variable.numpy()).any() for old, variable in zip(moving, spec.ownership.groups[0][1]))
 
 
-@pytest.mark.parametrize(("value", "active"), [(np.nan, [True, True]), (np.inf, [True, False]), (1.0, [False, False])])
-def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value, active):
+@pytest.mark.parametrize(
+    ("value", "clipped", "active"),
+    [(np.nan, 1.0, [True, True]), (np.inf, np.inf, [True, False]), (1.0, np.nan, [True, True]), (1.0, 1.0, [False, False])],
+)
+def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value, clipped, active):
     spec, optimizer, state = setting()
     before = values(spec.network, optimizer)
     roll_back = RollBack([state])
     state.assign([7.0])
-    gradients = Gradients([tf.fill([2, 1], value)], [tf.ones([2, 1])] * 2, [])
-    assert not apply_once(spec, optimizer, change(gradients, tf.constant(active), roll_back))
+    found, given = (Gradients([tf.fill([2, 1], each)], [tf.ones([2, 1])] * 2, []) for each in (value, clipped))
+    assert not apply_once(spec, optimizer, change(spec.network, found, tf.constant(active), roll_back, given))
     assert state.numpy() == [5.0] and int(optimizer.iterations) == 0
     for old, new in zip(before, values(spec.network, optimizer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -82,4 +85,4 @@ def test_what_cannot_be_applied_leaves_everything_and_puts_the_state_back(value,
 def test_without_any_gradient_nothing_is_applied():
     spec, optimizer, _ = setting()
     gradients = Gradients([None], [None, None], [])
-    assert not apply_once(spec, optimizer, change(gradients, tf.constant([True, True]), RollBack()))
+    assert not apply_once(spec, optimizer, change(spec.network, gradients, tf.constant([True, True]), RollBack()))
