@@ -82,6 +82,12 @@ class KerasHooks:
         """Called by Keras 3 at the end of an epoch."""
         return self._latest_logs(logs)
 
+    def _flatten_metrics_in_order(self, logs: Mapping[str, Any]) -> Any:
+        """Called by Keras 3 to turn logs into a list, in the order of `metrics_names` as on Keras 2."""
+        first = [name for name in self.metrics_names if name in logs]  # type: ignore[attr-defined]
+        found = [logs[name] for name in [*first, *sorted(logs.keys() - set(first))]]
+        return found[0] if len(found) == 1 else found
+
     def to_json(self, **kwargs: Any) -> str:
         """The configuration as JSON, on Keras 3."""
         if not KERAS_3:
