@@ -39,7 +39,10 @@ def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 
 def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
-    strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+    if tf.distribute.has_strategy():
+        strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+    else:
+        variable.assign(value, read_value=False)
 
 
 def once(action: Callable[[], None]) -> None:
