@@ -954,7 +954,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
         with self._in_session(session), interruptible(run):
             self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
-            return super().fit(**call.for_keras())
+            return super().fit(**call.for_fit())
 
     @contextmanager
     def _in_session(self, session: FitSession | None) -> Iterator[None]:

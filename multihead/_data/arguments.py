@@ -123,6 +123,13 @@ class Call(NamedTuple):
             arguments["validation_data"] = (x, y, sample_weight) if self.validation.is_arrays else x
         return arguments
 
+    def for_fit(self) -> dict[str, Any]:
+        """The arguments as Keras's `fit` takes them."""
+        arguments, x = self.for_keras(), self.data.x
+        if not self.data.is_arrays and not isinstance(x, keras.utils.Sequence):
+            arguments.setdefault("shuffle", False)  # Keras 3 would warn of its own default
+        return arguments
+
     def as_dataset(self, num_batches: int | None, argument: str, seed: int | None = None) -> Call:
         """The call with its data as a dataset of batches.
 

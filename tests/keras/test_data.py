@@ -185,6 +185,7 @@ def test_two_replicas_take_the_same(expected, two_replicas, kind):
     assert_same(fitted(trainer, *KINDS[kind]()), expected(BATCH))
 
 
+@pytest.mark.filterwarnings("error:`shuffle=True` was passed")  # which Keras 3 says of its own default
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("kind", "steps"), [*((kind, 1) for kind in WEIGHTED), ("arrays", 2), ("generator", 2)])
 def test_sample_weights_of_every_kind_of_data(trainers, expected, kind, steps):
