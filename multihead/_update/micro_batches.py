@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import added, computed_if, with_none, zeros_like
+from multihead._ground.keras import in_xla
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
 from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components
@@ -110,7 +111,10 @@ def accumulate(
     flat_shapes = tf.nest.flatten(shapes)
 
     def compute_if_any(micro_batch: MicroBatch) -> list[Any]:
-        return computed_if(batch_size(micro_batch.inputs) > 0, lambda: tf.nest.flatten(compute(micro_batch)), flat_shapes)
+        has_examples = batch_size(micro_batch.inputs) > 0
+        if in_xla():  # which compiles both branches for the sizes that there are
+            micro_batch = tf.nest.map_structure(_with_a_row, micro_batch)
+        return computed_if(has_examples, lambda: tf.nest.flatten(compute(micro_batch)), flat_shapes)
 
     traced = (
         compute_if_any
@@ -127,6 +131,15 @@ def accumulate(
     else:
         folds = _one_by_one(traced, micro_batches, num_folds)
     return [tf.nest.pack_sequence_as(shapes, sums) for sums in folds]
+
+
+def _with_a_row(tensor: Any) -> Any:
+    """A tensor with a row of zeros if it has none: layers need not be able to compute without any."""
+    if not tf.is_tensor(tensor) or not tensor.shape.rank:
+        return tensor
+    missing = tf.maximum(1 - tf.shape(tensor)[0], 0)
+    padded = tf.pad(tensor, tf.pad([[0, missing]], [[0, tensor.shape.rank - 1], [0, 0]]))
+    return tf.ensure_shape(padded, [None, *tensor.shape[1:]])
 
 
 def _one_by_one(
