@@ -85,8 +85,7 @@ def _free_memory():
         del _GRADIENTS[name]
     keras.backend.clear_session()
     kernels.forget()
-    if added:
-        gc.collect()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ def trainer(**options):
 
 @pytest.fixture(scope="module")
 def model():
-    """One trainer for all tests that only look at what is printed."""
-    return trainer()
+    """One trainer for all tests that only look at what is printed; without a graph, for their batches have many sizes."""
+    return trainer(run_eagerly=True)
 
 
 def printed_names(capsys):
