@@ -20,6 +20,8 @@ with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is no
     import tensorflow as tf
     from tensorflow.python.framework import ops
 
+    from tests.helpers import kernels
+
 # Tests of replicas need two devices, and these must be asked for before TensorFlow starts; other tests use the first.
 _CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -32,6 +34,10 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
+# Each test seeds, and many of them several times.
+kernels.seed_without_forgetting()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One process more than there are cores, for while another waits for files or for processes of its own."""
@@ -41,9 +47,13 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_finish():
-    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector."""
+    """Takes what is there for good, TensorFlow and the tests, out of the rounds of the garbage collector.
+
+    Tracing makes so many objects that the usual threshold of 700 starts rounds all the time, which find nothing.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 20, 1000)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,8 +84,8 @@ def _free_memory():
     for name in added:
         del _GRADIENTS[name]
     keras.backend.clear_session()
-    if added:
-        gc.collect()
+    kernels.forget()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.helpers import tiny
 def test_computing_and_applying_in_a_custom_loop_is_a_step():
     batch = tiny.data(8)
     options = {"balancer": "UPGrad", "clip": clipping.ByNorm(0.1)}
-    stepped = tiny.trainer("adam", **options)
+    stepped = tiny.trainer("adam", run_eagerly=True, **options)
     tiny.fit_once(stepped, *batch)
     looped = tiny.trainer("adam", **options)
     pairs = looped.compute_gradients(batch)

@@ -100,7 +100,7 @@ def test_representation_balancing_exchanges_the_gramian_and_nothing_else(strateg
     monkeypatch.setattr(replicas, "all_reduce_sum", recording)
     monkeypatch.setattr(replicas, "on_any_replica", recording_flags)
     with strategy.scope():
-        trainer = tiny.trainer("sgd", balancer="UPGrad")
+        trainer = tiny.trainer("sgd", balancer="UPGrad", run_eagerly=True)
     trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(8)).batch(8), epochs=1, verbose=0, shuffle=False)
     num_heads = len(trainer.heads)
     encoder = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import linear_baseline, restaurants
+from benchmarks import restaurants
 from examples.seq2seq_price import run
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.columns import LabelColumn
@@ -26,6 +26,8 @@ DATA = run.Data({}, PRICES, {"train": TRAIN, "dev": DEV}, [["The Mill", "The Mil
 
 
 def test_values_are_masked_as_whole_words_in_any_case():
+    from benchmarks import linear_baseline  # which takes long to import
+
     rows = [{"name": "The Mill", "near": ""}, {"name": "The Mill", "near": "see"}, {"name": "", "near": "x"}]
     masked = linear_baseline.mask_values(TRAIN, rows)
     assert masked.texts == ["somename, near The Millhouse", "somenear somename!", "none"]

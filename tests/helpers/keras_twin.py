@@ -153,7 +153,7 @@ def given_as(form, parts):
 FORMS = ("arrays", "split", "dataset", "generator", "sequence", "frame")
 
 
-def fitted(model, form, parts, validation, *, in_dict=True, **options):
+def fitted(model, form, parts, validation, *, in_dict=True, epochs=EPOCHS, **options):
     """Fits a model to data in a form, and returns its history as one dict; `in_dict`: whether labels are dicts by head."""
     only = (lambda part: part["kind"] if isinstance(part, dict) else part) if not in_dict else (lambda part: part)
     parts, validation = (tuple(only(part) for part in each) for each in (parts, validation))
@@ -164,5 +164,5 @@ def fitted(model, form, parts, validation, *, in_dict=True, **options):
         options.update({"validation_batch_size": 4} if form in ("arrays", "frame") else {})
     if form in ("dataset", "sequence", "generator"):
         options["validation_data"] = tf.data.Dataset.from_tensor_slices(options["validation_data"]).batch(4)
-    history = model.fit(**given_as(form, parts), epochs=EPOCHS, shuffle=False, verbose=0, **options)
+    history = model.fit(**given_as(form, parts), epochs=epochs, shuffle=False, verbose=0, **options)
     return history.history

@@ -118,21 +118,15 @@ def exports_of_heads(trainer):
     }
 
 
-@pytest.fixture(scope="module")
-def exported(shared, tmp_path_factory):
-    """The folder of all these exports, and what each answers in a process that has neither Keras nor this package."""
-    folder = tmp_path_factory.mktemp("exported")
-    exports = exports_of_heads(shared)
+@pytest.mark.programs
+def test_heads_alone_answer_as_numpy_does(shared, tmp_path):
+    """In a process that has neither Keras nor this package."""
+    exports = {name: options for name, options in exports_of_heads(shared).items() if name not in OF_SEVERAL}
     for name, options in exports.items():
-        shared.export(folder / name, **options)
+        shared.export(tmp_path / name, **options)
     inputs = {"layer": {"inputs": TEXTS}, "function": {"texts": TEXTS}}
-    asked = [(folder / name, inputs.get(name, {"inputs": counts_of(TEXTS).tolist()})) for name in exports]
-    return folder, dict(zip(exports, alone.answers(asked, folder)))
-
-
-@pytest.mark.thorough
-def test_heads_alone_answer_as_numpy_does(shared, exported):
-    _, got = exported
+    asked = [(tmp_path / name, inputs.get(name, {"inputs": counts_of(TEXTS).tolist()})) for name in exports]
+    got = dict(zip(exports, alone.answers(asked, tmp_path)))
     probabilities, logits = expected(shared, counts_of(TEXTS))
     for name in ("plain", "layer"):
         assert list(got[name]) == ["price"]
@@ -145,17 +139,26 @@ def test_heads_alone_answer_as_numpy_does(shared, exported):
     assert got["finished"] == {"letter": [letter + 1 for letter in letters]}
 
 
-def test_all_heads_in_one_answer_as_predict_does(shared, exported):
-    folder, got = exported
+OF_SEVERAL = ("all", "some", "both finished")
+
+
+def test_all_heads_in_one_answer_as_predict_does(shared, tmp_path):
+    exports, got = exports_of_heads(shared), {}
+    for name in OF_SEVERAL:
+        shared.export(tmp_path / name, **exports[name])
+        signature = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"]
+        got[name] = {key: answer.numpy() for key, answer in signature(inputs=tf.constant(counts_of(TEXTS))).items()}
+        if name == "all":
+            graph = signature.graph.as_graph_def()
     predicted = shared.predict(counts_of(TEXTS), verbose=0)
     assert set(got["all"]) == {"price", "letter_letter", "letter_number"}
     np.testing.assert_allclose(got["all"]["price"], predicted["price"], rtol=1e-6)
     for key in ("letter", "number"):
         np.testing.assert_array_equal(got["all"][f"letter_{key}"], predicted["letter"][key])
-    assert got["some"] == {"letter": [letter + 1 for letter in got["all"]["letter_letter"]]}
-    best = predicted["price"].argmax(axis=1).tolist()
-    assert got["both finished"] == {"letter": got["all"]["letter_letter"], "price_best": best}
-    graph = tf.saved_model.load(str(folder / "all")).signatures["serving_default"].graph.as_graph_def()
+    assert list(got["some"]) == ["letter"] and set(got["both finished"]) == {"letter", "price_best"}
+    np.testing.assert_array_equal(got["some"]["letter"], predicted["letter"]["letter"] + 1)
+    np.testing.assert_array_equal(got["both finished"]["letter"], predicted["letter"]["letter"])
+    np.testing.assert_array_equal(got["both finished"]["price_best"], predicted["price"].argmax(axis=1))
     operations = [node.op for function in graph.library.function for node in function.node_def]
     assert operations.count("Tanh") == 1  # the encoder, once for both heads
 

@@ -37,6 +37,29 @@ def trainer(heads=("price", "size"), rate=0.05, **options):
     return result
 
 
+@pytest.fixture(scope="module")
+def shared():
+    """A trainer whose steps all runs share, and its variables as they were when it was built."""
+    model = trainer()
+    model.compute_gradients((X[:2], {name: targets[:2] for name, targets in TARGETS.items()}))
+    variables = list({id(v): v for v in (*model.variables, *model.optimizer.variables)}.values())
+    return model, list(zip(variables, tiny.values(variables), strict=True))
+
+
+@pytest.fixture
+def fresh(shared):
+    """Gives that trainer as it was when it was built, with a learning rate."""
+    model, start = shared
+
+    def started(rate):
+        for variable, value in start:
+            variable.assign(value)
+        model.optimizer.learning_rate.assign(rate)
+        return model
+
+    return started
+
+
 def fit(model, callbacks, epochs=40, **options):
     data = {"x": X, "y": TARGETS, "validation_data": (DEV, DEV_TARGETS)}
     return model.fit(**{**data, **options}, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
@@ -143,8 +166,8 @@ def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
 
 
-def test_a_head_without_labels_does_not_keep_the_others_from_being_restored():
-    model = trainer()
+def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fresh):
+    model = fresh(0.05)
     unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}
     callback = PerHead(patience=1)
     with pytest.warns(RuntimeWarning, match="no figure of head 'size'.*does not count in val_score, and is not made idle"):
@@ -155,8 +178,8 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored():
     assert evaluated == pytest.approx(min(history.history["val_price_loss"]))
 
 
-def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure():
-    model = trainer(rate=0.3)
+def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure(fresh):
+    model = fresh(0.3)
     callback = PerHead({"price": "price_loss", "size": "size_loss"}, patience=1, min_delta={"size": 100.0})
     history = fit(model, [callback], epochs=6).history
     assert callback.idle_heads[0] == "size" and np.isnan(history["size_loss"][3]) and np.isfinite(history["score"]).all()
@@ -190,8 +213,8 @@ def test_what_is_not_restored_is_said(options, fitted, message, one):
         fit(one, [PerHead(**options)], epochs=2, **targets, **fitted)
 
 
-def test_later_callbacks_see_the_score(tmp_path):
-    model = trainer(rate=0.02)
+def test_later_callbacks_see_the_score(fresh, tmp_path):
+    model = fresh(0.02)
     log = tmp_path / "log.csv"
     keras_callbacks = [
         keras.callbacks.ModelCheckpoint(
@@ -279,8 +302,8 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_each_heads_best_can_be_restored():
-    model, watch = trainer(rate=0.1), Watch()
+def test_each_heads_best_can_be_restored(fresh):
+    model, watch = fresh(0.1), Watch()
     callback = PerHead(patience=3)
     fit(model, [callback, watch])
     assert callback.best_epoch["price"] != callback.best_epoch["size"]

@@ -409,7 +409,7 @@ class Session:
             self.compare()
 
 
-@pytest.mark.parametrize(("cases", "longest"), [(10, 2), pytest.param(2000, 4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(("cases", "longest"), [(5, 2), pytest.param(2000, 4, marks=pytest.mark.thorough)])
 def test_every_call_does_what_it_promises_or_is_refused(tmp_path, cases, longest):
     @hypothesis.seed(2 + hasattr(keras, "ops"))  # other cases on each stack
     @hypothesis.settings(

@@ -75,7 +75,7 @@ def test_ctrl_c_keeps_what_was_trained_and_says_how_to_go_on(tmp_path, capsys):
                 os.kill(os.getpid(), signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)
-    whole, cut, resumed = (made(run_eagerly=False) for _ in range(3))
+    whole, cut, resumed = made(run_eagerly=False), made(), made(run_eagerly=False)
     history = fit(whole, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         fit(cut, tmp_path / "cut", callbacks=[CtrlC()])

@@ -120,7 +120,7 @@ def test_a_batch_without_examples_changes_nothing(options):
 
 def test_the_losses_are_those_that_a_step_of_fit_logs():
     batch = tiny.data(6)
-    built = tiny.trainer("adam", weighting="Uncertainty")
+    built = tiny.trainer("adam", weighting="Uncertainty", run_eagerly=True)
     pairs = built.compute_gradients(batch)
     logs = built.train_on_batch(*batch, return_dict=True)
     assert list(pairs.losses) == ["tag", "price", "size"]

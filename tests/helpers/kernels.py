@@ -1,0 +1,50 @@
+"""Seeding that forgets no more kernels than it must.
+
+TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
+`tf.random.set_seed`, because those of random operations count their draws. Making all others anew takes longer than the update
+that a test runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+from tensorflow.python.eager import context
+from tensorflow.python.framework import random_seed
+
+_drawn = {"eagerly": False, "in a graph": False}
+
+
+def seed_without_forgetting() -> None:
+    """From here on, a seed forgets kernels only if random operations with a state were made since it was last done.
+
+    A graph with such operations may run again without being made again: `forget` says when no graph is left.
+    """
+    context.Context._set_global_seed = _set_global_seed
+    random_seed.get_seed = _noted(random_seed.get_seed)
+
+
+def forget() -> None:
+    """Forgets all kernels. Graphs with random operations must not run any more."""
+    context.context().clear_kernel_cache()
+    _drawn.update({"eagerly": False, "in a graph": False})
+
+
+def _noted(get_seed):
+    """Every random operation with a state asks this function for its seed when it is made."""
+
+    @functools.wraps(get_seed)
+    def noted(op_seed):
+        _drawn["eagerly" if context.executing_eagerly() else "in a graph"] = True
+        return get_seed(op_seed)
+
+    return noted
+
+
+def _set_global_seed(self, seed) -> None:
+    self._seed = seed
+    self._rng = random.Random(None if seed is None else int(seed))
+    if any(_drawn.values()):
+        self.clear_kernel_cache()
+        _drawn["eagerly"] = False
