@@ -111,10 +111,12 @@ def accumulate(
     flat_shapes = tf.nest.flatten(shapes)
 
     def compute_if_any(micro_batch: MicroBatch) -> list[Any]:
-        has_examples = batch_size(micro_batch.inputs) > 0
-        if in_xla():  # which compiles both branches for the sizes that there are
-            micro_batch = tf.nest.map_structure(_with_a_row, micro_batch)
-        return computed_if(has_examples, lambda: tf.nest.flatten(compute(micro_batch)), flat_shapes)
+        has_examples, in_branch = batch_size(micro_batch.inputs) > 0, lambda result: result
+        if in_xla():  # which compiles both branches for the sizes that there are, with results of equal sizes
+            micro_batch, in_branch = tf.nest.map_structure(_with_a_row, micro_batch), _dense
+        return computed_if(
+            has_examples, lambda: [in_branch(each) for each in tf.nest.flatten(compute(micro_batch))], flat_shapes
+        )
 
     traced = (
         compute_if_any
@@ -140,6 +142,10 @@ def _with_a_row(tensor: Any) -> Any:
     missing = tf.maximum(1 - tf.shape(tensor)[0], 0)
     padded = tf.pad(tensor, tf.pad([[0, missing]], [[0, tensor.shape.rank - 1], [0, 0]]))
     return tf.ensure_shape(padded, [None, *tensor.shape[1:]])
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _one_by_one(

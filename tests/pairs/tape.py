@@ -122,6 +122,7 @@ class Tape:
         turn = TURNS[self.updates % len(TURNS)]
         scheduled = [name for name in HEADS if row["schedule"] == "none" or name == turn]
         is_frozen = self.rate("encoder") == 0
+        state = [(tensor_variable(v), np.array(tensor_variable(v))) for v in self.encoder.non_trainable_variables]
         with tf.GradientTape(persistent=True) as tape:
             sums, counts, leaves = dict.fromkeys(HEADS, 0.0), dict.fromkeys(HEADS, 0.0), []
             for x, y, weights in pieces:
@@ -136,7 +137,9 @@ class Tape:
             active = [name for name in scheduled if counts[name] > 0]
             losses = {name: self.weight(name) * sums[name] / counts[name] for name in active}
             total = self.total(losses)
-        if not active:
+        if not active:  # the update is skipped, and changes nothing
+            for variable, value in state:
+                variable.assign(value)
             return
         # What is frozen has no gradients, nor does it count for the clipping.
         trained = [name for name in active if self.rate(name) > 0]
