@@ -114,3 +114,31 @@ def test_what_only_some_batches_have_is_added_up(in_graph):
     total, some, rows = (tf.function(run) if in_graph else run)()
     assert (float(total), float(some)) == (10, 6)
     assert rows.numpy().tolist() == [[7], [3]]
+
+
+@pytest.mark.parametrize("sizes", [(4, 3), (4, 0)])
+def test_sparse_sums_are_right_where_xla_compiles_them(sizes):
+    """XLA compiles for the sizes that there are, also what is left out because it is empty."""
+
+    def compute(part):
+        ids = tf.cast(part.inputs, tf.int32)
+        rows = tf.gather(tf.reshape(tf.range(10.0), [5, 2]), ids) + part.inputs[0, 0]  # as layers that read the first row
+        flat = tf.IndexedSlices(tf.reshape(rows, [-1, 2]), tf.reshape(ids, [-1]), tf.constant([5, 2]))
+        return [tf.reduce_sum(rows), flat]
+
+    @tf.function(jit_compile=True)
+    def run(batches):
+        parts = MicroBatches([MicroBatch(batch, []) for batch in batches], 3)
+        (found,) = accumulate(compute, parts, [tf.constant([], tf.int32), tf.constant([5, 2])])
+        return found[0], tf.convert_to_tensor(found[1])
+
+    ids = [np.arange(3 * size).reshape(size, 3) % 5 for size in sizes]
+    total, table = run([tf.constant(each, tf.float32) for each in ids])
+    expected = np.zeros([5, 2])
+    for batch in ids:
+        for part in (batch[len(batch) * i // 3 : len(batch) * (i + 1) // 3] for i in range(3)):
+            for row in part:
+                for index in row:
+                    expected[index] += np.arange(10.0).reshape(5, 2)[index] + part[0, 0]
+    np.testing.assert_allclose(table, expected)
+    np.testing.assert_allclose(total, expected.sum())
