@@ -1,0 +1,79 @@
+"""What a step costs, counted: a number that grows is a decision, made here."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, balancing
+from tests.helpers.operations import by_stage
+
+X = np.ones([8, 4], "float32")
+Y = {"size": np.ones([8, 1], "float32"), "kind": np.zeros([8], "int64")}
+
+
+def made(**options):
+    trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Dense(8, activation="relu")]))
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.add_head("kind", keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer.compile(keras.optimizers.Adam(), **options)
+    return trainer
+
+
+def counted(**options):
+    """The operations of a step of two dense heads, traced as in `fit`."""
+    trainer = made(**options)
+    trainer.compute_gradients((X, Y))  # creates the variables
+    step = tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False)
+    return by_stage(step.get_concrete_function(tf.constant(X), tf.nest.map_structure(tf.constant, Y)))
+
+
+CONFIGURATIONS = {
+    "plain": {},
+    "without figures": {"telemetry": None},
+    "all figures": {"telemetry": "full"},
+    "UPGrad": {"balancer": balancing.UPGrad},
+    "UPGrad at the parameters": {"balancer": balancing.UPGrad, "balance_at": "parameters"},
+    "micro-batches": {"micro_batches": 4},
+}
+
+COLUMNS = (
+    "encode",
+    "labels",
+    "heads",
+    "weights",
+    "combine",
+    "optimizer",
+    "apply",
+    "faults",
+    "figures",
+    "others",
+    "conditions",
+)
+
+MOST = {
+    "plain": (33, 219, 146, 28, 50, 242, 195, 99, 159, 27, 6),
+    "without figures": (24, 219, 146, 28, 40, 242, 195, 96, 91, 21, 6),
+    "all figures": (77, 219, 152, 28, 277, 242, 195, 99, 264, 56, 10),
+    "UPGrad": (32, 219, 146, 28, 603, 242, 195, 99, 159, 33, 9),
+    "UPGrad at the parameters": (28, 219, 152, 28, 638, 242, 195, 99, 159, 33, 9),
+    "micro-batches": (33, 317, 188, 29, 188, 242, 195, 99, 159, 205, 10),
+}
+"""By configuration the operations of each stage, and the conditions and loops among all; of both versions of Keras the larger."""
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_step_has_no_more_operations_than_written_here(name):
+    options = {key: value() if isinstance(value, type) else value for key, value in CONFIGURATIONS[name].items()}
+    found = counted(**options)
+    assert sum(found.values()) > 500
+    more = {stage: (found[stage], most) for stage, most in zip(COLUMNS, MOST[name], strict=True) if found[stage] > most}
+    assert not more, f"found and written: {more}"
+
+
+def test_what_no_log_shows_is_not_computed():
+    norms, nothing = (counted(telemetry=level) for level in ("norms", None))
+    assert nothing["figures"] < norms["figures"] and nothing["combine"] < norms["combine"]

@@ -1,0 +1,60 @@
+"""The operations of a trainer's step, by the stage of the update that makes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import tensorflow as tf
+
+import multihead
+
+ROOT = Path(multihead.__file__).parent
+
+STAGES = {
+    "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras"),
+    "labels": ("_update/labels", "heads/_labels", "losses/_shapes", "_update/batch", "_ground/errors"),
+    "heads": ("_update/head_gradients", "heads/", "losses/"),
+    "weights": ("_update/weights", "schedules", "_update/pipeline"),
+    "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/gradients"),
+    "optimizer": ("_ground/optimizers",),
+    "apply": ("_update/apply", "_update/roll_back", "_update/update", "_ground/replicas"),
+    "faults": ("_update/broken", "_update/faults"),
+    "figures": ("telemetry/",),
+}
+"""The beginnings of the paths of each stage's files, the first that fits counts; the rest is `"others"`."""
+
+CONDITIONS = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase")
+
+
+def operations(step: tf.types.experimental.ConcreteFunction) -> list[tf.Operation]:
+    """The operations of a traced step, those of all its branches, loops and functions included."""
+    found: dict[str, tf.Graph] = {}
+
+    def visit(graph: tf.Graph) -> None:
+        for operation in graph.get_operations():
+            for value in (operation.get_attr(name) for name in operation.node_def.attr):
+                name = getattr(value, "name", None)
+                if isinstance(name, str) and name not in found and (function := graph._get_function(name)) is not None:
+                    if getattr(function, "graph", None) is not None:
+                        found[name] = function.graph
+                        visit(function.graph)
+
+    visit(step.graph)
+    return [operation for graph in (step.graph, *found.values()) for operation in graph.get_operations()]
+
+
+def stage_of(operation: tf.Operation) -> str:
+    """The stage whose code made an operation: that of the innermost of the package's files."""
+    for frame in reversed(operation.traceback or ()):  # none in the bodies of some loops
+        path = Path(frame.filename)
+        if ROOT in path.parents:
+            name = path.relative_to(ROOT).as_posix()
+            return next((stage for stage, files in STAGES.items() if name.startswith(files)), "others")
+    return "others"
+
+
+def by_stage(step: tf.types.experimental.ConcreteFunction) -> Counter[str]:
+    """The number of operations of each stage, and of conditions and loops."""
+    found = operations(step)
+    return Counter(map(stage_of, found)) + Counter(conditions=sum(each.type in CONDITIONS for each in found))
