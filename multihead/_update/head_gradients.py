@@ -31,7 +31,7 @@ class LossFactors(NamedTuple):
 
     def scaled_up(self, factor: Any) -> tf.Tensor:
         """A factor times that of loss scaling."""
-        return factor * (tf.ones([]) if self.scale is None else self.scale)
+        return tf.convert_to_tensor(factor) if self.scale is None else factor * self.scale
 
     def scaled_down(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Gradients without loss scaling."""
@@ -108,8 +108,6 @@ def head_gradients(
         loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
         added_losses = list(getattr(head.module, "losses", []))
         added_loss = sum_of(added_losses)
-    # Added losses count once per update, without a weight, but not for an idle head.
-    added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
         found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factors.scaled_up(factor)))
@@ -121,7 +119,10 @@ def head_gradients(
         )
 
     of_loss = gradients(loss_sum, factors.heads[k])
-    of_added = gradients(added_loss, added_factor) if added_losses else tf.nest.map_structure(lambda _: None, of_loss)
+    of_added = tf.nest.map_structure(lambda _: None, of_loss)
+    if added_losses:  # they count once per update, without a weight, but not for an idle head
+        added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
+        of_added, added_loss = gradients(added_loss, added_factor), added_loss * added_factor
     head.update_metrics(labels.in_units, predictions, labels.weights)
     is_deaf = head.reads_floats(representation.nest) and not trains_shared
     if is_deaf and all(gradient is None for gradient in of_loss.representation):
@@ -130,7 +131,7 @@ def head_gradients(
             "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
             "and operations that have no gradient; a head for integer outputs alone names them in `reads`."
         )
-    return HeadGradients(loss_sum=loss_sum, added_loss=added_loss * added_factor, of_loss=of_loss, of_added=of_added)
+    return HeadGradients(loss_sum=loss_sum, added_loss=added_loss, of_loss=of_loss, of_added=of_added)
 
 
 def head_gradients_if(

@@ -54,12 +54,12 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (33, 219, 146, 28, 50, 242, 195, 99, 159, 27, 6),
-    "without figures": (24, 219, 146, 28, 40, 242, 195, 96, 91, 21, 6),
-    "all figures": (77, 219, 152, 28, 277, 242, 195, 99, 264, 56, 10),
-    "UPGrad": (32, 219, 146, 28, 603, 242, 195, 99, 159, 33, 9),
-    "UPGrad at the parameters": (28, 219, 152, 28, 638, 242, 195, 99, 159, 33, 9),
-    "micro-batches": (33, 317, 188, 29, 188, 242, 195, 99, 159, 205, 10),
+    "plain": (33, 219, 122, 28, 50, 242, 195, 99, 159, 27, 6),
+    "without figures": (24, 219, 122, 28, 40, 242, 195, 96, 91, 21, 6),
+    "all figures": (77, 219, 124, 28, 277, 242, 195, 99, 264, 56, 10),
+    "UPGrad": (32, 219, 122, 28, 603, 242, 195, 99, 159, 33, 9),
+    "UPGrad at the parameters": (28, 219, 124, 28, 638, 242, 195, 99, 159, 33, 9),
+    "micro-batches": (33, 317, 164, 29, 188, 242, 195, 99, 159, 205, 10),
 }
 """By configuration the operations of each stage, and the conditions and loops among all; of both versions of Keras the larger."""
 
