@@ -19,7 +19,12 @@ from tests.helpers.cases import pairwise, quick
 from tests.helpers.tiny import weights_of
 
 # TensorFlow says so of every dataset while functions run eagerly.
-pytestmark = pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental_run_functions_eagerly`:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental_run_functions_eagerly`:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Epoch 1:RuntimeWarning"
+    ),  # in turns, a batch has no label for the heads whose turn it is
+]
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(10, 5)).astype("float32")
@@ -72,7 +77,7 @@ OPTIONS = {
     "micro-batches": {"balancer": "CAGrad", "micro_batches": 2},
     "at the parameters": {"balancer": "GradVac", "balance_at": "parameters"},
     "weighted": {"weighting": "Uncertainty"},
-    "in turns": {"schedule": {"size": 1, "rate": 2}},
+    "in turns": {"schedule": {"size": 1, "kind": 1, "rate": 2}},
     "gathered": {"accumulate_steps": 2},
 }
 
