@@ -143,10 +143,12 @@ def _state_kept(modules: Sequence[Any]) -> Iterator[None]:
         for part in all_layers(module) or [module]:
             with suppress(ValueError):  # Keras 2: a `Sequential` that is not built
                 before += [(variable, tf.identity(variable)) for variable in state_variables(part)]
-    with tf.variable_creator_scope(keep):
-        yield
-    for variable, value in before:
-        variable.assign(value)
+    try:
+        with tf.variable_creator_scope(keep):
+            yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 class _Reading:

@@ -164,7 +164,7 @@ class _Once:
 
 
 _FEW = 2**16
-"""The number of elements up to which copying them takes no longer than a condition."""
+"""The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
 def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

@@ -217,14 +217,14 @@ class LogMetrics:
 
     def names_in_order(self) -> list[str]:
         """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
-        of_heads = [name for head in self.heads for name in self._names_of(head)]
+        of_heads = [name for head in self.heads for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses)]
 
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
         if self._main_names is None:
-            self._main_names = [name for head in self.heads for name in self._names_of(head)[:2]]
+            self._main_names = [name for head in self.heads for name in _names_of(head)[:2]]
         return self._main_names
 
     @unchecked()
@@ -234,8 +234,9 @@ class LogMetrics:
         logs: dict[str, Any] = {"loss": total_loss(sums)}
         found, layout = self.figures.by_name(), self.figures.layout
         logs.update({name: found[name] for name in layout.logged("update")})
-        for k, (head, loss, has_labels) in enumerate(self._losses_of(sums)):
-            logs.update(_head_logs(head, loss, has_labels))
+        losses, labelled = tf.unstack(mean_losses(sums)), tf.unstack(sums["counts"] > 0)
+        for k, head in enumerate(self.heads):
+            logs.update(_head_logs(head, losses[k], labelled[k]))
             logs.update({name: found[name] for name in layout.logged("head", k)})
         logs.update({name: found[name] for name in layout.logged("pair")})
         logs["skipped_updates"] = sums["skipped"][0]
@@ -251,23 +252,21 @@ class LogMetrics:
             step: The number of updates applied so far.
         """
         sums, logs = self.sums.parts(), dict[str, Any]()
-        for head, loss, has_labels in self._losses_of(sums):
+        means, labelled = mean_losses(sums), sums["counts"] > 0
+        for head, loss, has_labels in zip(self.heads, tf.unstack(means), tf.unstack(labelled)):
             logs.update(_head_logs(head, loss, has_labels) if head.name in present else {})
-        active = (sums["counts"] > 0) & (weights > 0)
-        losses = tf.where(active, weights * mean_losses(sums), 0.0)
+        active = labelled & (weights > 0)
+        losses = tf.where(active, weights * means, 0.0)
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
         return {"loss": _or_nan(total + mean_rest(sums), tf.reduce_any(active)), **logs}
 
-    def _names_of(self, head: Head) -> list[str]:
-        """The names of a head's loss and metrics."""
-        return list(_head_logs(head, tf.constant(0.0), tf.constant(True)))
 
-    def _losses_of(self, sums: dict[str, tf.Tensor]) -> list[tuple[Head, tf.Tensor, tf.Tensor]]:
-        """The heads with their losses, and whether they have any labels."""
-        return list(zip(self.heads, tf.unstack(mean_losses(sums)), tf.unstack(sums["counts"] > 0)))
+def _names_of(head: Head) -> list[str]:
+    """The names of a head's loss and metrics."""
+    return list(_head_logs(head, tf.constant(0.0), tf.constant(True)))
 
 
 def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:

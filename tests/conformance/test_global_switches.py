@@ -18,12 +18,10 @@ from tests.helpers.balancers import ALL, make
 from tests.helpers.cases import pairwise, quick
 from tests.helpers.tiny import weights_of
 
-# TensorFlow says so of every dataset while functions run eagerly.
+# TensorFlow says so of every dataset while functions run eagerly; and in turns, a batch has no label for the head of a turn.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Even though the `tf.config.experimental_run_functions_eagerly`:UserWarning"),
-    pytest.mark.filterwarnings(
-        "ignore:Epoch 1:RuntimeWarning"
-    ),  # in turns, a batch has no label for the heads whose turn it is
+    pytest.mark.filterwarnings("ignore:Epoch 1:RuntimeWarning"),
 ]
 
 RNG = np.random.default_rng(0)
