@@ -36,14 +36,15 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 # Each test seeds, and many of them several times.
 kernels.seed_without_forgetting()
+kernels.trace_with_plain_contexts()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One process more than there are cores, for while another waits for files or for processes of its own."""
+    """As many processes as cores that this one may use: each takes a dozen seconds to import and collect what it runs."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_collection_finish():

@@ -126,9 +126,6 @@ UPDATES = {
 }
 CASES = pairwise(["weighted", "missing", "all"], ["dataset", "arrays", "sequence", "batches"], list(UPDATES), ["one", "two"])
 CASES = [case for case in CASES if case[2:] != ("xla", "two")]
-# Keras 2 hides the number of columns in batches of a `Sequence`, for which no trainer can be built on several replicas.
-CASES = [case for case in CASES if hasattr(keras, "ops") or (case[1], case[3]) != ("sequence", "two")]
-
 CASES.sort(key=lambda case: case[2:] != ("accumulated", "one"))  # the quickest first
 
 

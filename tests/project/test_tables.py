@@ -60,6 +60,7 @@ def matches(pattern: str, names: list[str]) -> set[str]:
     return {name for name in names if re.fullmatch(text, name)}
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "options"])
 def test_the_logs_hold_what_the_table_of_figures_says_and_nothing_else(level: str | None, with_options: bool) -> None:

@@ -175,7 +175,8 @@ def test_a_resumed_history_begins_where_it_did():
     assert figure.axes[0].lines[0].get_xdata().tolist() == [7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("name", ["losses", "norms", "shares", "weights", "cosines", "layers"])
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("name", ["losses", "weights", "norms", "shares", "cosines", "layers"])
 def test_several_runs_are_drawn_below_each_other(ledger, tmp_path, name):
     given = [history(FITTED), ledger, plots.read(ledger)]
     figure = getattr(plots, name)(given)

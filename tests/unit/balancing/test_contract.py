@@ -81,7 +81,7 @@ def test_float32_is_close_to_float64_and_kept(name):
         np.testing.assert_allclose(narrow, wide, rtol=1e-4, atol=1e-5 * np.abs(wide).max())
 
 
-@pytest.mark.first_cases(9)
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ORDERED])
 def test_the_order_of_heads_does_not_matter(name):
     for kind in ("conflicting", "opposed_scaled", "rank_deficient"):

@@ -351,7 +351,7 @@ def test_aligned_mtl_equals_a_decomposition_of_the_rows(seed, scale):
         close(update_of(balancing.AlignedMTL(preference, scale), rows), expected, case=case)
 
 
-@pytest.mark.parametrize("num_heads", quick(3, [2, 3, 8, 16]))
+@pytest.mark.parametrize("num_heads", quick(2, [2, 3, 8, 16]))
 def test_aligned_mtl_has_condition_number_one_at_all_scales(num_heads):
     for spread in (0.0, 3.0, 6.0) if num_heads <= 3 else (0.0, 6.0):
         rows = zoo.matrix("random", num_heads, spread)

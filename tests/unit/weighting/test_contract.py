@@ -25,7 +25,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.first_cases(6)
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_contract(method):
     order_matters = method is weighting.RandomLossWeighting  # the draws go by position
