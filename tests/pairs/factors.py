@@ -48,6 +48,10 @@ FACTORS: dict[str, list[str]] = {
     "last_batch": ["equal", "smaller"],
     "callbacks": ["none", "checkpoint", "ledger", "per_head", "keras"],
     "devices": ["one", "two"],
+    "initial_epoch": ["0", "1"],
+    "steps_per_epoch": ["all", "half"],
+    "validation_freq": ["1", "2"],
+    "validation_steps": ["all", "1"],
 }
 
 OF_THE_UPDATE = [
@@ -65,6 +69,70 @@ OF_THE_UPDATE = [
     "labels",
 ]
 """The factors of which every three values stand together in a row."""
+
+
+OF_THE_LOOP = ["initial_epoch", "steps_per_epoch", "validation_freq", "validation_steps"]
+"""The factors of how many steps `fit` makes, whose second values have rows of their own."""
+
+ARGUMENTS: dict[str, dict[str, str | None]] = {
+    "__init__": {"encoder": "encoder", "name": None},
+    "add_head": {
+        "name": None,
+        "module": "teacher_forcing",
+        "loss": None,
+        "weight": "weight",
+        "metrics": "metrics",
+        "teacher_forcing": "teacher_forcing",
+        "ignore_label": "labels",
+        "class_weight": "class_weight_of_head",
+        "reads": "encoder",
+        "learning_rate": "head_rate",
+        "weight_decay": "head_decay",
+        "target_scaling": "target_scaling",
+    },
+    "compile": {
+        "optimizer": "optimizer",
+        "others": None,
+        "encoder_learning_rate": "encoder_rate",
+        "encoder_weight_decay": "encoder_decay",
+        "run_eagerly": "mode",
+        "jit_compile": "mode",
+        "options_of_heads": None,
+        **{
+            name: name
+            for name in (
+                *("weighting", "balancer", "balance_at", "balance_every", "schedule", "clip", "micro_batches"),
+                *("accumulate_steps", "telemetry", "layers_every", "on_nonfinite", "max_skipped_updates", "check_labels"),
+                "steps_per_execution",
+            )
+        },
+    },
+    "fit": {
+        "x": "data",
+        "y": "labels",
+        "batch_size": "last_batch",
+        "epochs": None,
+        "verbose": None,
+        "callbacks": "callbacks",
+        "validation_split": "validation",
+        "validation_data": "validation",
+        "shuffle": None,
+        "class_weight": "class_weight",
+        "sample_weight": "sample_weight",
+        "initial_epoch": "initial_epoch",
+        "steps_per_epoch": "steps_per_epoch",
+        "validation_steps": "validation_steps",
+        "validation_batch_size": None,
+        "validation_freq": "validation_freq",
+        "max_queue_size": None,
+        "workers": None,
+        "use_multiprocessing": None,
+    },
+}
+"""The factor that varies an argument. None: the argument has the same value in every row, or changes no number.
+
+The shuffling of `fit` is that of `tests/pairs/kills.py`.
+"""
 
 
 class Refusal(NamedTuple):
@@ -139,13 +207,22 @@ def rows(salt: str = "0") -> list[dict[str, str]]:
         }
         for pair in EXCLUDED
     ]
-    found: Any = make(
-        FACTORS,
+    usual = {name: FACTORS[name][:1] for name in OF_THE_LOOP}
+    base: Any = make(
+        {**FACTORS, **usual},
         strength=2,
         salt=salt,
         sub_models=[{"fields": OF_THE_UPDATE, "strength": 3}],
         constraints=excluded,
     )
+    of_the_loop: Any = make(
+        FACTORS,
+        strength=1,
+        salt=salt,
+        sub_models=[{"fields": [name, other], "strength": 2} for name in OF_THE_LOOP for other in FACTORS if other != name],
+        constraints=excluded,
+    )
+    found = [*base, *of_the_loop]
     return [dict(row) for row in found]
 
 

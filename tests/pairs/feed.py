@@ -65,6 +65,32 @@ def fit_arguments(row: dict[str, str]) -> dict[str, Any]:
             while True:
                 yield from batches
 
-        steps = -(-len(batches) // int(row["accumulate_steps"]))
-        arguments.update(x=endless(), steps_per_epoch=steps)
+        arguments.update(x=endless(), steps_per_epoch=updates_of_data(row))
+    if row["steps_per_epoch"] == "half":
+        arguments["steps_per_epoch"] = updates_of_data(row) // 2
+    if row["initial_epoch"] != "0":
+        arguments["initial_epoch"] = int(row["initial_epoch"])
+    if row["validation"] != "none":
+        if row["validation_freq"] != "1":
+            arguments["validation_freq"] = int(row["validation_freq"])
+        if row["validation_steps"] != "all":
+            arguments["validation_steps"] = int(row["validation_steps"])
     return arguments
+
+
+def updates_of_data(row: dict[str, str]) -> int:
+    """The number of updates in which the data are read once."""
+    return -(-len(batches_of(row)) // int(row["accumulate_steps"]))
+
+
+def windows_of(row: dict[str, str]) -> list[list[Any]]:
+    """The batches of each update of `fit`."""
+    batches, steps = batches_of(row), int(row["accumulate_steps"])
+    whole = [batches[at : at + steps] for at in range(0, len(batches), steps)]
+    epochs = EPOCHS - int(row["initial_epoch"])
+    if row["steps_per_epoch"] == "all":
+        return whole * epochs
+    half = len(whole) // 2
+    # As in Keras: an epoch goes on where the one before ended; with Keras 2, arrays and sequences begin anew.
+    begins_anew = not hasattr(keras, "ops") and row["data"] not in ("dataset", "generator")
+    return whole[:half] * epochs if begins_anew else (whole * epochs)[: half * epochs]

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from tests.helpers import balancing_reference
 from tests.helpers.tiny import tensor_variable
-from tests.pairs.feed import batches_of
+from tests.pairs.feed import batches_of, windows_of
 from tests.pairs.model import (
     CLASS_WEIGHT,
-    EPOCHS,
     FIT_CLASS_WEIGHT,
     HEADS,
     LIMITS,
@@ -249,10 +248,8 @@ class Tape:
 
     def train(self) -> None:
         """All updates of the row's `fit`."""
-        batches, steps = batches_of(self.row), int(self.row["accumulate_steps"])
-        for _ in range(EPOCHS):
-            for at in range(0, len(batches), steps):
-                self.update(batches[at : at + steps])
+        for window in windows_of(self.row):
+            self.update(window)
         # As `fit` does at its end: with `use_ema`, the variables become their averages.
         for (part, i), average in (self.averages or {}).items():
             self.tensors(part)[i].assign(average)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import sys
 import keras
 import pytest
 
+from multihead import MultiHeadTrainer
 from tests.helpers.sources import ROOT
 from tests.pairs import oracles
-from tests.pairs.factors import EXCLUDED, FACTORS, OF_THE_UPDATE, rows, table_of_refusals
+from tests.pairs.factors import ARGUMENTS, EXCLUDED, FACTORS, OF_THE_UPDATE, rows, table_of_refusals
 
 
 def wanted(names, size):
@@ -32,6 +34,14 @@ def test_every_pair_and_every_three_of_the_update_stand_in_a_row_or_are_excluded
         ours = [(name, value) for name, value in row if name in OF_THE_UPDATE]
         missing -= {frozenset(each) for each in itertools.combinations(ours, 3)}
     assert {frozenset(pair) for pair in EXCLUDED} == missing
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_every_argument_has_a_factor_or_is_the_same_in_every_row(method):
+    owner = keras.Model if method == "fit" else MultiHeadTrainer
+    found = set(inspect.signature(getattr(owner, method)).parameters) - {"self"}
+    assert found <= set(ARGUMENTS[method])
+    assert {factor for factor in ARGUMENTS[method].values() if factor} <= set(FACTORS)
 
 
 @pytest.mark.filterwarnings("ignore:.*has no effect:UserWarning")
