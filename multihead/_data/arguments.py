@@ -15,7 +15,7 @@ from multihead._data.batches import read_iterable, read_sequence, specs_of_datas
 from multihead._data.data import Data
 from multihead._data.windows import Windows
 from multihead._ground.global_random import RandomStream
-from multihead._ground.keras import validates_during_fit
+from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
 from multihead._ground.names import check_keywords, nearest
 from multihead._ground.validation import is_number, quoted
 
@@ -134,7 +134,7 @@ class Call(NamedTuple):
         """The call with its data as a dataset of batches.
 
         Args:
-            num_batches: How many batches to make of arrays, if there is no batch size.
+            num_batches: The number of batches of an epoch, if it is given; arrays without a batch size become so many.
             argument: Why it is needed, for messages.
             seed: The seed of the shuffle of arrays.
         """
@@ -143,6 +143,8 @@ class Call(NamedTuple):
         if batch_size is not None:  # Keras would use it for the validation data, too
             others.setdefault("validation_batch_size", batch_size)
         dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
+        if SEQUENCES_BEGIN_ANEW and num_batches is not None and self.is_made_by_python and self.data.length is not None:
+            dataset = dataset.take(num_batches)
         return self._replace(data=Data(dataset, specs=self.data.specs), others=others)
 
     @property

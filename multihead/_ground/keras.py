@@ -25,6 +25,9 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
 
+SEQUENCES_BEGIN_ANEW = not KERAS_3
+"""Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length."""
+
 # The option of a variable that mixed precision leaves as it is.
 _NOT_CAST: dict[str, Any] = {"autocast": False} if KERAS_3 else {"experimental_autocast": False}
 # Every replica has a copy of a state variable, and the copies must stay equal: only the first replica's assignment counts,
