@@ -101,6 +101,10 @@ class Data(NamedTuple):
                 f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
             )
         batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
+        # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
+        options = tf.data.Options()
+        options.autotune.enabled = False  # it would make maps parallel, and prefetch
+        batches = batches.with_options(options)
         return batches if self.length is None else batches.apply(tf.data.experimental.assert_cardinality(self.length))
 
     def drawing_from(self, stream: RandomStream) -> Data:

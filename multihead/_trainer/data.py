@@ -65,5 +65,6 @@ def with_checked_labels(
         return data._replace(labels_are_checked=are_checked and not is_masked)
     if in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
         dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
-        return data._replace(x=checked(check, dataset), batches=None)
+        # What Python makes is lost if it is read and not used, and may draw random numbers.
+        return data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
     return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.sparse
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, callbacks
+from multihead._data.batches import read_iterable
 from tests.helpers import tiny
 
 # Keras 3 says so at the end of every dataset whose length it does not know.
@@ -210,6 +212,27 @@ def test_epochs_of_fewer_steps_than_batches_read_what_keras_reads(more, tmp_path
         trainer.fit(**given, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=saver)
         assert ours.seen == notes.seen, form
         assert len(ours.seen) == 6
+
+
+def test_checking_labels_under_xla_reads_no_batch_of_a_generator_that_is_not_used():
+    """Such a batch would be lost to the next validation, and what it draws from the global random numbers, too."""
+    made = []
+
+    def endless():
+        while True:
+            made.append(len(made))
+            yield np.ones([2, 3], "float32"), np.ones([2, 1], "float32")
+
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    trainer.add_head("a", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", jit_compile=True, run_eagerly=False)
+    trainer.compute_gradients((np.ones([2, 3], "float32"), {"a": np.ones([2, 1], "float32")}))
+    data = read_iterable(endless(), ["a"])
+    batches = iter(trainer._with_checked_labels(data).x)
+    for _ in range(4):
+        next(batches)
+    time.sleep(0.5)
+    assert len(made) == 4
 
 
 def rows_of(*parts):

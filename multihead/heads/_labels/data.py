@@ -37,16 +37,17 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
     return True
 
 
-def checked(check: Callable[[Any], None], dataset: tf.data.Dataset) -> tf.data.Dataset:
+def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
     """A data set of the same batches that raises an error at the first batch with invalid labels.
 
     Args:
         check: Raises an error for a batch with invalid labels.
         dataset: A data set of batches as `fit` takes them.
+        ahead: Whether batches may be read and checked before they are needed.
     """
 
     def checked_batch(*parts: Any) -> Any:
         check(parts)
         return parts
 
-    return dataset.map(checked_batch, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(checked_batch, num_parallel_calls=tf.data.AUTOTUNE if ahead else None)
