@@ -184,7 +184,12 @@ class Case(NamedTuple):
     @property
     def source(self):
         """The tensor that it reads: the input itself, if no gradient can pass."""
-        return f"raw {self.kind}" if self.name in NO_GRADIENT else self.kind
+        return f"raw {self.kind}" if self.stops_gradients else self.kind
+
+    @property
+    def stops_gradients(self):
+        """Whether no gradient can pass, also where it is wrapped."""
+        return any(name in self.name for name in NO_GRADIENT)
 
     def on(self, layer, tensor):
         """The layer's output."""
@@ -458,9 +463,7 @@ def network(cases, places=PLACES, seed=1):
     keras.utils.set_random_seed(seed)
     of_case = places if callable(places) else lambda i: places
     by_place = {place: [each for i, each in enumerate(cases) if place in of_case(i)] for place in PLACES}
-    by_place = {
-        p: [each for each in found if p == "encoder" or each.name not in NO_GRADIENT] for p, found in by_place.items()
-    }
+    by_place = {p: [each for each in found if p == "encoder" or not each.stops_gradients] for p, found in by_place.items()}
     branches = {place: Branches(found) for place, found in by_place.items() if found}
     encoder = Encoder(dict.fromkeys(["vector", *(each.kind for each in cases)]), branches.get("encoder"))
     heads = {"a": Head(branches.get("head"), branches.get("shared")), "b": Head(None, branches.get("shared"))}
