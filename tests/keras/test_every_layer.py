@@ -227,6 +227,7 @@ def test_a_run_with_layers_is_resumed(trained, tmp_path):
 # ------------------------------------------------------------------------------------------------------ wrappers
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")  # Keras 3's, of a kernel that is computed anew
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrapper", every_layer.WRAPPERS)
 def test_wrapped_layers_train_as_in_keras(wrapper):
