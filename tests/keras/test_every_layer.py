@@ -230,10 +230,18 @@ def test_a_run_with_layers_is_resumed(trained, tmp_path):
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")  # Keras 3's, of a kernel that is computed anew
 @pytest.mark.thorough
 @pytest.mark.parametrize("wrapper", every_layer.WRAPPERS)
-def test_wrapped_layers_train_as_in_keras(wrapper):
+def test_wrapped_layers_train_as_in_keras_and_live_as_others_do(wrapper, tmp_path):
     found = [every_layer.wrapped(wrapper, case) for case in CASES.values()]
     cases = [each for each in found if each is not None]
     assert len(cases) >= 3
-    for names in groups(cases, 12):
+    for number, names in enumerate(groups(cases, 12)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
         net = built(names)
-        check_as_in_keras(net, trainer_of(net, run_eagerly=True))
+        trained = net, trainer_of(net, run_eagerly=True)
+        check_as_in_keras(*trained)
+        test_layers_of_an_idle_head_stay(trained)
+        test_layers_are_exported(trained, folder)
+        test_layers_are_saved_and_loaded(trained, folder)
+        test_frozen_layers_keep_every_bit(trained)
+        test_a_run_with_layers_is_resumed(trained, folder)
