@@ -6,9 +6,10 @@ sums and counts, a weighting of the losses, a balancer for the gradients, and cl
 
 from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
-from multihead import accumulation, balancing, callbacks, clipping, losses, plots, scaling, schedules, weighting
+from multihead import accumulation, balancing, callbacks, clipping, comparison, losses, plots, scaling, schedules, weighting
 from multihead.heads._labels.class_weights import class_weights
 from multihead._version import __version__
+from multihead.comparison._compare import compare
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
@@ -24,6 +25,8 @@ __all__ = [
     "callbacks",
     "class_weights",
     "clipping",
+    "compare",
+    "comparison",
     "losses",
     "mix_datasets",
     "plots",

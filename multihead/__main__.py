@@ -1,12 +1,15 @@
-"""`python -m multihead plot run.jsonl`: draws the pictures of a run."""
+"""`python -m multihead plot run.jsonl` draws pictures of a run; `python -m multihead compare config.py` compares arms."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from multihead import plots
+from multihead._display.extras import optional
+from multihead.comparison._config import compare_config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -18,13 +21,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plot.add_argument(
         "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the first run)"
     )
+    compared = commands.add_parser(
+        "compare",
+        help="compare arms with each other and with each head alone",
+        description="Runs `multihead.compare` with the variables of a file as its arguments. Finished runs are written to a "
+        "file of JSON lines; started again, the command goes on where it stopped.",
+    )
+    compared.add_argument("config", help="a file of Python that defines build, data, arms, seeds and budget")
+    compared.add_argument(
+        "--file", default=None, metavar="LINES", help="the file of finished runs (default: beside the config, .jsonl)"
+    )
+    compared.add_argument("--processes", type=int, default=None, help="how many runs are trained at once (default: 1)")
     options = parser.parse_args(arguments)
     try:
-        files = plots.all_of(options.run, options.output or f"{options.run[0].removesuffix('.jsonl')}_plots")
-    except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"python -m multihead plot: {error}")
-    for file in files:
-        sys.stdout.write(f"{file}\n")
+        written = _draw(options) if options.command == "plot" else _compare(options)
+    except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
+        sys.exit(f"python -m multihead {options.command}: {error}")
+    for each in written:
+        sys.stdout.write(f"{each}\n")
+
+
+def _draw(options: argparse.Namespace) -> list[Path]:
+    return plots.all_of(options.run, options.output or f"{options.run[0].removesuffix('.jsonl')}_plots")
+
+
+def _compare(options: argparse.Namespace) -> list[Path]:
+    """Compares, prints the result and, if matplotlib is installed, draws the front beside the lines."""
+    file = Path(options.file or f"{options.config.removesuffix('.py')}.jsonl")
+    given = {} if options.processes is None else {"processes": options.processes}
+    found = compare_config(options.config, file=file, **given)
+    sys.stdout.write(f"\n{found}\n\n")
+    if optional("matplotlib") is None:
+        return [file]
+    picture = file.with_suffix(".png")
+    plots.front(found).savefig(picture)
+    return [file, picture]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from multihead._display.model import draw_model
 from multihead._display.tables import plain
 from multihead._ground.names import names_arguments
 from multihead.callbacks._board import cosines as matrix_of
+from multihead.comparison import Comparison
+from multihead.comparison import read as read_comparison
 from multihead.plots._run import Run, mean, runs_of
 
 _WIDE = 20.0
@@ -269,6 +271,26 @@ def _layers(axis: Any, run: Run) -> None:
     by_pair = _by_layer(run)
     heat_map(axis, "", list(run.layers), np.array(list(by_pair.values())).T, list(by_pair))
     title(axis, "Where in the encoder heads agree", "mean cosine of gradients in each layer, input at the top")
+
+
+@names_arguments
+def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
+    """What each head gains and pays in the arms of a comparison.
+
+    With two heads, each has an axis, on which better is further out: arms with fixed weights are joined by a line, in the
+    order of `arms`; other rules are single points, and the single-task models are the star whose dotted lines are the corner
+    to reach. Arms at equal cost are hollow, and an arrow leads to them from the same arm in as many updates. Bars are
+    standard deviations over seeds. With more heads, each arm is a line over the heads: its relative change against each head
+    alone.
+
+    Args:
+        comparison: What `multihead.compare` has returned, or its file.
+
+    Raises:
+        ValueError: The file is none of a comparison, or has no finished runs of an arm and of the single-task models.
+    """
+    found = comparison if isinstance(comparison, Comparison) else read_comparison(comparison)
+    return found.plot()
 
 
 @names_arguments

@@ -16,6 +16,8 @@ from multihead import (
     Stages,
     balancing,
     callbacks,
+    compare,
+    comparison,
     losses,
     mix_datasets,
     models,
@@ -24,7 +26,7 @@ from multihead import (
     schedules,
 )
 from multihead import weighting as weightings
-from tests.helpers import public
+from tests.helpers import compared, public
 
 CALLABLES = public.callables()
 PASSED_ON = (
@@ -164,6 +166,14 @@ def draw(path, picture):
 DECODER = {"vocabulary_size": 9, "embedding_size": 2, "units": 2}
 PREFERRING = ("AlignedMTL", "CAGrad", "DualProj", "EqualNorms", "SDMGrad", "Sum", "UPGrad")
 PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", "weights")
+
+
+def comparing(**given):
+    arguments = {"arms": {"plain sum": {}}, "seeds": 1, "budget": 1, "options": {"run_eagerly": True}, "verbose": 0, **given}
+    parts = {name: compared.examples(8) for name in ("train", "validation")}
+    return compare(compared.build, given.get("data", parts), **{k: v for k, v in arguments.items() if k != "data"})
+
+
 # What is passed by name, misspelt, and the nearest name.
 NAMES = {
     "ByPath.factors": (lambda: by_path("kernle"), "kernel"),
@@ -191,6 +201,14 @@ NAMES = {
         lambda: balancing_accumulator().add([tf.ones([])], reduction="men"),
         "mean",
     ),
+    "compare.data": (lambda: comparing(data={"train": compared.examples(8), "validaton": None}), "validation"),
+    "compare.arms": (lambda: comparing(arms={"a": {"balancr": "UPGrad"}}), "balancer"),
+    "compare.budget": (lambda: comparing(budget={"epoch": 3}), "epochs"),
+    "compare.metrics": (lambda: comparing(metrics={"kind": "kind_acuracy", "size": "size_loss"}), "kind_accuracy"),
+    "compare.options": (lambda: comparing(options={"clp": None}), "clip"),
+    "compare.equal_cost": (lambda: comparing(equal_cost=["plan sum"]), "plain sum"),
+    "comparison.read.path": (lambda path: draw(path, comparison.read), "run.jsonl"),
+    "plots.front.comparison": (lambda path: draw(path, plots.front), "run.jsonl"),
     "losses.get.loss": (lambda: losses.get("binary_crossentrpy"), "binary_crossentropy"),
     "mix_datasets.weights": (lambda: mix_datasets(datasets(["price"]), weights={"prize": 1.0}), "price"),
     "models.Seq2SeqDecoder.attention": (lambda: models.Seq2SeqDecoder(**DECODER, attention="loung"), "luong"),
@@ -283,6 +301,7 @@ FREE = (
     r"mix_datasets\.datasets",
     r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
     r"testing\..*",
+    r"compare\.(file|measure)",
     r"callbacks\.Checkpoint\.strict",
     r"MultiHeadTrainer\.compile\.steps_per_execution",
 )

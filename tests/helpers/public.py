@@ -11,7 +11,15 @@ import keras
 import multihead
 from multihead import MultiHeadTrainer, models, testing
 
-RESULTS = {"diagnosis.Diagnosis", "losses.ElementLoss", "plots.Run", "testing.Report", "models.Decoded"}
+RESULTS = {
+    "comparison.Comparison",
+    "comparison.Difference",
+    "diagnosis.Diagnosis",
+    "losses.ElementLoss",
+    "plots.Run",
+    "testing.Report",
+    "models.Decoded",
+}
 """Classes whose instances users get and do not make."""
 
 

@@ -1,0 +1,10 @@
+"""What sharing an encoder costs or gives: `multihead.compare` trains several ways side by side, and each head alone.
+
+Its result is a `Comparison`. The `file` of a comparison is read by `read`, and drawn by `multihead.plots.front`.
+`python -m multihead compare config.py` does the same from the command line.
+"""
+
+from multihead.comparison._result import Comparison, read
+from multihead.comparison._student import Difference
+
+__all__ = ["Comparison", "Difference", "read"]

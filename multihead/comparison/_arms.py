@@ -1,0 +1,189 @@
+"""Arms of a comparison: the ways to train that are compared, as data that can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from multihead import balancing, weighting
+from multihead._ground.names import did_you_mean
+from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
+from multihead._trainer.options import CompileOptions
+
+ALONE = "alone"
+"""The arm of the single-task models: each head with an encoder of its own."""
+AT_EQUAL_COST = ", equal cost"
+"""What follows the name of an arm that is trained for the time of all single-task models together."""
+WEIGHTS = "weights"
+_RULES = ("balancer", "weighting", "schedule")
+OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
+"""The options of joint training, which a single-task model does not have."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an object of a class with `get_config`, as often as needed.
+
+    Attributes:
+        kind: The class.
+        config: Its configuration.
+    """
+
+    kind: Any
+    config: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        given = {name: value for name, value in self.config.items() if name != "name" and value is not None}
+        return f"{self.kind.__name__}({', '.join(f'{name}={in_words(value)}' for name, value in sorted(given.items()))})"
+
+    def make(self) -> Any:
+        """A new object."""
+        return self.kind.from_config(dict(self.config))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: Its name.
+        weights: The weights of heads, by head name; those of the other heads are what `build` gave them.
+        options: Options of `compile`; objects as recipes.
+    """
+
+    name: str
+    weights: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the heads' losses are summed with weights, without a balancer, a weighting or a schedule."""
+        return all(self.options.get(name) is None for name in _RULES)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The arm in words, by which a later call sees that it is the same."""
+        weights = {WEIGHTS: in_words(dict(self.weights))} if self.weights else {}
+        return {**weights, **{name: in_words(value) for name, value in sorted(self.options.items())}}
+
+
+def made(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `compile` with new objects for recipes."""
+    return {name: value.make() if isinstance(value, Recipe) else value for name, value in options.items()}
+
+
+def in_words(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {in_words(each)}" for name, each in sorted(value.items(), key=str)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(in_words, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or isinstance(value, (str, int, Recipe)):
+        return str(value)
+    inner = getattr(value, "func", None)  # of functools.partial
+    if inner is not None:
+        return f"{in_words(inner)}({in_words(list(value.args))}, {in_words(value.keywords)})"
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def read_arms(arms: Any) -> dict[str, Arm]:
+    """The arms by name, checked as far as this can be done without a trainer.
+
+    Raises:
+        ValueError: There is none, a name is reserved, or an option does not exist or cannot differ between arms.
+        TypeError: They are no dict of dicts.
+    """
+    if not isinstance(arms, Mapping) or not arms:
+        raise ValueError(
+            "`arms` must be a dict of at least one arm, by its name. "
+            f"Received: arms={arms!r}. Pass, for example, {{'plain sum': {{}}, 'EqualNorms': {{'balancer': 'EqualNorms'}}}}."
+        )
+    return {name: _read_arm(name, given) for name, given in arms.items()}
+
+
+def _read_arm(name: Any, given: Any) -> Arm:
+    if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
+        raise ValueError(
+            f"The name of an arm in `arms` must be a string other than {ALONE!r}, which is always compared, and not "
+            f"end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
+        )
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"`arms[{name!r}]` must be a dict of options of `compile` and `weights`. Received: {given!r}. Pass, for "
+            "example, {'balancer': 'EqualNorms'}; {} is the plain sum with the weights of `build`."
+        )
+    weights = given.get(WEIGHTS) or {}
+    if not isinstance(weights, Mapping) or not all(is_number(value) and value >= 0 for value in weights.values()):
+        raise ValueError(
+            f"`arms[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
+            f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
+        )
+    options = {option: value for option, value in given.items() if option != WEIGHTS}
+    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, (WEIGHTS,)))
+
+
+def read_options(
+    argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ("accumulate_steps",)
+) -> dict[str, Any]:
+    """Options of `compile`, with recipes for objects.
+
+    Args:
+        argument: The name of the argument, for messages.
+        options: The options.
+        others: What the same dict may also have, for messages.
+        without: The options that it must not have.
+
+    Raises:
+        ValueError: An option does not exist, or is set elsewhere.
+        TypeError: They are no dict.
+    """
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"`{argument}` must be a dict of options of `compile`. Received: {options!r}. Pass, for example, "
+            "{'clip': clipping.ByGlobalNorm(1.0)}."
+        )
+    known = [each.name for each in fields(CompileOptions) if each.name not in without]
+    for name in options:
+        if name not in known:
+            elsewhere = f"`{name}` is the same for all arms: it is an argument of `compare`, or belongs in its `options`."
+            is_common = name in (*without, "optimizer")
+            hint = elsewhere if is_common else did_you_mean([name], [*known, *others], "Correct its name, or omit it.")
+            raise ValueError(
+                f"`{argument}` must have options of `compile` that an arm can choose: {quoted([*others, *known])}. "
+                f"Received: {name!r}. {hint}"
+            )
+    for name, module in (("balancer", balancing), ("weighting", weighting)):
+        if isinstance(options.get(name), str):
+            module.get(options[name])  # a misspelt name is an error here, before anything is trained
+    is_object = {name: callable(getattr(type(value), "get_config", None)) for name, value in options.items()}
+    return {name: Recipe(type(value), value.get_config()) if is_object[name] else value for name, value in options.items()}
+
+
+def check_against(arms: Mapping[str, Arm], heads: Sequence[str]) -> None:
+    """Checks the arms' weights against the heads of the trainer.
+
+    Raises:
+        ValueError: They name something else.
+    """
+    for arm in arms.values():
+        check_head_names(f"arms[{arm.name!r}]['weights']", arm.weights, heads)
+
+
+def chosen(equal_cost: Any, arms: Mapping[str, Arm]) -> list[str]:
+    """The names of the arms that are trained at equal cost, too.
+
+    Raises:
+        ValueError: One is not the name of an arm.
+        TypeError: It is neither True, False nor a list of names.
+    """
+    if isinstance(equal_cost, bool):
+        return list(arms) if equal_cost else []
+    if isinstance(equal_cost, str) or not isinstance(equal_cost, Sequence):
+        raise TypeError(
+            "`equal_cost` must be True, False or a list of names of arms. "
+            f"Received: equal_cost={equal_cost!r}. Pass, for example, {list(arms)[:1]!r}."
+        )
+    return [check_choice("equal_cost", name, list(arms)) for name in equal_cost]

@@ -1,0 +1,311 @@
+"""`compare`: the steps of a comparison, in order."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from multihead._ground.names import names_arguments
+from multihead._ground.validation import check_positive_whole
+from multihead.comparison._arms import ALONE, OF_JOINT_TRAINING, Arm, check_against, chosen, read_arms, read_options
+from multihead.comparison._cost import measure_cost, updates_at_equal_cost
+from multihead.comparison._data import VALIDATION
+from multihead.comparison._file import Line, Lines, key_of, opened
+from multihead.comparison._processes import Each, workers
+from multihead.comparison._progress import Progress
+from multihead.comparison._result import Comparison
+from multihead.comparison._run import check_arm, probe, run
+from multihead.comparison._student import relative_changes
+from multihead.comparison._study import FINAL, TUNE, Job, Plan, Study, check_callables, read_plan, settings_of
+
+
+@names_arguments
+def compare(
+    build: Callable[[], Any],
+    data: Any,
+    arms: Mapping[str, Mapping[str, Any]],
+    seeds: int | Sequence[int],
+    budget: int | Mapping[str, int],
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    optimizer: Callable[[Any], Any] = keras.optimizers.Adam,
+    rates: float | Sequence[float] = (1e-3, 3e-3, 1e-2),
+    tuning_seed: int = 1000,
+    batch_size: int = 32,
+    options: Mapping[str, Any] | None = None,
+    equal_cost: bool | Sequence[str] = True,
+    measure: Callable[[Any, Any], Mapping[str, float]] | None = None,
+    file: str | os.PathLike[str] | None = None,
+    processes: int = 1,
+    verbose: int = 1,
+) -> Comparison:
+    """Compares ways to train several heads on one encoder, with each other and with a model of its own for each head.
+
+    All arms of a seed have the same initial weights, the same batches in the same order and the same number of updates.
+    Single-task models, the arm `"alone"`, are made from the same `build` by leaving one head only. The learning rate falls
+    to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates. Where
+    it starts is chosen for every arm, and for every single-task model, from the same grid on a seed of its own, by the
+    validation data: the head's metric alone, delta-m against the best single-task models for several heads.
+
+    The equal-cost comparison trains an arm once more, for the time that the single-task models of all heads take together:
+    `round(updates / r)` updates, where `r` is the time of one of its updates over the sum of theirs, measured in turns:
+    the median of several rounds in one process, before the runs.
+
+    Args:
+        build: A function without arguments that returns a `MultiHeadTrainer` with its heads. It is called for every run,
+            after the seeds of Python, NumPy and TensorFlow were set; `compile` is called by `compare`.
+        data: A dict with `"train"` and `"validation"`, and `"test"` if arms are to be compared on other data than those on
+            which learning rates are chosen. Each is `(x, y)` or `(x, y, sample_weight)`, arrays with targets by head name,
+            or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed and for
+            data sets that shuffle; it is called for every run, after the seeds were set.
+        arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `schedule`, ...) and
+            `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. Every run has
+            methods of its own, made from the configuration of those given.
+        seeds: The reported seeds: a number of them, counted from 0, or a list.
+        budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
+        metrics: Each head's figure, by head name: the name of a figure of `evaluate`, or a pair of a name and `"min"` or
+            `"max"`. None: each head's first metric whose direction is known, otherwise its loss.
+        optimizer: A class of optimizers, or another function of the learning rate that returns an optimizer, such as
+            `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
+        rates: The grid of initial learning rates; with a single rate, none is chosen.
+        tuning_seed: The seed on which rates are chosen, none of `seeds`.
+        batch_size: The number of examples in a batch of arrays.
+        options: Options of `compile` for all arms and the single-task models, such as `clip` or `accumulate_steps`.
+        equal_cost: Whether all arms are trained at equal cost, too, or the names of those that are.
+        measure: A function of a trained trainer and a part of the data that returns figures by name, in place of
+            `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
+        file: A file of JSON lines, to which every finished run is written. A call with the same file goes on where the last
+            one stopped, also with further arms or seeds; runs in it are not repeated. None: nothing is written.
+        processes: How many runs are trained at once. Above 1, each process imports the program again: `build` and `data`
+            must be functions at the top level of a file. Results do not depend on it.
+        verbose: 1 prints a line for every run, 0 nothing.
+
+    Returns:
+        The comparison: tables, findings in words, intervals and the picture of the front; `print` it.
+
+    Raises:
+        ValueError: An argument is out of range, the arms do not have equal starts or orders of data, or `file` belongs to
+            other settings.
+        TypeError: An argument has the wrong type.
+        RuntimeError: A process has ended.
+
+    Example:
+        >>> from multihead import MultiHeadTrainer
+        >>> x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+        >>> part = (x, {"a": x[:, :1], "b": x[:, 1:2]})
+        >>> def build():
+        ...     trainer = MultiHeadTrainer(keras.layers.Dense(3))
+        ...     trainer.add_head("a", keras.layers.Dense(1), "mse")
+        ...     trainer.add_head("b", keras.layers.Dense(1), "mse")
+        ...     return trainer
+        >>> found = compare(
+        ...     build,
+        ...     {"train": part, "validation": part},
+        ...     {"plain sum": {}},
+        ...     seeds=2,
+        ...     budget=3,
+        ...     rates=0.01,
+        ...     equal_cost=False,
+        ...     options={"run_eagerly": True},
+        ...     verbose=0,
+        ... )
+        >>> found.arms, found.seeds
+        (('alone', 'plain sum'), (0, 1))
+        >>> found.values("plain sum", "a").shape
+        (2,)
+    """
+    check_callables(build, optimizer, measure)
+    by_name = read_arms(arms)
+    twice = chosen(equal_cost, by_name)
+    plan = read_plan(seeds, tuning_seed, rates, budget)
+    common = read_options("options", options or {}, without=OF_JOINT_TRAINING)
+    accumulate = check_positive_whole("options['accumulate_steps']", common.get("accumulate_steps", 1))
+    size = check_positive_whole("batch_size", batch_size)
+    study = Study(build, data, optimizer, common, size, measure, accumulate)
+    number = check_positive_whole("processes", processes)
+    with opened(file) as lines, workers(study, number) as each:
+        return _Steps(study, plan, by_name, twice, lines, each, Progress(verbose)).all(metrics)
+
+
+class _Steps:
+    """The steps of a comparison.
+
+    Args:
+        study: What is the same for all runs.
+        plan: Seeds, rates and budget.
+        arms: The arms by name.
+        twice: The names of the arms that are trained at equal cost, too.
+        lines: What is known already, and where the rest is written.
+        each: Computes runs.
+        progress: Shows them.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        plan: Plan,
+        arms: Mapping[str, Arm],
+        twice: Sequence[str],
+        lines: Lines,
+        each: Each,
+        progress: Progress,
+    ) -> None:
+        self._study, self._plan, self._arms, self._twice = study, plan, arms, twice
+        self._lines, self._each, self._progress = lines, each, progress
+        self._metrics: dict[str, list[str]] = {}
+        self._budget = 1
+
+    def all(self, metrics: Any) -> Comparison:
+        """All steps."""
+        first = next(iter(self._arms.values()))
+        ((_, probed),) = self._each(_probe, [(self._job(TUNE, first, 1), metrics, self._plan.budget)])
+        updates = probed["updates"]
+        self._budget = updates
+        self._lines.begin(settings_of(self._study, self._plan, probed))
+        self._metrics = self._lines.lines[0]["settings"]["metrics"]
+        check_against(self._arms, list(self._metrics))
+        self._check_arms()
+        trained = [(arm, "", updates, False) for arm in self._arms.values()]
+        alone = [(Arm(ALONE), head, updates, False) for head in self._metrics]
+        trained += [(self._arms[name], "", self._at_equal_cost(name, updates), True) for name in self._twice]
+        everything = [*alone, *trained]
+        tuning = len(self._plan.rates) if len(self._plan.rates) > 1 else 0
+        self._progress.expect(sum(each[2] for each in everything) * (tuning + len(self._plan.seeds)))
+        if tuning:
+            self._run(self._job(TUNE, *each, rate=rate) for each in everything for rate in self._plan.rates)
+        rates = [self._rate(*each, updates) for each in everything]
+        self._run(
+            self._job(FINAL, *each, rate=rate, seed=seed)
+            for seed in self._plan.seeds
+            for each, rate in zip(everything, rates)
+        )
+        return Comparison(self._shown({self._job(FINAL, *each, rate=rate, seed=seed).key
+                                       for each, rate in zip(everything, rates) for seed in self._plan.seeds}))  # fmt: skip
+
+    def _job(
+        self,
+        kind: str,
+        arm: Arm,
+        head: Any,
+        updates: int = 1,
+        at_equal_cost: bool = False,
+        *,
+        rate: float | None = None,
+        seed: int | None = None,
+    ) -> Job:
+        head = head if isinstance(head, str) else ""
+        rate = self._plan.rates[0] if rate is None else rate
+        seed = self._plan.tuning_seed if seed is None else seed
+        return Job(kind, arm.name, head, seed, rate, updates, at_equal_cost, arm.weights, arm.options, self._budget)
+
+    def _check_arms(self) -> None:
+        """Starts every arm that is new, so that its errors come before the first run, and writes it down.
+
+        Raises:
+            ValueError: An arm does not suit the trainer, or is another one in the file.
+        """
+        known = {line["arm"]: line for line in self._lines.lines if "is_fixed" in line}
+        for name, arm in self._arms.items():
+            if name in known and known[name]["how"] != arm.settings:
+                raise ValueError(
+                    f"`arms[{name!r}]` must be the same as in `file`. Received: {arm.settings!r}, and "
+                    f"{known[name]['how']!r} in the file. Give the arm another name, or pass another file."
+                )
+        new = [self._job(TUNE, arm, "") for name, arm in self._arms.items() if name not in known]
+        started = {job.arm for job, _ in self._each(check_arm, new)}
+        for arm in (arm for name, arm in self._arms.items() if name in started):
+            self._lines.append({"arm": arm.name, "is_fixed": arm.is_fixed, "how": arm.settings})
+
+    def _at_equal_cost(self, name: str, updates: int) -> int:
+        """The number of updates of an arm at equal cost."""
+        costs = self._lines.named("cost")
+        if name not in costs:
+            alone = [self._job(TUNE, Arm(ALONE), head, updates) for head in self._metrics]
+            job = self._job(TUNE, self._arms[name], "", updates)
+            ((_, line),) = self._each(measure_cost, [(job, *alone)])
+            costs[name] = self._lines.append(line)
+            self._progress.say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")
+        return updates_at_equal_cost(updates, costs[name])
+
+    def _run(self, jobs: Iterable[Job]) -> None:
+        """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""
+        wanted, known = list(jobs), self._lines.runs()
+        for job in (job for job in wanted if job.key in known):
+            self._progress.skip(job)
+        for job, line in self._each(run, [job for job in wanted if job.key not in known]):
+            _check_equal([*(each for each in self._lines.runs().values() if each["seed"] == job.seed), line])
+            self._progress.done(job, self._lines.append(line), self._metrics)
+
+    def _rate(self, arm: Arm, head: str, updates: int, at_equal_cost: bool, updates_alone: int) -> float:
+        """The best learning rate of the grid on the tuning seed."""
+        if len(self._plan.rates) == 1:
+            return self._plan.rates[0]
+        known = self._lines.runs()
+        job = self._job(TUNE, arm, head, updates, at_equal_cost)
+        scores = [self._score(known[replace(job, rate=rate).key], updates_alone) for rate in self._plan.rates]
+        if not np.isfinite(scores).any():
+            raise ValueError(
+                f"`rates` must have a learning rate with which {job.label!r} stays finite. Received: rates="
+                f"{self._plan.rates!r}. Add smaller ones."
+            )
+        return self._plan.rates[int(np.nanargmax(scores))]
+
+    def _score(self, line: Line, updates_alone: int) -> float:
+        """The metric of a single-task model, signed so that higher is better; delta-m for several heads."""
+        if line["head"]:
+            return self._sign(line["head"]) * self._value(line, line["head"])
+        heads = list(self._metrics)
+        values = np.array([[self._value(line, head)] for head in heads])
+        baselines = np.array([[self._best_alone(head, updates_alone)] for head in heads])
+        return float(relative_changes(values, baselines, np.array([*map(self._sign, heads)]))[0])
+
+    def _best_alone(self, head: str, updates: int) -> float:
+        known = self._lines.runs()
+        job = self._job(TUNE, Arm(ALONE), head, updates)
+        found = [self._value(known[replace(job, rate=rate).key], head) for rate in self._plan.rates]
+        return float(np.nanmax(found) if self._sign(head) > 0 else np.nanmin(found))
+
+    def _value(self, line: Line, head: str) -> float:
+        value = line["figures"].get(VALIDATION, {}).get(self._metrics[head][0])
+        return math.nan if value is None else float(value)
+
+    def _sign(self, head: str) -> float:
+        return 1.0 if self._metrics[head][1] == "max" else -1.0
+
+    def _shown(self, keys: set[tuple[Any, ...]]) -> list[Line]:
+        """The lines without reported runs of other arms, seeds or rates than those that were asked for."""
+        return [line for line in self._lines.lines if line.get("run") != FINAL or key_of(line) in keys]
+
+
+def _probe(study: Study, given: tuple[Job, Any, tuple[str, int]]) -> dict[str, Any]:
+    job, metrics, budget = given
+    return probe(study, job, metrics, *budget)
+
+
+def _check_equal(lines: Sequence[Line]) -> None:
+    """Checks that runs of a seed began with the same weights and had the same batches in the same order.
+
+    Raises:
+        ValueError: They did not.
+    """
+    *others, last = lines
+    for line in others:
+        parts = [name for name in line["start"].keys() & last["start"].keys() if line["start"][name] != last["start"][name]]
+        if parts:
+            raise ValueError(
+                "`build` must make the same initial weights whenever it is called with the same seeds. Received: other "
+                f"weights of {', '.join(sorted(parts))} in the arm {last['arm']!r} than in {line['arm']!r}, at seed "
+                f"{last['seed']}. Make all layers in `build`, and let nothing in it depend on the time or on other files."
+            )
+        if any(one != other for one, other in zip(line["order"], last["order"])):
+            raise ValueError(
+                "`data` must give the same batches in the same order for a seed. Received: other batches in the arm "
+                f"{last['arm']!r} than in {line['arm']!r}, at seed {last['seed']}. Pass a function of the seed that makes "
+                "the data set, so that a shuffle begins again, or let it have a seed and not reshuffle."
+            )

@@ -1,0 +1,244 @@
+"""The result of a comparison: values by arm, head and seed, paired differences, and what they say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from multihead._display.front import Point, draw_front
+from multihead._display.tables import as_text
+from multihead._ground.names import names_arguments
+from multihead._ground.validation import check_choice
+from multihead.comparison._arms import ALONE
+from multihead.comparison._file import Line, read_lines
+from multihead.comparison._student import Difference, difference_of, relative_changes
+from multihead.comparison._study import FINAL, label_of
+from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
+
+CONFIDENCE = 0.95
+
+
+class Comparison:
+    """What `multihead.compare` found; `print` it.
+
+    An arm that was trained at equal cost, too, has two names: `"EqualNorms"` and `"EqualNorms, equal cost"`. The single-task
+    models are the arm `"alone"`.
+
+    Args:
+        lines: The lines of a comparison's file: its settings, then arms, costs and runs.
+
+    Attributes:
+        heads: The heads' names.
+        metrics: Each head's figure, by head name.
+        directions: By head name, `"max"` if the figure is better when higher, or `"min"`.
+        split: The part of the data on which arms are compared: `"test"`, or `"validation"` if there are no test data.
+            Learning rates are always chosen on the validation data.
+        arms: The names of the arms, `"alone"` first.
+        seeds: The seeds that every arm has.
+        rates: The learning rates, by the name of the arm, and `"{head} alone"` for single-task models.
+        updates: The numbers of updates, by the name of the arm.
+        costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
+            prediction for a batch, over the sum of the times of the single-task models of all heads. Below 1 is cheaper.
+        lines: All lines, as in the file.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = list(lines)
+        settings = self.lines[0]["settings"]
+        self.heads: tuple[str, ...] = tuple(settings["heads"])
+        self.metrics = {head: settings["metrics"][head][0] for head in self.heads}
+        self.directions = {head: settings["metrics"][head][1] for head in self.heads}
+        self.split: str = settings["split"]
+        self._grid: list[float] = settings["rates"]
+        runs = [line for line in self.lines if line.get("run") == FINAL]
+        self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
+        measured = {line["arm"]: line for line in self.lines if "is_fixed" in line}
+        labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]
+        self.arms: tuple[str, ...] = tuple(label for label in (ALONE, *labels) if any(key[0] == label for key in self._runs))
+        wanted = [(arm, head if arm == ALONE else "") for arm in self.arms for head in self.heads]
+        seeds = [{seed for *key, seed in self._runs if key == [*each]} for each in wanted]
+        self.seeds: tuple[int, ...] = tuple(sorted(set.intersection(*seeds))) if seeds else ()
+        in_order = sorted(self._runs.items(), key=lambda run: self.arms.index(run[0][0]))
+        self.rates = {self._of(label, head): line["rate"] for (label, head, _), line in in_order}
+        self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
+        costs = [line for line in self.lines if "cost" in line]
+        self.costs = {line["cost"]: {"update": line["update_ratio"], "serve": line["serve_ratio"]} for line in costs}
+        self._fixed = {name for name, line in measured.items() if line["is_fixed"]}
+
+    def _of(self, label: str, head: str) -> str:
+        return f"{head} {ALONE}" if label == ALONE else label
+
+    def values(self, arm: str, head: str) -> np.ndarray:
+        """A head's metric, `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
+
+        Args:
+            arm: The name of the arm.
+            head: The head's name.
+
+        Raises:
+            ValueError: There is no such arm or head.
+        """
+        check_choice("arm", arm, self.arms)
+        check_choice("head", head, self.heads)
+        found = (self._runs[arm, head if arm == ALONE else "", seed] for seed in self.seeds)
+        values = [line["figures"].get(self.split, {}).get(self.metrics[head]) for line in found]
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    def difference(self, arm: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
+        """The paired difference of an arm from another on a head, with a confidence interval over seeds.
+
+        Both have the same initial weights and the same order of data at each seed, so that the differences of seeds
+        `s_k (M_arm - M_other)` vary less than the values. The sign `s_k` is 1 for a figure that is better when higher,
+        otherwise -1: above 0, the arm is better.
+
+        Args:
+            arm: The name of the arm.
+            head: The head's name.
+            other: The name of the other arm.
+            confidence: Of the interval, between 0 and 1.
+
+        Raises:
+            ValueError: There is no such arm or head, or `confidence` is out of range.
+        """
+        check_choice("other", other, self.arms)
+        return difference_of(self._sign(head) * (self.values(arm, head) - self.values(other, head)), confidence)
+
+    def delta_m(self, arm: str, confidence: float = CONFIDENCE) -> Difference:
+        """The mean relative change against single-task models, with a confidence interval over seeds.
+
+        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, with `M_k` the arm's metric of head `k`, `B_k` that of
+        the head alone at the same seed, and `s_k` 1 for a figure that is better when higher, otherwise -1. 0.05 is 5 %
+        better.
+
+        Args:
+            arm: The name of the arm.
+            confidence: Of the interval, between 0 and 1.
+
+        Raises:
+            ValueError: There is no such arm, or `confidence` is out of range.
+
+        Source: Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
+        """
+        values, baselines = (np.array([self.values(each, head) for head in self.heads]) for each in (arm, ALONE))
+        return difference_of(relative_changes(values, baselines, np.array([*map(self._sign, self.heads)])), confidence)
+
+    def _sign(self, head: str) -> float:
+        return -1.0 if self.directions.get(head) == "min" else 1.0
+
+    @property
+    def findings(self) -> list[str]:
+        """What was found, in sentences."""
+        return findings_of(self._facts())
+
+    def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Title, columns and rows of the tables that `print` shows."""
+        return tables_of(self._facts())
+
+    def table(self) -> str:
+        """The tables as text."""
+        return "\n\n".join(as_text(*each) for each in self.tables())
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.table(), "\n".join(f"- {finding}" for finding in self.findings)])
+
+    def _facts(self) -> Facts:
+        joint = [arm for arm in self.arms if arm != ALONE]
+        return Facts(
+            heads=self.heads,
+            metrics=self.metrics,
+            directions=self.directions,
+            split=self.split,
+            arms=self.arms,
+            seeds=self.seeds,
+            values={arm: {head: self.values(arm, head) for head in self.heads} for arm in self.arms},
+            differences={arm: {head: self.difference(arm, head) for head in self.heads} for arm in joint},
+            delta_m={arm: self.delta_m(arm) for arm in joint},
+            rates=self.rates,
+            grid=self._grid,
+            updates=self.updates,
+            costs=self.costs,
+        )
+
+    def plot(self) -> Any:
+        """Draws the front; see `multihead.plots.front`.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        names = {head: f"{self.metrics[head]}" for head in self.heads}
+        return draw_front(self.points(), names, self.directions, len(self.seeds), self.split)
+
+    def points(self) -> list[Point]:
+        """What `plot` draws: for each arm mean and standard deviation over seeds, relative changes, and its role."""
+        found = []
+        for arm in self.arms:
+            of_heads = [self.values(arm, head) for head in self.heads]
+            base = next((name for name in self.arms if name != arm and label_of(name, at_equal_cost=True) == arm), None)
+            role = "alone" if arm == ALONE else "fixed" if (base or arm) in self._fixed else "rule"
+            changes = [self._relative(arm, head) for head in self.heads]
+            means, deviations = zip(*map(mean_and_deviation, of_heads))
+            found.append(Point(arm, role, base, means, deviations, changes))
+        return found
+
+    def _relative(self, arm: str, head: str) -> float:
+        sign = np.array([self._sign(head)])
+        values, baselines = (self.values(each, head)[None] for each in (arm, ALONE))
+        return difference_of(relative_changes(values, baselines, sign), CONFIDENCE).mean
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
+        joint = [arm for arm in self.arms if arm != ALONE]
+        return {
+            "heads": list(self.heads),
+            "metrics": self.metrics,
+            "directions": self.directions,
+            "split": self.split,
+            "seeds": list(self.seeds),
+            "updates": self.updates,
+            "rates": self.rates,
+            "costs": self.costs,
+            "values": {arm: {h: [_plain(v) for v in self.values(arm, h)] for h in self.heads} for arm in self.arms},
+            "differences": {arm: {h: _as_dict(self.difference(arm, h)) for h in self.heads} for arm in joint},
+            "delta_m": {arm: _as_dict(self.delta_m(arm)) for arm in joint},
+            "findings": self.findings,
+        }
+
+
+def _label(line: Mapping[str, Any]) -> str:
+    return label_of(line["arm"], at_equal_cost=line["at_equal_cost"])
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _as_dict(found: Difference) -> dict[str, Any]:
+    ends = {name: _plain(getattr(found, name)) for name in ("mean", "low", "high")}
+    return {**ends, "seeds": found.seeds, "verdict": found.verdict}
+
+
+@names_arguments
+def read(path: str | os.PathLike[str]) -> Comparison:
+    """Reads a comparison from its file.
+
+    Args:
+        path: The `file` of `multihead.compare`.
+
+    Raises:
+        ValueError: The file is none of a comparison, or has no finished runs of an arm and of the single-task models.
+        FileNotFoundError: There is no such file.
+    """
+    lines = read_lines(path)
+    found = Comparison(lines) if lines else None
+    if found is None or ALONE not in found.arms or not found.seeds:
+        raise ValueError(
+            "`path` must have runs of all arms for at least one seed. "
+            f"Received: {os.fspath(path)!r}, without. Start the program again: it goes on where it stopped."
+        )
+    return found

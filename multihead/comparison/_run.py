@@ -1,0 +1,262 @@
+"""One run: the trainer of an arm from the start of its seed, trained on the order of its seed, and measured."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from multihead._data.data import Data
+from multihead._ground.names import did_you_mean
+from multihead._ground.validation import as_python, check_head_names, quoted
+from multihead._trainer.scaling import learn_from_batches, unknown
+from multihead._update.batch import as_tensors, unpack
+from multihead.callbacks._directions import direction
+from multihead.comparison._arms import made
+from multihead.comparison._data import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Feed,
+    batches_per_epoch,
+    digest_of,
+    of_heads,
+    part_of_heads,
+    read_split,
+    splits_of,
+)
+from multihead.comparison._study import FINAL, Job, Study
+from multihead.heads._metrics import log_name
+from multihead.trainer import MultiHeadTrainer
+
+
+class Started(NamedTuple):
+    """A trainer before its first update.
+
+    Attributes:
+        trainer: The trainer, compiled and built.
+        all_heads: The heads that `build` has added.
+        data: The parts of the data.
+        given: The same as they were given.
+        start: A digest of the initial weights of the encoder and of each head, by name.
+    """
+
+    trainer: Any
+    all_heads: list[str]
+    data: dict[str, Data]
+    given: dict[str, Any]
+    start: dict[str, int]
+
+
+def start(study: Study, job: Job) -> Started:
+    """Makes the trainer of a run: with the seed's initial weights, whatever the arm.
+
+    All heads are built first, so that each draws the same numbers in every arm; those that the arm does not train are
+    dropped then.
+
+    Raises:
+        ValueError: `build`, the data and the arm do not fit together.
+        TypeError: `build` returns something else.
+    """
+    keras.utils.set_random_seed(job.seed)
+    given = splits_of(study.data, job.seed)
+    keras.utils.set_random_seed(job.seed)
+    trainer = study.build()
+    if not isinstance(trainer, MultiHeadTrainer) or len(trainer.heads) < 2:
+        heads = f" with {len(trainer.heads)} heads" if isinstance(trainer, MultiHeadTrainer) else ""
+        raise TypeError(
+            "`build` must return a `MultiHeadTrainer` with at least two heads. "
+            f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."
+        )
+    all_heads = list(trainer.heads)
+    data = {name: read_split(name, each, all_heads) for name, each in given.items()}
+    rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
+    trainer.compile(study.optimizer(rate), **{"telemetry": None, **made(study.options)})
+    trainer._build_for(data[TRAIN])
+    for name in all_heads:
+        if job.head not in ("", name):
+            trainer.drop_head(name)
+    for name, value in ({job.head: 1.0} if job.head else job.weights).items():
+        if not (job.head and trainer.heads[name].has_weight_function):
+            trainer.set_weight(name, value)
+    trainer.compile(study.optimizer(rate), **{"telemetry": None, **made({**study.options, **job.options})})
+    trainer._build_again()
+    _learn_scalings(trainer, data[TRAIN], all_heads, study.batch_size)
+    if callable(study.data) and not data[TRAIN].is_arrays:
+        keras.utils.set_random_seed(job.seed)  # arms differ in how often they have read a shuffle, which now begins again
+        given = splits_of(study.data, job.seed)
+        data = {name: read_split(name, each, all_heads) for name, each in given.items()}
+    modules = {"encoder": trainer.encoder, **{name: head.module for name, head in trainer.heads.items()}}
+    digests = {name: digest_of([np.asarray(v) for v in _weights(each)]) for name, each in modules.items()}
+    keras.utils.set_random_seed(job.seed)
+    return Started(trainer, all_heads, data, given, digests)
+
+
+def _weights(module: Any) -> Sequence[Any]:
+    found: Sequence[Any] = getattr(module, "weights", None) or getattr(module, "variables", None) or ()
+    return found
+
+
+def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_size: int) -> None:
+    """Learns `target_scaling` from one pass over the training data, as `fit` on arrays does."""
+    lacking = [head.name for head in unknown(list(trainer.heads.values()))]
+    if not lacking:
+        return
+    batches = data.whole(batch_size, None)
+    if batches is None:
+        raise ValueError(
+            f"`data['train']` must end, so that `target_scaling` of {quoted(lacking)} can be learned. Received: a data set "
+            "that repeats itself. Leave `repeat` out: every run reads it as often as its budget needs."
+        )
+    prepared = []
+    for batch in batches:
+        inputs, targets, weights = unpack(batch, all_heads)
+        kept = ({name: value for name, value in each.items() if name in trainer.heads} for each in (targets, weights))
+        prepared.append(as_tensors(unpack((inputs, *kept), list(trainer.heads))))
+    learn_from_batches(trainer._require_built().spec, prepared, eagerly=trainer._runs_eagerly)
+
+
+def run(study: Study, job: Job) -> dict[str, Any]:
+    """Trains and measures one arm on one seed; returns its line."""
+    started = start(study, job)
+    trainer = started.trainer
+    heads, number = list(trainer.heads), job.updates * study.accumulate
+    feed = Feed(
+        started.data[TRAIN],
+        started.all_heads,
+        batch_size=study.batch_size,
+        seed=job.seed,
+        marked=job.budget * study.accumulate,
+    )
+    since, failed = time.perf_counter(), None
+    try:
+        trainer.fit(feed.batches(heads, number), steps_per_epoch=job.updates, epochs=1, verbose=0)
+    except ValueError as error:
+        if not str(error).startswith("`max_skipped_updates="):
+            raise
+        failed = str(error)
+    seconds = time.perf_counter() - since
+    parts = [name for name in started.data if name == VALIDATION or (name == TEST and job.kind == FINAL)]
+    figures = {name: {} if failed else figures_of(study, started, name) for name in parts}
+    line = {
+        "run": job.kind,
+        "arm": job.arm,
+        "head": job.head,
+        "at_equal_cost": job.at_equal_cost,
+        "seed": job.seed,
+        "rate": job.rate,
+        "updates": job.updates,
+        "figures": figures,
+        "failed": failed,
+        "start": started.start,
+        "order": feed.order,
+        "seconds": round(seconds, 3),
+    }
+    del started, trainer, feed
+    gc.collect()
+    return line
+
+
+def figures_of(study: Study, started: Started, part: str) -> dict[str, float]:
+    """The figures of a trainer on a part of the data, by name."""
+    trainer, data = started.trainer, started.data[part]
+    if study.measure is not None:
+        found = study.measure(trainer, part_of_heads(started.given[part], data, list(trainer.heads), started.all_heads))
+    else:
+        batch_size = {"batch_size": study.batch_size} if data.is_arrays else {}
+        arguments = of_heads(data, list(trainer.heads), started.all_heads)
+        found = trainer.evaluate(**arguments, **batch_size, return_dict=True, verbose=0)
+    return {name: float(as_python(value)) for name, value in found.items()}
+
+
+def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[str, Any]:
+    """What a comparison must know before its first run: metrics, the length of runs, and digests of the start.
+
+    Args:
+        study: What is the same for all runs.
+        job: The first arm, with the tuning seed.
+        metrics: The argument of `compare`.
+        unit: `"updates"` or `"epochs"`.
+        number: How many.
+    """
+    started = start(study, job)
+    data = started.data[TRAIN]
+    heads = started.trainer.heads
+    if unit == "epochs":
+        number = math.ceil(number * batches_per_epoch(data, study.batch_size) / study.accumulate)
+    feed = Feed(data, started.all_heads, batch_size=study.batch_size, seed=job.seed, marked=1)
+    list(feed.batches(started.all_heads, 1))
+    return {
+        "metrics": _read_metrics(metrics, heads, free=study.measure is not None),
+        "updates": number,
+        "split": TEST if TEST in started.data else VALIDATION,
+        "start": started.start,
+        "first_batch": feed.order,
+    }
+
+
+def check_arm(study: Study, job: Job) -> list[str]:
+    """Starts an arm, without training it: options that do not suit it are errors before the first run."""
+    return list(start(study, job).trainer.heads)
+
+
+def _read_metrics(metrics: Any, heads: Mapping[str, Any], *, free: bool) -> dict[str, tuple[str, str]]:
+    """Each head's figure and its direction, `"min"` or `"max"`.
+
+    Args:
+        metrics: The argument of `compare`.
+        heads: The heads by name.
+        free: Whether figures have other names than those of `evaluate`.
+
+    Raises:
+        ValueError: A figure does not exist, or its direction is not known.
+    """
+    if metrics is None:
+        if free:
+            raise ValueError(
+                "`metrics` must name a figure of each head with `measure`. Received: metrics=None. Pass, for example, "
+                "{'price': ('price_r2', 'max')}."
+            )
+        return {name: _first_metric(head) for name, head in heads.items()}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"`metrics` must be a dict by head name. Received: metrics={metrics!r}. Pass, for example, "
+            "{'price': 'price_accuracy'}."
+        )
+    check_head_names("metrics", metrics, list(heads), complete=True)
+    return {name: _read_metric(head, metrics[name], free=free) for name, head in heads.items()}
+
+
+def _names(head: Any) -> list[str]:
+    return [f"{head.name}_loss", *(f"{head.name}_{log_name(spec)}" for spec in head.metric_specs)]
+
+
+def _first_metric(head: Any) -> tuple[str, str]:
+    for figure in [*_names(head)[1:], f"{head.name}_loss"]:
+        found = direction(figure, head)
+        if found is not None:
+            return figure, found
+    return f"{head.name}_loss", "min"
+
+
+def _read_metric(head: Any, given: Any, *, free: bool) -> tuple[str, str]:
+    figure, *rest = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+    known = _names(head)
+    if not isinstance(figure, str) or (not free and figure not in known):
+        hint = did_you_mean([figure], known, "Add the metric to the head, or compute it with `measure`.")
+        raise ValueError(
+            f"`metrics[{head.name!r}]` must be one of the figures of `evaluate` for this head: {quoted(known)}. "
+            f"Received: {given!r}. {hint}"
+        )
+    found = rest[0] if rest else direction(figure, head)
+    if found not in ("min", "max"):
+        raise ValueError(
+            f"`metrics[{head.name!r}]` must say whether the figure is better when lower or higher. "
+            f"Received: {given!r}. Pass ({figure!r}, 'min') or ({figure!r}, 'max')."
+        )
+    return figure, found

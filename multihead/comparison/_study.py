@@ -1,0 +1,184 @@
+"""What is the same for all runs of a comparison, and what one run is, as data that can be sent to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from multihead._ground.keras import STACK
+from multihead._ground.names import did_you_mean
+from multihead._ground.validation import check_positive_whole, check_whole, is_number, quoted
+from multihead.comparison._arms import ALONE, AT_EQUAL_COST, in_words
+
+TUNE, FINAL = "tune", "final"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is the same for all runs.
+
+    Attributes:
+        build: Creates the trainer with all heads.
+        data: The parts of the data, or a function of the seed that returns them.
+        optimizer: Creates an optimizer from a learning rate.
+        options: Options of `compile` for all arms, the single-task models among them.
+        batch_size: The number of examples in a batch of arrays.
+        measure: Further figures of a trainer, or None for those of `evaluate`.
+        accumulate: The number of batches of one update.
+    """
+
+    build: Callable[[], Any]
+    data: Any
+    optimizer: Callable[[Any], Any]
+    options: Mapping[str, Any]
+    batch_size: int
+    measure: Callable[[Any, Any], Mapping[str, float]] | None
+    accumulate: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        kind: `"tune"` or `"final"`.
+        arm: The arm's name, `"alone"` for single-task models.
+        head: The head of a single-task model; empty for an arm with all heads.
+        seed: The seed of the initial weights, the order of the data and all else.
+        rate: The learning rate, which decays to zero.
+        updates: The number of updates.
+        at_equal_cost: Whether the number of updates is that of the time of all single-task models.
+        weights: The heads' weights.
+        options: Options of `compile` of the arm.
+        budget: The number of updates without equal cost, by which places in the order of the data are marked.
+    """
+
+    kind: str
+    arm: str
+    head: str
+    seed: int
+    rate: float
+    updates: int
+    at_equal_cost: bool = False
+    weights: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: int = 1
+
+    @property
+    def label(self) -> str:
+        """The arm in tables."""
+        return label_of(self.arm, self.head, at_equal_cost=self.at_equal_cost)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells the run from all others."""
+        return (self.kind, self.arm, self.head, self.seed, self.rate, self.updates, self.at_equal_cost)
+
+
+def label_of(arm: str, head: str = "", *, at_equal_cost: bool = False) -> str:
+    """An arm's name in tables."""
+    if arm == ALONE:
+        return f"{head} alone" if head else ALONE
+    return arm + AT_EQUAL_COST if at_equal_cost else arm
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked numbers of a comparison.
+
+    Attributes:
+        seeds: The reported seeds.
+        tuning_seed: The seed of the choice of the learning rates.
+        rates: The grid of learning rates, ascending.
+        budget: `"updates"` or `"epochs"`, and how many.
+    """
+
+    seeds: tuple[int, ...]
+    tuning_seed: int
+    rates: tuple[float, ...]
+    budget: tuple[str, int]
+
+
+def read_plan(seeds: Any, tuning_seed: Any, rates: Any, budget: Any) -> Plan:
+    """The checked numbers.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    numbers = [check_whole("seeds", seed) for seed in found] if isinstance(found, Sequence) and len(found) else []
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0 or isinstance(found, str):
+        raise ValueError(
+            "`seeds` must be a number of seeds, at least 1, or a list of different whole numbers of at least 0. "
+            f"Received: seeds={seeds!r}. Pass, for example, 5."
+        )
+    if check_whole("tuning_seed", tuning_seed) in numbers or tuning_seed < 0:
+        raise ValueError(
+            "`tuning_seed` must be a seed of its own, at least 0, so that the learning rates are not chosen on the reported "
+            f"seeds. Received: tuning_seed={tuning_seed!r} with seeds {quoted(numbers)}. Choose another."
+        )
+    grid = [rates] if is_number(rates) else rates
+    if not isinstance(grid, Sequence) or not grid or not all(is_number(rate) and rate > 0 for rate in grid):
+        raise ValueError(
+            "`rates` must be a grid of learning rates: finite numbers above 0. "
+            f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
+        )
+    return Plan(tuple(numbers), tuning_seed, tuple(sorted({float(rate) for rate in grid})), _read_budget(budget))
+
+
+def _read_budget(budget: Any) -> tuple[str, int]:
+    if isinstance(budget, Mapping):
+        if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
+            hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+            raise ValueError(
+                "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
+                f"Received: budget={budget!r}. {hint}"
+            )
+        ((unit, number),) = budget.items()
+        return unit, check_positive_whole(f"budget[{unit!r}]", number)
+    return "updates", check_positive_whole("budget", budget)
+
+
+def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
+    """Checks what must be functions.
+
+    Raises:
+        TypeError: One is not.
+    """
+    if not callable(build) or isinstance(build, keras.layers.Layer):
+        raise TypeError(
+            "`build` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
+            f"Received: build={build!r}. Pass the function itself, so that each run has a trainer of its own."
+        )
+    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
+            f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
+        )
+    if measure is not None and not callable(measure):
+        raise TypeError(
+            "`measure` must be a function of a trainer and a part of the data that returns figures by name. "
+            f"Received: measure={measure!r}. Omit it to use `evaluate`."
+        )
+
+
+def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same when a comparison goes on in another call."""
+    return {
+        "heads": list(probed["metrics"]),
+        "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},
+        "split": probed["split"],
+        "updates": probed["updates"],
+        "rates": list(plan.rates),
+        "tuning_seed": plan.tuning_seed,
+        "batch_size": study.batch_size,
+        "optimizer": in_words(study.optimizer),
+        "options": {name: in_words(value) for name, value in sorted(study.options.items())},
+        "measure": in_words(study.measure),
+        "start": probed["start"],
+        "first_batch": probed["first_batch"],
+        "keras": f"{STACK}, {keras.__version__}",
+    }

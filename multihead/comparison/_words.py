@@ -1,0 +1,176 @@
+"""The tables of a comparison, and what it says in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from multihead._display.tables import plain
+from multihead._ground.validation import quoted
+from multihead.comparison._arms import ALONE, AT_EQUAL_COST
+from multihead.comparison._student import Difference
+
+FEW_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the words are about; the fields are those of `Comparison`."""
+
+    heads: Sequence[str]
+    metrics: Mapping[str, str]
+    directions: Mapping[str, str]
+    split: str
+    arms: Sequence[str]
+    seeds: Sequence[int]
+    values: Mapping[str, Mapping[str, np.ndarray]]
+    differences: Mapping[str, Mapping[str, Difference]]
+    delta_m: Mapping[str, Difference]
+    rates: Mapping[str, float]
+    grid: Sequence[float]
+    updates: Mapping[str, int]
+    costs: Mapping[str, Mapping[str, float]]
+
+
+def tables_of(facts: Facts) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows: the metrics of all arms, and the differences from the single-task models."""
+    count = "1 seed" if len(facts.seeds) == 1 else f"{len(facts.seeds)} seeds"
+    arrows = {"max": "↑", "min": "↓"}
+    columns = [f"{facts.metrics[head]} {arrows[facts.directions[head]]}" for head in facts.heads]
+    rows = [[arm, *map(str, _of_training(facts, arm)), *_of_heads(facts, arm)] for arm in facts.arms]
+    differences = [
+        [
+            arm,
+            *(_interval(facts.differences[arm][head]) for head in facts.heads),
+            _interval(facts.delta_m[arm], percent=True),
+        ]
+        for arm in facts.differences
+    ]
+    return [
+        (
+            f"On the {facts.split} data: mean ± standard deviation over {count}",
+            ["arm", "updates", "cost", "rate", *columns],
+            rows,
+        ),
+        (
+            f"Against each head alone, 95 % interval over {count}: above 0 is better",
+            ["arm", *(facts.metrics[head] for head in facts.heads), "delta-m"],
+            differences,
+        ),
+    ]
+
+
+def _of_training(facts: Facts, arm: str) -> list[str]:
+    """The number of updates, the cost of training relative to the single-task models, and the learning rate."""
+    rates = [facts.rates[f"{head} {ALONE}"] for head in facts.heads] if arm == ALONE else [facts.rates[arm]]
+    cost = _cost(facts, arm)
+    words = "" if cost is None else f"{cost:.2f}"
+    return [f"{facts.updates[arm]:,}", words, ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))]
+
+
+def _cost(facts: Facts, arm: str) -> float | None:
+    """The time of all updates of an arm, over that of the single-task models together; None if it was not measured."""
+    if arm == ALONE:
+        return 1.0
+    costs = facts.costs.get(arm.removesuffix(AT_EQUAL_COST))
+    return None if costs is None else costs["update"] * facts.updates[arm] / facts.updates[ALONE]
+
+
+def _of_heads(facts: Facts, arm: str) -> list[str]:
+    return [_spread(facts.values[arm][head]) for head in facts.heads]
+
+
+def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
+    """The mean and the standard deviation over the seeds that stayed finite; NaN without enough of them."""
+    known = values[np.isfinite(values)]
+    return (float(known.mean()) if len(known) else math.nan, float(known.std(ddof=1)) if len(known) > 1 else math.nan)
+
+
+def _spread(values: np.ndarray) -> str:
+    mean, deviation = mean_and_deviation(values)
+    failed = int((~np.isfinite(values)).sum())
+    if failed == len(values):
+        return "failed"
+    text = f"{mean:.4g}" + (f" ± {deviation:.2g}" if math.isfinite(deviation) else "")
+    return f"{text} ({failed} failed)" if failed else text
+
+
+def _interval(found: Difference, *, percent: bool = False) -> str:
+    def text(value: float) -> str:
+        return f"{value:+.1%}" if percent else f"{value:+.3g}"
+
+    if not np.isfinite(found.mean):
+        return "unknown"
+    return text(found.mean) + (f" ({text(found.low)} to {text(found.high)})" if np.isfinite(found.low) else "")
+
+
+def findings_of(facts: Facts) -> list[str]:
+    """Sentences: each arm against the single-task models, costs, what is best, and what to be careful about."""
+    found = [_against_alone(facts, arm) for arm in facts.differences]
+    found += [_of_cost(arm, costs, len(facts.heads)) for arm, costs in facts.costs.items()]
+    found.append(_answer(facts))
+    return [*found, *_cautions(facts)]
+
+
+def _against_alone(facts: Facts, arm: str) -> str:
+    """An arm against each head alone, on each head and over all."""
+    words = []
+    for head in facts.heads:
+        each = facts.differences[arm][head]
+        verdict = {"within noise": "within the noise of seeds", "unknown": "not comparable"}.get(each.verdict, each.verdict)
+        words.append(f"{verdict} on {head!r}, {_interval(each)}")
+    return f"{arm!r} against each head alone: {'; '.join(words)}; delta-m {_interval(facts.delta_m[arm], percent=True)}."
+
+
+def _of_cost(arm: str, costs: Mapping[str, float], heads: int) -> str:
+    update, serve = costs["update"], costs["serve"]
+    return (
+        f"An update of {arm!r} takes {plain(update)} of the time in which each of the {heads} single-task models makes one, "
+        f"so in the same time it makes {plain(1 / update)} times as many. A prediction for all heads takes {plain(serve)} "
+        f"of the time of theirs{', because the encoder runs once' if serve < 1 else ''}."
+    )
+
+
+def _answer(facts: Facts) -> str:
+    """Whether an arm is as good as the single-task models on all heads."""
+    at_equal_cost = [arm for arm in facts.differences if arm.endswith(AT_EQUAL_COST)]
+    at, shown = ("at equal cost", at_equal_cost) if at_equal_cost else ("in as many updates", list(facts.differences))
+    verdicts = {arm: [facts.differences[arm][head].verdict for head in facts.heads] for arm in shown}
+    if any("unknown" in each for each in verdicts.values()):
+        return f"Whether one encoder for all heads is better {at} cannot be said without intervals on all heads."
+    ahead = [arm for arm, each in verdicts.items() if "worse" not in each and "better" in each]
+    even = [arm for arm, each in verdicts.items() if set(each) == {"within noise"}]
+    if ahead:
+        return f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."
+    if even:
+        return (
+            f"Sharing the encoder costs nothing that {len(facts.seeds)} seeds can show {at}: all heads are within the noise "
+            f"of seeds of models of their own with {quoted(even)}. One encoder is cheaper to serve."
+        )
+    return f"Sharing the encoder costs a head something {at}: with every arm, one head at least is worse than alone."
+
+
+def _cautions(facts: Facts) -> list[str]:
+    found = []
+    if len(facts.seeds) < 2:
+        found.append("With one seed, no difference can be told from noise: pass three seeds at least.")
+    elif len(facts.seeds) < FEW_SEEDS:
+        found.append("With two seeds, intervals are very wide: pass three at least, better five or more.")
+    number = len(facts.differences) * len(facts.heads)
+    if number >= 20 and len(facts.seeds) > 1:
+        found.append(
+            f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
+        )
+    ends = (facts.grid[0], facts.grid[-1]) if len(facts.grid) > 1 else ()
+    at_edge = [name for name, rate in facts.rates.items() if rate in ends]
+    if at_edge:
+        found.append(
+            f"The best learning rate is at the edge of the grid for {quoted(at_edge)}: extend `rates` beyond "
+            f"{facts.grid[0]:g} and {facts.grid[-1]:g}, or these arms may be compared below their best."
+        )
+    if facts.split == "validation":
+        found.append("Arms are compared on the validation data, on which the learning rates were chosen on another seed.")
+    return found

@@ -1,0 +1,340 @@
+"""Comparisons that train: the same start and order for each arm, rates by the tuning seed, equal cost, and going on."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer, balancing, clipping, compare, comparison, schedules
+from multihead.comparison import _run
+from multihead.comparison._data import Feed, read_split
+from tests.helpers import compared
+from tests.helpers.compared import ARMS, EAGER, HEADS
+
+OPTIONS = {"batch_size": 8, "options": EAGER, "verbose": 0}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A comparison on two seeds, with a grid of two rates, one of which is far too small, and its file."""
+    path = tmp_path_factory.mktemp("compared") / "study.jsonl"
+    arms = {name: ARMS[name] for name in ("size 0.1", "EqualNorms")}
+    options = {**OPTIONS, "rates": (1e-5, 0.05), "equal_cost": ["EqualNorms"], "file": path}
+    return compare(compared.build, compared.arrays, arms, 2, {"epochs": 2}, **options), path, (arms, options)
+
+
+def runs(lines, kind="final"):
+    return [line for line in lines if line.get("run") == kind]
+
+
+def test_every_arm_of_a_seed_has_the_same_start_and_the_same_order_of_data(first):
+    found, _, _ = first
+    for seed in (0, 1, 1000):
+        of_seed = [line for line in found.lines if line.get("seed") == seed]
+        assert len(of_seed) >= 5
+        for part in ("encoder", *HEADS):
+            assert len({line["start"][part] for line in of_seed if part in line["start"]}) == 1
+        longest = max((line["order"] for line in of_seed), key=len)
+        assert all(line["order"] == longest[: len(line["order"])] for line in of_seed)
+    starts = {line["seed"]: line["start"]["encoder"] for line in found.lines if "run" in line}
+    assert len(set(starts.values())) == 3
+    alone = {line["head"]: set(line["start"]) for line in runs(found.lines) if line["arm"] == "alone"}
+    assert alone == {"kind": {"encoder", "kind"}, "size": {"encoder", "size"}}
+
+
+def test_epochs_are_updates_and_equal_cost_is_that_of_measured_times(first):
+    found, _, _ = first
+    assert found.updates["alone"] == found.updates["size 0.1"] == 6  # 20 examples in batches of 8, twice
+    (cost,) = (line for line in found.lines if "cost" in line)
+    assert found.updates["EqualNorms, equal cost"] == round(6 / cost["update_ratio"])
+    assert 0.2 < cost["update_ratio"] < 2 and 0 < cost["serve_ratio"] < 2
+    assert cost["update_ratio"] == pytest.approx(
+        cost["update_seconds"] / sum(cost["alone_update_seconds"].values()), rel=0.5
+    )
+    assert "size 0.1, equal cost" not in found.arms
+
+
+def test_rates_are_chosen_on_the_tuning_seed_for_every_arm_and_each_head_alone(first):
+    found, _, _ = first
+    tuned = runs(found.lines, "tune")
+    assert {line["seed"] for line in tuned} == {1000} and {line["seed"] for line in runs(found.lines)} == {0, 1}
+    grid = {(line["arm"], line["head"], line["at_equal_cost"]): set() for line in tuned}
+    for line in tuned:
+        grid[line["arm"], line["head"], line["at_equal_cost"]].add(line["rate"])
+    assert len(grid) == 5 and all(rates == {1e-5, 0.05} for rates in grid.values())
+    by_rate = {line["rate"]: line["figures"]["validation"]["size_loss"] for line in tuned if line["head"] == "size"}
+    assert found.rates["size alone"] == min(by_rate, key=by_rate.get) == 0.05
+
+
+def test_a_line_is_the_run_that_it_describes(first):
+    """The same training by hand, without anything of `compare`."""
+    found, _, _ = first
+    line = next(
+        line for line in runs(found.lines) if line["arm"] == "EqualNorms" and line["seed"] == 1 and not line["at_equal_cost"]
+    )
+    parts = compared.arrays(1)
+    x, y = parts["train"]
+    keras.utils.set_random_seed(1)
+    trainer = compared.build()
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(line["rate"], 6))
+    trainer.compile(optimizer, balancer=balancing.EqualNorms(), run_eagerly=True, telemetry=None)
+    trainer._build_for(read_split("train", (x, y), HEADS))
+    deviation = y["size"].std()
+    trainer.heads["size"].scaling.present  # noqa: B018 - learned below
+    trainer.heads["size"].scaling.learn(_moments(y["size"]))
+    keras.utils.set_random_seed(1)
+    generator = np.random.default_rng(1)
+    for _ in range(2):
+        order = generator.permutation(20)
+        for start in range(0, 20, 8):
+            rows = order[start : start + 8]
+            trainer.train_on_batch(x[rows], {name: value[rows] for name, value in y.items()})
+    test_x, test_y = parts["test"]
+    figures = trainer.evaluate(test_x, test_y, batch_size=8, return_dict=True, verbose=0)
+    assert deviation > 1 and line["figures"]["test"] == pytest.approx(figures, rel=1e-4)
+
+
+def _moments(values):
+    from multihead.heads._scaling import Moments
+
+    return Moments(np.array(float(len(values))), values.mean(0).astype("float64"), ((values - values.mean(0)) ** 2).sum(0))
+
+
+def test_a_second_call_repeats_nothing_and_adds_arms_and_seeds(first, monkeypatch):
+    found, path, (arms, options) = first
+    before = path.read_text(encoding="utf-8")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"run": "final", "arm": "si')  # as a crash leaves it
+    calls = []
+    monkeypatch.setattr("multihead.comparison._compare.run", lambda study, job: calls.append(job) or _run.run(study, job))
+    again = compare(compared.build, compared.arrays, arms, 2, {"epochs": 2}, **options)
+    assert calls == [] and path.read_text(encoding="utf-8") == before and again.to_dict() == found.to_dict()
+    more = compare(
+        compared.build, compared.arrays, {**arms, "plain sum": {}}, [0], {"epochs": 2}, **{**options, "equal_cost": False}
+    )
+    assert [(job.kind, job.arm, job.seed) for job in calls] == [("tune", "plain sum", 1000)] * 2 + [
+        ("final", "plain sum", 0)
+    ]
+    assert more.arms == ("alone", "size 0.1", "EqualNorms", "plain sum") and more.seeds == (0,)
+    assert comparison.read(path).seeds == (0,)  # that all arms of the file have
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rates": (1e-5, 0.1)},
+            r"`file` must belong to the same settings.*rates: \[1e-05, 0.05\] in the file, \[1e-05, 0.1\] now",
+        ),
+        ({"batch_size": 4}, "batch_size: 8 in the file, 4 now"),
+        ({"options": {**EAGER, "clip": clipping.ByGlobalNorm(1.0)}}, "options: .*in the file"),
+        ({"data": compared.arrays(3)}, "first_batch: .*in the file"),
+        (
+            {"arms": {"EqualNorms": {"balancer": "UPGrad"}}},
+            r"`arms\['EqualNorms'\]` must be the same as in `file`.*another name",
+        ),
+    ],
+)
+def test_a_file_of_other_settings_is_refused(first, change, message):
+    _, path, (arms, options) = first
+    given = {"build": compared.build, "data": compared.arrays, "arms": arms, "seeds": 2, "budget": {"epochs": 2}}
+    before = path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        compare(**{**given, **options, **change})
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_progress_is_a_line_for_each_run(capsys):
+    options = {**OPTIONS, "verbose": 1, "rates": 0.05, "equal_cost": False}
+    compare(compared.build, compared.arrays, {"plain sum": {}}, [3], 1, **options)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert re.fullmatch(
+        r"100% plain sum, seed 3: kind_accuracy [\d.e-]+, size_loss [\d.]+ \(\d+ s; about 0 s left\)", printed[2]
+    )
+
+
+# Data
+
+
+def feed(given, batch_size=8, seed=0, marked=1):
+    data = read_split("train", given, HEADS)
+    return Feed(data, HEADS, batch_size=batch_size, seed=seed, marked=marked)
+
+
+def test_batches_of_arrays_cover_each_epoch_once_and_depend_on_the_seed_alone():
+    x, y = compared.examples(20)
+    rows = [batch[0] for batch in feed((x, y)).batches(HEADS, 6)]
+    assert [len(each) for each in rows] == [8, 8, 4] * 2
+    for epoch in (rows[:3], rows[3:]):
+        assert {row.tobytes() for row in np.concatenate(epoch)} == {row.tobytes() for row in x}
+    assert not np.array_equal(rows[0], rows[3])
+    again, other = feed((x, y)), feed((x, y), seed=1)
+    assert all(np.array_equal(one, two[0]) for one, two in zip(rows, again.batches(("size",), 6)))
+    assert not np.array_equal(rows[0], next(other.batches(HEADS, 1))[0])
+
+
+def test_digests_tell_other_orders_and_other_targets_of_heads_that_do_not_train():
+    x, y = compared.examples(20)
+    alone, both, changed = (feed((x, each)) for each in (y, y, {**y, "kind": (y["kind"] + 1) % 3}))
+    for each, heads in ((alone, ("size",)), (both, HEADS), (changed, ("size",))):
+        assert len(list(each.batches(heads, 3))) == 3
+    assert alone.order == both.order and len(alone.order) == 3
+    assert alone.order != changed.order
+
+
+def test_weights_of_examples_and_nests_of_inputs_are_fed():
+    x, y = compared.examples(6)
+    weights = {"size": np.arange(6, dtype="float32")}
+    inputs, targets, found = next(feed(({"a": x, "b": tf.constant(x)}, y, weights)).batches(("size",), 1))
+    assert list(targets) == ["size"] and list(found) == ["size"]
+    np.testing.assert_array_equal(inputs["a"], inputs["b"].numpy())
+    place = [int(np.flatnonzero((x == row).all(1))[0]) for row in inputs["a"]]
+    np.testing.assert_array_equal(found["size"], weights["size"][place])
+
+
+@pytest.mark.thorough
+def test_data_sets_that_shuffle_come_in_the_same_order_if_a_function_makes_them():
+    options = {**OPTIONS, "rates": 0.05, "equal_cost": False}
+    found = compare(compared.build, compared.datasets, {"plain sum": {}}, 1, {"epochs": 2}, **options)
+    orders = {tuple(line["order"]) for line in runs(found.lines)}
+    assert len(orders) == 1 and found.updates["alone"] == 6
+    with pytest.raises(ValueError, match="`data` must give the same batches in the same order for a seed. Received: other"):
+        compare(compared.build, compared.datasets(), {"plain sum": {}}, 1, {"epochs": 2}, **options)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda x, y: (x, y), "`data` must be a dict with 'train' and 'validation'.*Received: tuple"),
+        (lambda x, y: {"train": (x, y), "validatoin": (x, y)}, "Received: a dict of 'train', 'validatoin'. Did you mean 'validation'"),
+        (lambda x, y: {"train": (x, y), "validation": iter([(x, y)])}, r"`data\['validation'\]` must be \(x, y\).*list_iterator"),
+        (lambda x, y: {"train": (x, {"kind": y["kind"]}), "validation": (x, y)}, r"`data\['train'\]` must have targets for every head.*'size'"),
+        (lambda x, y: {"train": (x, {**y, "sice": x}), "validation": (x, y)}, r"In `data\['train'\]`: .*'sice' is not a head"),
+        (lambda x, y: {"train": (tf.sparse.from_dense(x), y), "validation": (x, y)}, "must not have sparse tensors"),
+        (lambda x, y: {"train": tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat(), "validation": (x, y)},
+         "`budget` must be a number of updates for data that have no end|must end, so that `target_scaling`"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_compared_on(data, message):
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        compare(compared.build, data(*compared.examples(20)), {"a": {}}, 1, {"epochs": 1}, **OPTIONS)
+
+
+def test_a_data_set_that_yields_nothing_is_an_error():
+    x, y = compared.examples(20)
+    empty = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).filter(lambda *_: False)
+    with pytest.raises(ValueError, match="must yield at least one batch in each pass. Received: a data set without any"):
+        next(feed(empty).batches(HEADS, 1))
+    with pytest.raises(ValueError, match="`budget` must be a number of updates for data that have no end. Received: epochs"):
+        _run.batches_per_epoch(read_split("train", empty.repeat(), HEADS)._replace(x=tf.data.Dataset.range(3).repeat()), 8)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"build": compared.build}, None),
+        ({"build": 3}, "`build` must be a function without arguments"),
+        ({"build": dict}, "`build` must return a `MultiHeadTrainer` with at least two heads. Received: a dict"),
+        ({"arms": {}}, "`arms` must be a dict of at least one arm"),
+        ({"arms": {"alone": {}}}, "The name of an arm in `arms` must be a string other than 'alone'.*Choose another name"),
+        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile` and `weights`"),
+        ({"arms": {"a": {"balancr": None}}}, r"`arms\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
+        ({"arms": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all arms"),
+        ({"arms": {"a": {"accumulate_steps": 2}}}, "`accumulate_steps` is the same for all arms"),
+        ({"arms": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
+        ({"arms": {"a": {"weights": {"size": -1}}}}, r"`arms\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
+        ({"arms": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
+        ({"arms": {"a": {"schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
+        ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
+        ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
+        ({"tuning_seed": 0}, "`tuning_seed` must be a seed of its own.*Received: tuning_seed=0 with seeds 0"),
+        ({"rates": (0.1, -1)}, "`rates` must be a grid of learning rates: finite numbers above 0"),
+        ({"budget": 0}, "`budget` must be a whole number of at least 1"),
+        ({"budget": {"steps": 3}}, "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'"),
+        ({"metrics": "kind_accuracy"}, "`metrics` must be a dict by head name"),
+        ({"metrics": {"kind": "kind_accuracy"}}, "`metrics` must name every head"),
+        ({"metrics": {"kind": "kind_acuracy", "size": "size_loss"}}, r"`metrics\['kind'\]` must be one of.*Did you mean 'kind_accuracy'"),
+        ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the figure is better when lower"),
+        ({"measure": len}, "`metrics` must name a figure of each head with `measure`"),
+        ({"measure": 3}, "`measure` must be a function of a trainer and a part of the data"),
+        ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
+        ({"options": 3}, "`options` must be a dict of options of `compile`. Received: 3"),
+        ({"options": {"balancer": "Sum"}}, "`options` must have options of `compile` that an arm can choose"),
+        ({"equal_cost": "a"}, "`equal_cost` must be True, False or a list of names of arms"),
+        ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
+        ({"file": "no/such/folder.jsonl"}, "`file` must be a file in a folder that exists"),
+        ({"processes": 0}, "`processes` must be a whole number of at least 1"),
+        ({"processes": 2, "build": lambda: None}, "must be importable with `processes` above 1: functions"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(change, message):
+    given = {"build": compared.build, "data": compared.arrays, "arms": {"a": {}}, "seeds": 1, "budget": 1, **OPTIONS}
+    if message is None:
+        return
+    with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
+        compare(**{**given, "rates": 0.01, **change})
+
+
+CALLS = []
+
+
+def restless():
+    """A model whose initial weights differ from call to call."""
+    CALLS.append(1)
+    trainer = compared.build()
+    trainer.encoder.add(keras.layers.Dense(2, kernel_initializer=keras.initializers.Constant(float(len(CALLS)))))
+    return trainer
+
+
+def test_starts_that_differ_are_an_error():
+    with pytest.raises(ValueError, match="`build` must make the same initial weights whenever .*other weights of encoder"):
+        compare(restless, compared.arrays, {"a": {}}, 1, 1, **OPTIONS, rates=0.01, equal_cost=False)
+
+
+def infinite(rate):
+    """An optimizer whose updates leave all that is finite at once."""
+    return keras.optimizers.SGD(lambda: 1e30 * rate(0))
+
+
+def test_rates_with_which_nothing_stays_finite(tmp_path):
+    options = {**OPTIONS, "equal_cost": False, "options": {**EAGER, "max_skipped_updates": 1}}
+    build, arms = unscaled, {"plain sum": {}}
+    found = compare(build, compared.arrays, arms, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e-3, 1e30))
+    failed = [line for line in found.lines if line.get("failed")]
+    assert {line["rate"] for line in failed} == {1e30} and "`max_skipped_updates=1` ends training" in failed[0]["failed"]
+    assert set(found.rates.values()) == {1e-3}
+    with pytest.raises(ValueError, match="`rates` must have a learning rate with which .* stays finite"):
+        compare(build, compared.arrays, arms, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))
+
+
+def unscaled():
+    """A model whose squared error overflows once its weights are large."""
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    return trainer
+
+
+def explained(trainer, part):
+    """R² of the sizes and the fraction of right kinds, for the heads that a trainer has."""
+    predicted, (_, y) = trainer.predict(part[0], verbose=0), part
+    found = {"kind_right": np.mean(predicted["kind"].argmax(1) == y["kind"])} if "kind" in predicted else {}
+    if "size" in predicted:
+        found["size_r2"] = 1 - np.mean((predicted["size"] - y["size"]) ** 2) / np.var(y["size"])
+    return found
+
+
+def test_figures_of_a_function_of_ones_own():
+    metrics = {"kind": ("kind_right", "max"), "size": ("size_r2", "max")}
+    options = {**OPTIONS, "rates": 0.05, "equal_cost": False, "measure": explained, "metrics": metrics}
+    found = compare(compared.build, compared.arrays(), {"plain sum": {}}, 1, 2, **options)
+    assert found.metrics == {"kind": "kind_right", "size": "size_r2"} and np.isfinite(found.values("alone", "size")).all()
+    assert found.directions == {"kind": "max", "size": "max"} and found.split == "test"

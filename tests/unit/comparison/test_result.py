@@ -1,0 +1,280 @@
+"""What a comparison says of given lines: values, paired differences, delta-m, words, tables and pictures."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from multihead import comparison, plots
+from multihead.comparison import Comparison
+
+SEEDS = range(4)
+ALONE = {"kind": [0.80, 0.82, 0.79, 0.81], "size": [2.0, 2.2, 1.9, 2.1]}
+ARMS = {
+    "plain sum": {"kind": [0.70, 0.74, 0.69, 0.70], "size": [1.0, 1.3, 0.9, 1.0]},
+    "size 0.3": {"kind": [0.75, 0.79, 0.73, 0.76], "size": [1.5, 1.8, 1.4, 1.5]},
+    "EqualNorms": {"kind": [0.80, 0.81, 0.80, 0.80], "size": [1.9, 2.4, 1.8, 2.2]},
+}
+TWICE = {"kind": [0.85, 0.88, 0.84, 0.85], "size": [1.7, 1.8, 1.6, 1.9]}
+
+
+def settings(**others):
+    found = {
+        "heads": ["kind", "size"],
+        "metrics": {"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"]},
+        "split": "test",
+        "rates": [0.001, 0.01, 0.1],
+    }
+    return {"settings": {**found, **others}}
+
+
+def run(arm, seed, values, *, head="", at_equal_cost=False, rate=0.01, kind="final"):
+    names = {"kind": "kind_accuracy", "size": "size_mae"}
+    figures = {names.get(each, each): value for each, value in values.items()}
+    return {
+        "run": kind,
+        "arm": arm,
+        "head": head,
+        "at_equal_cost": at_equal_cost,
+        "seed": seed,
+        "rate": rate,
+        "updates": 160 if at_equal_cost else 100,
+        "figures": {"test": figures, "validation": {}},
+    }
+
+
+def lines():
+    found = [settings()]
+    found += [{"arm": arm, "is_fixed": arm != "EqualNorms", "how": {}} for arm in ARMS]
+    found += [{"cost": "EqualNorms", "update_ratio": 0.625, "serve_ratio": 0.5}]
+    for seed in SEEDS:
+        found += [run("alone", seed, {head: values[seed]}, head=head) for head, values in ALONE.items()]
+        found += [run(arm, seed, {head: each[seed] for head, each in values.items()}) for arm, values in ARMS.items()]
+        found += [run("EqualNorms", seed, {head: each[seed] for head, each in TWICE.items()}, at_equal_cost=True, rate=0.1)]
+    return [*found, run("plain sum", 99, {"kind": 0.1, "size": 9.0}), run("plain sum", 0, {"kind": 0.0}, kind="tune")]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return Comparison(lines())
+
+
+def test_values_in_the_order_of_common_seeds(found):
+    assert found.seeds == (0, 1, 2, 3)  # 99 is not in every arm
+    assert found.arms == ("alone", "plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost")
+    assert found.values("alone", "size").tolist() == ALONE["size"]
+    assert found.values("EqualNorms, equal cost", "kind").tolist() == TWICE["kind"]
+    assert found.updates["EqualNorms, equal cost"] == 160 and found.rates["EqualNorms, equal cost"] == 0.1
+    assert found.rates["kind alone"] == 0.01 and found.costs == {"EqualNorms": {"update": 0.625, "serve": 0.5}}
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+@pytest.mark.parametrize("other", ["alone", "plain sum"])
+def test_differences_are_paired_and_signed(found, other, confidence):
+    others = ALONE if other == "alone" else ARMS[other]
+    for head, sign in (("kind", 1), ("size", -1)):
+        each = found.difference("EqualNorms, equal cost", head, other, confidence)
+        paired = stats.ttest_rel(sign * np.array(TWICE[head]), sign * np.array(others[head]))
+        expected = paired.confidence_interval(confidence)
+        assert (each.low, each.high) == pytest.approx((expected.low, expected.high))
+    assert found.difference("EqualNorms, equal cost", "size").verdict == "better"  # lower than alone, and lower is better
+    assert found.difference("EqualNorms, equal cost", "size", "plain sum").verdict == "worse"
+
+
+def test_delta_m_is_the_mean_over_heads_of_relative_changes_by_seed(found):
+    by_seed = [
+        ((ARMS["plain sum"]["kind"][i] - ALONE["kind"][i]) / ALONE["kind"][i]
+         + (ALONE["size"][i] - ARMS["plain sum"]["size"][i]) / ALONE["size"][i]) / 2
+        for i in SEEDS
+    ]  # fmt: skip
+    each = found.delta_m("plain sum")
+    expected = stats.t.interval(0.95, 3, np.mean(by_seed), stats.sem(by_seed))
+    assert (each.mean, each.low, each.high) == pytest.approx((np.mean(by_seed), *expected))
+    assert found.delta_m("alone") == (0.0, 0.0, 0.0, 4)
+
+
+def test_words_say_better_worse_and_within_noise(found):
+    said = "\n".join(found.findings)
+    assert "'plain sum' against each head alone: worse on 'kind', -0.0975" in said and "; better on 'size'" in said
+    assert "'EqualNorms' against each head alone: within the noise of seeds on 'kind'" in said
+    assert (
+        "An update of 'EqualNorms' takes 0.625" in said and "1.6 times as many" in said and "the encoder runs once" in said
+    )
+    assert "worth it at equal cost" in said and "with 'EqualNorms, equal cost'" in said
+    assert "at the edge of the grid for 'EqualNorms, equal cost'" in said
+    assert "validation data" not in said
+
+
+def test_tables_show_means_deviations_and_costs(found):
+    text = str(found)
+    assert "0.805 ± 0.013" in text and "kind_accuracy ↑" in text and "size_mae ↓" in text
+    (title, columns, rows), (_, _, differences) = found.tables()
+    assert title == "On the test data: mean ± standard deviation over 4 seeds" and columns[:4] == [
+        "arm",
+        "updates",
+        "cost",
+        "rate",
+    ]
+    assert [row[1:4] for row in rows] == [
+        ["100", "1.00", "0.01"],
+        ["100", "", "0.01"],
+        ["100", "", "0.01"],
+        ["100", "0.62", "0.01"],
+        ["160", "1.00", "0.1"],
+    ]
+    assert [row[0] for row in differences] == list(found.arms[1:])
+
+
+def answer(values, seeds=SEEDS, **options):
+    of_seeds = range(seeds) if isinstance(seeds, int) else seeds
+    given = [settings(**options), {"arm": "a", "is_fixed": False, "how": {}}]
+    for seed in of_seeds:
+        part = options.get("split", "test")
+        new = [run("alone", seed, {head: each[seed]}, head=head) for head, each in ALONE.items()]
+        new += [run("a", seed, {head: each[seed] for head, each in values.items()})]
+        given += [{**line, "figures": {part: line["figures"]["test"]}} for line in new]
+    return "\n".join(Comparison(given).findings)
+
+
+def test_what_is_said_without_an_arm_that_is_as_good_as_alone():
+    worse = {"kind": [0.7, 0.72, 0.69, 0.71], "size": [2.0, 2.2, 1.9, 2.1]}
+    assert "costs a head something in as many updates: with every arm" in answer(worse)
+    even = {"kind": [0.81, 0.81, 0.80, 0.80], "size": [2.1, 2.1, 1.8, 2.2]}
+    assert "costs nothing that 4 seeds can show in as many updates" in answer(even)
+
+
+def test_too_few_seeds_are_said():
+    assert "cannot be said without intervals" in answer(ALONE, 1) and "With one seed, no difference" in answer(ALONE, 1)
+    assert "With two seeds, intervals are very wide" in answer(ALONE, 2)
+    assert "on the validation data, on which the learning rates were chosen on another seed" in answer(
+        ALONE, split="validation"
+    )
+
+
+def test_chance_is_said_where_there_are_many_intervals():
+    given = lines()
+    many = [{**line, "arm": f"{line['arm']} {i}"} for i in range(9) for line in given if line.get("arm") == "size 0.3"]
+    said = "\n".join(Comparison([*given, *many]).findings)
+    assert "Of 26 intervals, about 1.3 exclude 0 by chance" in said
+
+
+def test_runs_that_did_not_stay_finite_are_shown(found):
+    given = lines()
+    for line in given:
+        if line.get("arm") == "plain sum" and line.get("seed") == 2:
+            line["figures"] = {"test": {}, "validation": {}}
+    broken = Comparison(given)
+    assert np.isnan(broken.values("plain sum", "kind")[2]) and "(1 failed)" in str(broken)
+    assert broken.difference("plain sum", "kind").seeds == 3 and json.dumps(broken.to_dict(), allow_nan=False)
+
+
+def test_dict_is_json(found):
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["differences"]["plain sum"]["size"]["verdict"] == "better"
+    assert plain["values"]["alone"]["kind"] == ALONE["kind"]
+    assert plain["delta_m"]["plain sum"]["mean"] == pytest.approx(found.delta_m("plain sum").mean)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.values("plain", "kind"), r"`arm` must be one of 'alone'.*Received: arm='plain'. Did you mean"),
+        (
+            lambda c: c.values("alone", "knd"),
+            r"`head` must be one of 'kind', 'size'. Received: head='knd'. Did you mean 'kind'",
+        ),
+        (lambda c: c.difference("alone", "kind", "al"), "`other` must be one of 'alone'"),
+        (lambda c: c.delta_m("alone", confidence=2), "`confidence` must be a finite number"),
+    ],
+)
+def test_unknown_names(found, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(found)
+
+
+# Files
+
+
+def written(path, given):
+    path.write_text("".join(json.dumps(line) + "\n" for line in given), encoding="utf-8")
+    return path
+
+
+def test_a_file_is_read_without_what_a_crash_has_cut_off(tmp_path, found):
+    path = written(tmp_path / "study.jsonl", lines())
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"run": "final", "arm": "pla')
+    again = comparison.read(path)
+    assert again.to_dict() == found.to_dict() and str(again) == str(found)
+
+
+def test_other_files_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="`path` must have runs of all arms for at least one seed. Received"):
+        comparison.read(written(tmp_path / "new.jsonl", [settings(), {"arm": "a", "is_fixed": True, "how": {}}]))
+    with pytest.raises(ValueError, match="`path` must be the file of a comparison, .*whose line 1 is"):
+        comparison.read(written(tmp_path / "ledger.jsonl", [{"step": 1}]))
+    with pytest.raises(FileNotFoundError, match=r"`path` must be a file. Received: .*Did you mean '.*ledger.jsonl'\?"):
+        comparison.read(tmp_path / "ledgr.jsonl")
+
+
+# Pictures
+
+
+def texts_of(figure):
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    return [text for text in axis.texts if text.get_text()], axis
+
+
+def overlapping(figure):
+    texts, _ = texts_of(figure)
+    boxes = [text.get_window_extent() for text in texts]
+    outside = [text.get_text() for text, box in zip(texts, boxes) if box.x1 > figure.bbox.x1 or box.x0 < 0]
+    pairs = [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
+    return [(texts[i].get_text(), texts[j].get_text()) for i, j in pairs], outside
+
+
+def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
+    figure = found.plot()
+    texts, axis = texts_of(figure)
+    assert {text.get_text() for text in texts} >= set(found.arms)
+    assert not axis.xaxis_inverted() and axis.yaxis_inverted()  # a mean error is better when lower
+    line = next(line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-")
+    means = sorted((np.mean(ARMS[arm]["kind"]), np.mean(ARMS[arm]["size"])) for arm in ("plain sum", "size 0.3"))
+    np.testing.assert_allclose(np.transpose([line.get_xdata(), line.get_ydata()]), means)
+    star = next(line for line in axis.lines if line.get_marker() == "*")
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((np.mean(ALONE["kind"]), np.mean(ALONE["size"])))
+    hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
+    assert len(hollow) == 1 and axis.get_legend() is None
+    assert overlapping(figure) == ([], [])
+
+
+def test_front_of_a_file_and_of_arms_at_one_place(tmp_path):
+    crowded = [line if line.get("arm") in (None, "alone") or "run" not in line else
+               {**line, "figures": {"test": {"kind_accuracy": 0.8, "size_mae": 2.0}}} for line in lines()]  # fmt: skip
+    figure = plots.front(written(tmp_path / "study.jsonl", crowded))
+    assert overlapping(figure) == ([], [])
+
+
+def test_front_of_three_heads_is_a_line_over_the_heads():
+    given = lines()
+    given[0] = settings(
+        heads=["kind", "size", "tag"],
+        metrics={"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"], "tag": ["tag_loss", "min"]},
+    )
+    for line in given:
+        if "run" in line and line["head"] in ("", "kind"):
+            line["figures"]["test"]["tag_loss"] = 1.0 if line["arm"] != "EqualNorms" else 0.9
+    given += [run("alone", seed, {"tag_loss": 1.2}, head="tag") for seed in SEEDS]
+    found = Comparison(given)
+    figure = found.plot()
+    texts, axis = texts_of(figure)
+    assert {text.get_text() for text in texts} >= set(found.arms) and overlapping(figure) == ([], [])
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["kind_accuracy", "size_mae", "tag_loss"]
+    changes = found.points()[3].changes  # EqualNorms
+    expected = np.mean((np.array(ALONE["size"]) - ARMS["EqualNorms"]["size"]) / ALONE["size"])
+    assert changes[1] == pytest.approx(expected) and changes[2] == pytest.approx(0.25)
+    assert any(np.allclose(line.get_ydata(), changes) for line in axis.lines if len(line.get_ydata()) == 3)
