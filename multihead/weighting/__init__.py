@@ -16,11 +16,13 @@ from multihead.weighting.log_loss import LogLoss
 from multihead.weighting.random_loss_weighting import RandomLossWeighting
 from multihead.weighting.smooth_tchebycheff import SmoothTchebycheff
 from multihead.weighting.uncertainty import Uncertainty
+from multihead.weighting.uwso import UWSO
 
 __all__ = [
     "DWA",
     "FAMO",
     "IMTLL",
+    "UWSO",
     "Fixed",
     "GeometricMean",
     "GradNorm",

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("eager_updates")
         ("SmoothTchebycheff", "batches", True),
         ("Uncertainty", "batches", False),
         ("IMTLL", "micro-batches", True),
+        ("UWSO", "both", True),
     ],
 )
 def test_update_is_that_of_a_tape_over_the_total(name, gathering, eagerly):

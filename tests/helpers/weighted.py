@@ -42,6 +42,11 @@ def plain_sum(losses, _):
     return tf.add_n(losses)
 
 
+def soft_optimum(losses, _):
+    weights = tf.nn.softmax(tf.stop_gradient(1 / tf.stack(losses)))
+    return tf.reduce_sum(weights * tf.stack(losses))
+
+
 TOTALS = {
     "Fixed": plain_sum,
     "GeometricMean": geometric_mean,
@@ -49,6 +54,7 @@ TOTALS = {
     "SmoothTchebycheff": smooth_maximum,
     "Uncertainty": uncertainty,
     "IMTLL": scales,
+    "UWSO": soft_optimum,
 }
 
 

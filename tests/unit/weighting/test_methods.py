@@ -225,10 +225,27 @@ def test_famo_takes_weight_from_a_head_that_fell_more_and_ignores_what_was_not_m
     assert logits()[0] < 0 < logits()[1] and logits()[2] == 0
 
 
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 30.0])
+def test_uwso_is_a_softmax_of_the_weights_that_uncertainties_would_end_with(temperature):
+    for scale in (1e-6, 1e-2, 1.0, 1e6):
+        losses = np.float32(scale * LOSSES).astype(np.float64)
+        weights, total = weighting.UWSO(temperature).weigh(as_tensor(losses), ALL)
+        expected = special.softmax(1 / ((losses + 1e-8) * temperature))
+        np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-30)
+        np.testing.assert_allclose(total, np.sum(expected * losses), rtol=1e-4)
+    uncertain = built(weighting.Uncertainty())
+    learn(uncertain, LOSSES, steps=3000)
+    optimal = np.exp(-learned(uncertain))  # 1 / L_k
+    logarithms = np.log(np.float64(weighting.UWSO(temperature)(LOSSES)))
+    np.testing.assert_allclose(temperature * (logarithms[1:] - logarithms[0]), optimal[1:] - optimal[0], atol=5e-3)
+    assert np.isnan(weighting.UWSO(temperature)([1.0, -1.0])).any()  # a loss without a weight: the update is skipped
+    assert np.isfinite(weighting.UWSO(temperature)([1.0, 0.0])).all()
+
+
 def test_absent_heads_do_not_matter():
     active = tf.constant([True, False, True])
     two = LOSSES[[0, 2]]
-    for name in ("LogLoss", "GeometricMean", "SmoothTchebycheff", "FAMO", "Uncertainty", "IMTLL", "GradNorm", "DWA"):
+    for name in ("LogLoss", "GeometricMean", "SmoothTchebycheff", "FAMO", "Uncertainty", "IMTLL", "GradNorm", "DWA", "UWSO"):
         weights = built(weighting.get(name)).weigh(as_tensor([LOSSES[0], 0, LOSSES[2]]), active)[0].numpy()
         expected = built(weighting.get(name), 2).weigh(as_tensor(two), tf.constant([True, True]))[0]
         np.testing.assert_allclose(weights[[0, 2]], expected, rtol=1e-5, err_msg=name)
