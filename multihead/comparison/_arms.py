@@ -8,7 +8,7 @@ from typing import Any
 
 from multihead import balancing, weighting
 from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
+from multihead._ground.validation import check_choice, is_number, quoted
 from multihead._trainer.options import CompileOptions
 
 ALONE = "alone"
@@ -160,16 +160,6 @@ def read_options(
             module.get(options[name])  # a misspelt name is an error here, before anything is trained
     is_object = {name: callable(getattr(type(value), "get_config", None)) for name, value in options.items()}
     return {name: Recipe(type(value), value.get_config()) if is_object[name] else value for name, value in options.items()}
-
-
-def check_against(arms: Mapping[str, Arm], heads: Sequence[str]) -> None:
-    """Checks the arms' weights against the heads of the trainer.
-
-    Raises:
-        ValueError: They name something else.
-    """
-    for arm in arms.values():
-        check_head_names(f"arms[{arm.name!r}]['weights']", arm.weights, heads)
 
 
 def chosen(equal_cost: Any, arms: Mapping[str, Arm]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_positive_whole
-from multihead.comparison._arms import ALONE, OF_JOINT_TRAINING, Arm, check_against, chosen, read_arms, read_options
+from multihead.comparison._arms import ALONE, OF_JOINT_TRAINING, Arm, chosen, read_arms, read_options
 from multihead.comparison._cost import measure_cost, updates_at_equal_cost
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._file import Line, Lines, key_of, opened
@@ -169,7 +169,6 @@ class _Steps:
         self._budget = updates
         self._lines.begin(settings_of(self._study, self._plan, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
-        check_against(self._arms, list(self._metrics))
         self._check_arms()
         trained = [(arm, "", updates, False) for arm in self._arms.values()]
         alone = [(Arm(ALONE), head, updates, False) for head in self._metrics]

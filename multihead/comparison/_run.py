@@ -74,6 +74,7 @@ def start(study: Study, job: Job) -> Started:
             f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."
         )
     all_heads = list(trainer.heads)
+    check_head_names(f"arms[{job.arm!r}]['weights']", job.weights, all_heads)
     data = {name: read_split(name, each, all_heads) for name, each in given.items()}
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     trainer.compile(study.optimizer(rate), **{"telemetry": None, **made(study.options)})

@@ -1,0 +1,189 @@
+"""Runs of a comparison: against what Keras trains, stopped and begun again, in several processes, and of the tutorial."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import multihead
+from multihead import MultiHeadTrainer, comparison
+from tests.helpers import compared
+from tests.helpers.sources import ROOT
+
+OPTIONS = {"options": compared.EAGER, "batch_size": 8, "verbose": 0}
+
+
+def a_comparison(arms=None, data=None, **given):
+    """A comparison of a few updates, without what takes time."""
+    defaults = {"seeds": 2, "budget": 3, "rates": 0.01, "equal_cost": False, **OPTIONS}
+    arms = {"plain sum": {}} if arms is None else arms
+    build = given.pop("build", compared.build)
+    return multihead.compare(build, compared.arrays() if data is None else data, arms, **{**defaults, **given})
+
+
+def build_without_chance():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("size", keras.layers.Dense(1), "mse", weight=0.5)
+    return trainer
+
+
+def the_batches(seed, number, size=8):
+    """The batches of a seed, as the documentation of `compare` has them: passes in orders of their own."""
+    x, y = compared.arrays()["train"]
+    generator, found = np.random.default_rng(seed), []
+    while len(found) < number:
+        order = generator.permutation(len(x))
+        chosen = [order[start : start + size] for start in range(0, len(x), size)]
+        found += [(x[rows], {name: values[rows] for name, values in y.items()}) for rows in chosen]
+    return found[:number]
+
+
+def test_runs_are_what_keras_trains_with_the_same_batches_and_a_rate_that_decays_to_zero():
+    seed, rate, updates = 3, 0.05, 7
+    arms = {"plain sum": {}, "size 2": {"weights": {"size": 2.0}}}
+    found = a_comparison(arms, build=build_without_chance, seeds=[seed], budget=updates, rates=rate)
+    x, y = compared.arrays()["test"]
+    for arm, weights in {
+        "alone": {"kind": 1.0},
+        "also alone": {"size": 1.0},
+        "plain sum": {"kind": 1.0, "size": 0.5},
+        "size 2": {"kind": 1.0, "size": 2.0},
+    }.items():
+        keras.utils.set_random_seed(seed)
+        trainer = build_without_chance()
+        trainer.compile("sgd", run_eagerly=True)
+        trainer.evaluate(*the_batches(seed, 1)[0], verbose=0)  # which builds it
+        inputs = keras.Input((3,))
+        shared = trainer.encoder(inputs)
+        outputs = {name: trainer.heads[name].module(shared) for name in weights}
+        twin = keras.Model(inputs, outputs)
+        losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
+        twin.compile(
+            keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, updates)),
+            loss={name: losses[name] for name in weights},
+            loss_weights=weights,
+            run_eagerly=True,
+        )
+        for batch_x, batch_y in the_batches(seed, updates):
+            twin.train_on_batch(batch_x, {name: batch_y[name] for name in weights})
+        predicted = {name: np.asarray(value, np.float64) for name, value in twin.predict(x, verbose=0).items()}
+        expected = {
+            "kind": lambda p: -np.log(p["kind"][np.arange(len(x)), y["kind"]]).mean(),
+            "size": lambda p: ((p["size"] - y["size"]) ** 2).mean(),
+        }
+        for head in weights:
+            assert found.values(arm.removeprefix("also "), head)[0] == pytest.approx(expected[head](predicted), rel=2e-4)
+
+
+class Stopped(RuntimeError):
+    """As if the program was killed."""
+
+
+def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_path):
+    arms = {"size 0.1": {"weights": {"size": 0.1}}}
+    calls = {"left": 0, "all": 0}
+
+    def measure(trainer, part):
+        if calls["left"] == 0:
+            raise Stopped
+        calls["left"] -= 1
+        calls["all"] += 1
+        assert set(part[1]) == set(trainer.heads)
+        return trainer.evaluate(*part, verbose=0, return_dict=True)
+
+    given = {
+        "measure": measure,
+        "metrics": {"kind": ("kind_loss", "min"), "size": ("size_loss", "min")},
+        "rates": (0.01, 0.1),
+    }
+    calls["left"] = 1000
+    expected = a_comparison(arms, **given)
+    for_all, calls["all"] = calls["all"], 0
+    file = tmp_path / "lines.jsonl"
+    calls["left"] = 9
+    with pytest.raises(Stopped):
+        a_comparison(arms, **given, file=file)
+    with open(file, "a", encoding="utf-8") as lines:
+        lines.write('{"run": "final", "ar')
+    calls["left"] = 1000
+    found = a_comparison(arms, **given, file=file)
+    assert compared.without_times(found.lines) == compared.without_times(expected.lines)
+    assert calls["all"] == for_all + 1  # one of two parts was measured when it stopped
+    before = calls["all"]
+    assert str(a_comparison(arms, **given, file=file)) == str(found) and calls["all"] == before
+    with pytest.raises(ValueError, match=r"`file` must belong to the same settings.*batch_size: 8 in the file, 4 now"):
+        a_comparison(arms, **given, file=file, **{"batch_size": 4})
+    with pytest.raises(ValueError, match=r"`arms\['size 0.1'\]` must be the same as in `file`.*another name"):
+        a_comparison({"size 0.1": {"weights": {"size": 0.2}}}, **given, file=file)
+
+
+def test_arms_differ_by_weights_and_options_and_leave_the_objects_of_the_user_alone():
+    balancer = multihead.balancing.EqualNorms()
+    arms = {"one": {"balancer": balancer}, "by name": {"balancer": "EqualNorms", "balance_at": "parameters"}, "sum": {}}
+    found = a_comparison(arms, seeds=1)
+    assert len({tuple(found.values(arm, "size")) for arm in found.arms}) == 4
+    trainer = compared.build()
+    trainer.compile("sgd", balancer=balancer, run_eagerly=True)  # a balancer that another trainer had would be refused
+    trainer.fit(*compared.arrays()["train"], verbose=0)
+
+
+@pytest.mark.programs
+def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
+    from multihead.__main__ import main  # noqa: PLC0415 - the command
+
+    config = tmp_path / "my_small_study.py"
+    config.write_text(
+        "from tests.helpers.compared import ARMS, EAGER, arrays, build\n"
+        "data, arms, seeds, budget = arrays(), ARMS, 1, 2\n"
+        "rates, equal_cost, options, batch_size = 0.01, False, EAGER, 8\n",
+        encoding="utf-8",
+    )
+    main(["compare", str(config), "--processes", "2"])
+    printed = capsys.readouterr().out
+    assert "against each head alone" in printed and "100%" in printed
+    assert (tmp_path / "my_small_study.png").read_bytes().startswith(b"\x89PNG")
+    found = comparison.read(tmp_path / "my_small_study.jsonl")
+    expected = a_comparison(compared.ARMS, seeds=1, budget=2)
+    assert compared.without_times(found.lines) == compared.without_times(expected.lines)
+    with pytest.raises(SystemExit, match="python -m multihead compare: `config` must be a file of Python"):
+        main(["compare", str(tmp_path / "none.py")])
+    config.with_name("my_other_study.py").write_text("seeds = 3\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="`config` must define"):
+        main(["compare", str(tmp_path / "my_other_study.py")])
+
+
+def test_data_sets_are_read_once_for_each_run_and_may_be_sparse_in_labels():
+    x, y = compared.examples(12)
+    y["kind"] = np.where(np.arange(12) % 2, y["kind"], -1)
+
+    def build():
+        trainer = MultiHeadTrainer(keras.layers.Dense(3))
+        kind = keras.layers.Dense(3, activation="softmax")
+        trainer.add_head("kind", kind, "sparse_categorical_crossentropy", ignore_label=-1)
+        trainer.add_head("size", keras.layers.Dense(1), "mse")
+        return trainer
+
+    part = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    found = a_comparison(build=build, data={"train": part, "validation": part}, seeds=1, budget={"epochs": 2})
+    assert found.split == "validation" and np.isfinite(found.values("alone", "kind")).all()
+    assert "compared on the validation data" in str(found)
+
+
+def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
+    page = ROOT / "docs" / "tutorials" / "sharing.md"
+    found = comparison.read(page.with_suffix(".jsonl"))
+    text = page.read_text(encoding="utf-8")
+    for _, columns, rows in found.tables():
+        assert len(rows) >= 6 and all(f"| {' | '.join(row)} |\n" in text for row in (columns, *rows))
+    assert next(each for each in found.findings if each.startswith("Sharing the encoder")) in text
+    program: dict[str, object] = {}
+    exec(re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1), program)
+    settings = found.lines[0]["settings"]
+    assert settings["rates"] == list(program["rates"]) and settings["batch_size"] == program["batch_size"]
+    assert settings["updates"] == 20 * program["budget"]["epochs"] and len(found.seeds) == program["seeds"]
+    assert {line["arm"] for line in found.lines if "is_fixed" in line} == set(program["arms"])
