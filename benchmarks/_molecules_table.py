@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.molecules`, from its lines."""
+"""The tables and the figure of `benchmarks.molecules`, from its lines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._published import PLAIN, interval, judged_on, markdown, mean_over_heads, paired, spread
+from benchmarks._published import PLAIN, interval, judged_on, markdown, mean_over_heads, number_of, paired, spread
+from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 from multihead.comparison import Comparison, read
 
 SKLEARN = "sklearn"
+LINEAR, UNTUNED, FOREST = "logistic regression", "logistic regression, C = 1", "random forest"
 PARTS = ("validation", "test")
 NAMES = {"tox21": "Tox21", "sider": "SIDER", "clintox": "ClinTox"}
 MULTITASK = "multi-task net"
@@ -67,10 +69,10 @@ def _of_set(results: Path, name: str) -> str:
         versions.append(str(compared.lines[0]["settings"]["keras"]).replace(", ", " "))
     shown = {row[0] for row in rows} | ({MULTITASK} if compared is not None else set())
     rows += [[model, f"{value:.3f}", *[""] * 5] for model, value in PUBLISHED[name].items() if model not in shown]
-    seeds = "" if compared is None else f"; {len(compared.seeds)} seeds of the arms"
-    title = f"{NAMES[name]}: mean area under the ROC curve of the assays{seeds}; {', '.join(versions)}"
+    seeds = "" if compared is None else f"; {number_of(compared.seeds)} of the arms"
+    caption = f"{NAMES[name]}: mean area under the ROC curve of the assays{seeds}; {', '.join(versions)}"
     assays = _of_assays(compared) if compared is not None else ""
-    return f"{title}\n\n{markdown(columns, rows)}" + (f"\n{assays}" if assays else "")
+    return f"{caption}\n\n{markdown(columns, rows)}" + (f"\n{assays}" if assays else "")
 
 
 def _sklearn(path: Path) -> dict[str, tuple[dict[str, list[float]], str]]:
@@ -102,8 +104,8 @@ def _of_arms(name: str, compared: Comparison) -> list[list[str]]:
             values = mean_over_heads(found, arm)
             is_alone = arm == found.arms[0]
             cells += [spread(values), "" if is_alone else interval(paired(values, mean_over_heads(found, found.arms[0])))]
-        title = {compared.arms[0]: "each assay alone", PLAIN: f"{PLAIN}, as the {MULTITASK}"}.get(arm, arm)
-        rows.append([title, _published(name, MULTITASK) if arm == PLAIN else "", *cells, _verdicts(by_part["test"], arm)])
+        shown = {compared.arms[0]: "each assay alone", PLAIN: f"{PLAIN}, as the {MULTITASK}"}.get(arm, arm)
+        rows.append([shown, _published(name, MULTITASK) if arm == PLAIN else "", *cells, _verdicts(by_part["test"], arm)])
     return rows
 
 
@@ -126,3 +128,38 @@ def _of_assays(compared: Comparison) -> str:
         for head in sorted(gains, key=lambda head: -gains[head].mean)
     ]
     return markdown(["assay, test data", "alone", PLAIN, "difference"], rows)
+
+
+def draw(results: Path) -> Any:
+    """Draws what each assay gains and pays on the test data: a panel for each data set; None without lines.
+
+    Args:
+        results: The folder of the lines.
+    """
+    compared = {name: read(results / f"{name}.jsonl") for name in NAMES if (results / f"{name}.jsonl").exists()}
+    if not compared:
+        return None
+    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (4.2 * len(compared), 5.5))
+    for axis, (name, lines) in zip(axes[0], compared.items()):
+        _draw_set(axis, NAMES[name], judged_on(lines.lines, "test"))
+    return figure
+
+
+def _draw_set(axis: Any, name: str, found: Comparison) -> None:
+    """A row for each assay, the largest gain of the plain sum at the top; bars are intervals of 95 %."""
+    gains = {arm: {head: found.difference(arm, head) for head in found.heads} for arm in found.arms[1:]}
+    first = gains[found.arms[1]]
+    order = sorted(found.heads, key=lambda head: first[head].mean)
+    for number, (arm, of_heads) in enumerate(gains.items()):
+        shift = 0.3 * (number - (len(gains) - 1) / 2)
+        for place, head in enumerate(order):
+            each = of_heads[head]
+            axis.plot([each.low, each.high], [place + shift] * 2, color=colour(number), lw=1, alpha=0.6)
+            axis.plot([each.mean], [place + shift], "o", color=colour(number), ms=5)
+        axis.text(0.99, 0.02 + 0.05 * number, arm, color=colour(number), transform=axis.transAxes, ha="right", fontsize=9)
+    axis.axvline(0, color=GREY, lw=0.8, ls=":")
+    axis.set_yticks(range(len(order)), order, fontsize=7 if len(order) > 12 else 9)
+    axis.set_xlabel("area under the ROC curve, against alone", color=GREY)
+    open_axis(axis)
+    seeds = number_of(found.seeds) + (", bars: 95 %" if len(found.seeds) > 1 else "")
+    title(axis, name, f"right of 0: sharing helps; test data, {seeds}")

@@ -1,14 +1,15 @@
-"""The tables of `benchmarks.multimnist`, from its lines."""
+"""The tables and the figure of `benchmarks.multimnist`, from its lines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks._published import AT_PARAMETERS, interval, markdown, spread
+from benchmarks._published import AT_PARAMETERS, interval, markdown, number_of, spread
 from multihead.comparison import Comparison, read
 from multihead.comparison._student import difference_of, relative_changes
 
@@ -52,6 +53,16 @@ def files(results: Path, task: str) -> list[Path]:
     return sorted(results.glob(f"multimnist_{task}_*x*.jsonl"), key=lambda path: _size(path)[::-1])
 
 
+def draw(results: Path) -> Any:
+    """Draws the front of the longest training of `cl_rr`, on the test data; None without lines.
+
+    Args:
+        results: The folder of the lines.
+    """
+    found = files(results, "cl_rr")
+    return read(found[-1]).plot() if found else None
+
+
 def _size(path: Path) -> tuple[int, int]:
     """The number of images and of epochs of a file."""
     images, epochs = re.findall(r"\d+", path.stem)[-2:]
@@ -62,10 +73,9 @@ def _of_file(task: str, path: Path) -> str:
     images, epochs = _size(path)
     found = read(path)
     settings = found.lines[0]["settings"]
-    seeds = "1 seed" if len(found.seeds) == 1 else f"{len(found.seeds)} seeds"
     versions = str(settings["keras"]).replace(", ", " ")
     rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
-    title = f"{images:,} images, {epochs} epochs, rate {rates}, {seeds}, test data; {versions}"
+    title = f"{images:,} images, {epochs} epochs, rate {rates}, {number_of(found.seeds)}, test data; {versions}"
     table = _changes(found) if task == "cl_rr" else _accuracies(found)
     return f"{title}\n\n{table}"
 

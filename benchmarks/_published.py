@@ -110,6 +110,11 @@ def mean_over_heads(found: Comparison, arm: str) -> np.ndarray:
     return values
 
 
+def number_of(seeds: Sequence[int]) -> str:
+    """A number of seeds in words."""
+    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+
+
 def spread(values: np.ndarray, digits: int = 3) -> str:
     """The mean and, with several seeds, the standard deviation."""
     mean = f"{np.mean(values):.{digits}f}"

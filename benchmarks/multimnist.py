@@ -93,7 +93,8 @@ def read(folder: Path) -> Digits:
     except Exception as error:  # noqa: BLE001 - Keras raises what urllib raises
         raise InputError(
             f"`--data` must be a folder with multimnist.npz, or Keras must be able to load MNIST. Received: "
-            f"{str(folder)!r}, without, and {error} Pass the folder that has it, or connect to the internet once: Keras keeps the file."
+            f"{str(folder)!r}, without, and {error} Pass the folder that has "
+            "it, or connect to the internet once: Keras keeps the file."
         ) from error
     generator = np.random.default_rng(0)
     return _parts(x, y, test, *(generator.integers(0, size, size) for size in SIZES.values()))

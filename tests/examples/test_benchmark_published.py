@@ -150,16 +150,16 @@ def test_quick_trains_the_arms_of_molecules_and_prints_their_table(made_molecule
     lines = [json.loads(line) for line in (tmp_path / "clintox.jsonl").read_text().splitlines()]
     assert {line["arm"] for line in lines if "run" in line} == {"alone", "plain sum", "EqualNorms"}
     models = [json.loads(line)["model"] for line in (tmp_path / "clintox_sklearn.jsonl").read_text().splitlines()]
-    assert models == ["logistic regression", "random forest"]
+    assert models == ["logistic regression", "logistic regression, C = 1", "random forest"]
     assert molecules.main(["--table", *arguments]) == 0
     table = capsys.readouterr().out
     assert printed.endswith(table)
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    assert [row[0] for row in rows[:7]] == [
-        "| model", "| ---", "| logistic regression", "| random forest", "| each assay alone",
+    assert [row[0] for row in rows[:8]] == [
+        "| model", "| ---", "| logistic regression", "| logistic regression, C = 1", "| random forest", "| each assay alone",
         "| plain sum, as the multi-task net", "| EqualNorms",
     ]  # fmt: skip
-    assert rows[5][1] == "0.832"
+    assert rows[6][1] == "0.832"
 
 
 def test_what_is_missing_is_named(tmp_path, capsys):
