@@ -139,7 +139,8 @@ def draw(results: Path) -> Any:
     compared = {name: read(results / f"{name}.jsonl") for name in NAMES if (results / f"{name}.jsonl").exists()}
     if not compared:
         return None
-    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (4.2 * len(compared), 5.5))
+    most = max(4, *(len(found.heads) for found in compared.values()))
+    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (5.5 * len(compared), 1.6 + 0.22 * most))
     for axis, (name, lines) in zip(axes[0], compared.items()):
         _draw_set(axis, NAMES[name], judged_on(lines.lines, "test"))
     return figure

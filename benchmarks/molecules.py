@@ -103,6 +103,11 @@ def read(path: Path, every: int = 1) -> Molecules:
     return Molecules(assays, parts, len(rows) - len(known))
 
 
+def rarest(part: Part) -> int:
+    """The number of labels of the rarest class of any assay."""
+    return min(int((labels == value).sum()) for labels in part[1].values() for value in (0, 1))
+
+
 def slug(assay: str) -> str:
     """An assay as the name of a head."""
     return re.sub(r"\W+", "_", assay.lower()).strip("_")
@@ -244,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in () if options.table else options.sets:
             data = read(options.data / "molecules" / f"{name}.csv.gz", every=10 if options.quick else 1)
-            print(f"{name}: {data.unread} molecules not read", flush=True)
+            few = rarest(data.parts["validation"])
+            print(f"{name}: {data.unread} molecules not read, {few} validation labels of the rarest class", flush=True)
             if options.only != "heads":
                 run_sklearn(name, data, options)
             if options.only != SKLEARN:
