@@ -44,8 +44,18 @@ ACCURACIES: Mapping[str, tuple[float, float]] = {
 
 
 def tables(results: Path, tasks: Sequence[str]) -> str:
-    """The tables of some tasks, in Markdown; of those without lines, none."""
-    return "\n".join(_of_file(task, path) for task in tasks for path in files(results, task))
+    """The tables of some tasks, in Markdown; of those without lines, the published figures."""
+    found = [[_of_file(task, path) for path in files(results, task)] or [_published(task)] for task in tasks]
+    return "\n".join(sum(found, []))
+
+
+def _published(task: str) -> str:
+    """The published figures of a task."""
+    if task == "cl_rr":
+        rows = [[arm, *(f"{value:+.2f}" for value in values)] for arm, values in CHANGES.items()]
+        return markdown(["published change against alone, percent", "left digit", "right image", "mean"], rows)
+    rows = [[arm, *(f"{value:.2f}" for value in values)] for arm, values in ACCURACIES.items()]
+    return markdown(["published accuracy, percent", "left digit", "right digit"], rows)
 
 
 def files(results: Path, task: str) -> list[Path]:

@@ -119,6 +119,15 @@ def test_quick_trains_the_arms_of_digits_and_prints_their_table(digits, tmp_path
     assert rows[3][-2:] == ["-1.04, -16.86", "-8.95"]
 
 
+@pytest.mark.thorough
+def test_every_arm_of_digits_trains(digits, tmp_path, monkeypatch, capsys, without_graphs):
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: digits)
+    arguments = ["--tasks", "cl_rr", "--data", str(tmp_path), "--results", str(tmp_path)]
+    assert multimnist.main(["--quick", "--arms", *multimnist.METHODS, *arguments]) == 0
+    rows = [line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert set(multimnist.METHODS) <= set(rows)
+
+
 def test_published_figures_are_means_over_heads():
     for arm, (left, right, mean) in _multimnist_table.CHANGES.items():
         assert (left + right) / 2 == pytest.approx(mean, abs=0.011), arm
