@@ -274,8 +274,9 @@ class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
             >>> search.greedy(*parts, **ends).ids.shape
             TensorShape([1, 1, 6])
         """
-        step = FastStep(self.decoder_cell, check_count("beam_width", beam_width))
+        check_count("beam_width", beam_width)
         memory, state = self._begin_decoding(representation)
+        step = FastStep(self.decoder_cell, beam_width)
         return SearchParts(step, state, step.prepare(memory))
 
     def begin(self, representation: dict[str, Any]) -> tuple[MemoryOrNone, DecoderState]:
