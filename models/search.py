@@ -164,8 +164,8 @@ def beam(
             batches whose sequences end at different steps. Not with `jit_compile=True`, since shapes then change.
 
     Returns:
-        See `Decoded`: ids, int32 `[batch, num_best, maximum_length]`, lengths, int32 `[batch, num_best]`, and scores, float32
-        `[batch, num_best]`, best first. Where there are fewer sequences, padding with a score of minus infinity.
+        See `Decoded`: ids, int32 `[batch, num_best, maximum_length]`, lengths, int32 `[batch, num_best]`, and scores,
+        float32 `[batch, num_best]`, best first. Where there are fewer sequences, padding with a score of minus infinity.
 
     Raises:
         ValueError: If an argument is out of its range, or the step returns something else than described.

@@ -151,8 +151,9 @@ class PriceModel:
         return Answers(found.pop("reply", None), found)
 
     def attention_maps(self, texts: Sequence[str]) -> list[AttentionMap]:
-        """Attention maps of the greedy replies to texts; empty for a model without attention. A transformer's are the mean
-        over the heads of its last layer.
+        """Attention maps of the greedy replies to texts; empty for a model without attention.
+
+        A transformer's are the mean over the heads of its last layer.
 
         Args:
             texts: At least one

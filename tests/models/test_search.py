@@ -14,9 +14,7 @@ from multihead.models import _addons_loops, search
 
 VOCABULARY, UNITS, BATCH = 4, 5, 3
 RANDOM = np.random.default_rng(0)
-TABLE, RECURRENT, OUTPUT = (
-    RANDOM.normal(size=size) for size in ([VOCABULARY, UNITS], [UNITS, UNITS], [UNITS, VOCABULARY])
-)
+TABLE, RECURRENT, OUTPUT = (RANDOM.normal(size=size) for size in ([VOCABULARY, UNITS], [UNITS, UNITS], [UNITS, VOCABULARY]))
 FIRST = RANDOM.normal(size=[BATCH, UNITS])
 OFFSETS = RANDOM.normal(size=[BATCH, VOCABULARY])
 END = 1
@@ -171,16 +169,17 @@ def test_a_cell_of_keras_decodes_as_with_addons(kind, power):
         import tensorflow_addons.seq2seq as seq2seq
     keras.utils.set_random_seed(0)
     cell = (keras.layers.LSTMCell if kind == "lstm" else keras.layers.GRUCell)(6)
-    table, output = 3.0 * tf.random.normal([9, 4]), keras.layers.Dense(9, kernel_initializer=keras.initializers.RandomNormal(0, 3.0))
+    table, output = (
+        3.0 * tf.random.normal([9, 4]),
+        keras.layers.Dense(9, kernel_initializer=keras.initializers.RandomNormal(0, 3.0)),
+    )
     state = [tf.random.normal([5, 6]) for _ in range(2 if kind == "lstm" else 1)]
 
     def own(ids, state):
         outputs, state = cell(tf.gather(table, ids), state)
         return output(outputs), state
 
-    found = search.beam(
-        own, state, start_id=2, end_id=3, maximum_length=7, beam_width=4, num_best=4, length_penalty=power
-    )
+    found = search.beam(own, state, start_id=2, end_id=3, maximum_length=7, beam_width=4, num_best=4, length_penalty=power)
     loop = seq2seq.BeamSearchDecoder(
         cell, 4, embedding_fn=lambda ids: tf.gather(table, ids), output_layer=output,
         length_penalty_weight=power, maximum_iterations=7,
@@ -225,5 +224,7 @@ def test_wrong_arguments(options, message):
 
 
 def test_more_results_than_beams():
-    with pytest.raises(ValueError, match=r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."):
+    with pytest.raises(
+        ValueError, match=r"`num_best` must not be above `beam_width`\. Received: num_best=2, beam_width=1\."
+    ):
         search.beam(step, first(), start_id=2, end_id=1, maximum_length=3, beam_width=1, num_best=2)
