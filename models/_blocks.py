@@ -67,7 +67,7 @@ class Embedded(keras.layers.Layer):
         self.built = True
 
     def call(self, ids: tf.Tensor, first: Any = 0, training: bool | None = None) -> tf.Tensor:
-        """Vectors `[batch, time, units]` of ids `[batch, time]`; `first` is their first position, a number or `[batch, 1]`."""
+        """Vectors `[batch, time, units]` of ids `[batch, time]` from a position on, a number or `[batch, 1]`."""
         vectors = self.embedding(ids)
         if self.map_layer is not None:
             vectors = self.map_layer(vectors)
