@@ -228,7 +228,8 @@ class TransformerDecoder(NamesArguments, keras.layers.Layer):
 
         Example:
             >>> from multihead.models import TransformerEncoder, search
-            >>> encoder, decoder = TransformerEncoder(9, 8, 8), TransformerDecoder(9, 8, 8)
+            >>> encoder = TransformerEncoder(9, 8, 8)
+            >>> decoder = TransformerDecoder(9, 8, 8)
             >>> representation = encoder(tf.constant([[4, 5]]))
             >>> parts = decoder.begin_search(representation, maximum_length=6)
             >>> ends = dict(start_id=2, end_id=3, maximum_length=6)
