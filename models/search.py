@@ -214,8 +214,8 @@ def _prepared(step: Any, state: Any, memory: Any, start_id: Any, search: Search)
     if isinstance(start_id, (bool, float)) or not tf.convert_to_tensor(start_id).dtype.is_integer:
         raise ValueError(f"`start_id` must be an integer, or integers [batch]. Received: start_id={start_id!r}. Pass an id.")
     start = tf.cast(start_id, tf.int32)
+    leaves = tf.nest.flatten((state, memory))
     if start.shape.rank == 0:
-        leaves = tf.nest.flatten((state, memory))
         if not leaves:
             raise ValueError(
                 "`state` must hold a tensor with one row per example, unless `start_id` or `memory` does. Received: "
@@ -225,6 +225,12 @@ def _prepared(step: Any, state: Any, memory: Any, start_id: Any, search: Search)
     elif start.shape.rank != 1:
         raise ValueError(
             f"`start_id` must be an integer, or integers [batch]. Received: shape {start.shape}. Pass one id per example."
+        )
+    sizes = {size for size in (tensor.shape[0] for tensor in (start, *leaves)) if size is not None}
+    if len(sizes) > 1:
+        raise ValueError(
+            "`state`, `memory` and `start_id` must have one row per example. Received: "
+            f"{sorted(sizes)} rows. Repeat none of them for the beams."
         )
 
     def checked(last: tf.Tensor, rows: Any, entries: Any) -> tuple[tf.Tensor, Any]:

@@ -24,12 +24,12 @@ def test_it_trains_is_exported_and_answers(tmp_path, ask):
     assert (settings["cell"], settings["num_layers"], settings["num_heads"]) == ("transformer", 1, 2)
     assert (folder / "attention.png").is_file()
     text = "a walnut table for six"
-    model, _, told = ask(folder, "--beam", "2", "--export", str(tmp_path / "served"), "--predict", text)
+    model, _, told = ask(folder, "--export", str(tmp_path / "served"), "--predict", text)
     assert isinstance(model.trainer.encoder, TransformerEncoder) and isinstance(model.decoder, TransformerDecoder)
     assert "order: " in told and "price: " in told
     served = tf.saved_model.load(str(tmp_path / "served" / "reply")).signatures["serving_default"]
     (reply,) = served(tf.constant([text])).values()
-    assert reply.numpy()[0].decode() == model.answer([text], beam_width=2).replies[0]
+    assert reply.numpy()[0].decode() == model.answer([text]).replies[0]
     (attention,) = model.attention_maps([text])
     assert attention.weights.shape == (len(attention.reply), len(attention.source))
     np.testing.assert_allclose(attention.weights.sum(axis=1), 1.0, atol=1e-5)

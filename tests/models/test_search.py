@@ -206,6 +206,7 @@ def _until(ids):
         (dict(step=3), r"`step` must be a function of the last ids and the state\. Received: step=3\."),
         (dict(state=tf.constant(1.0)), r"`state` must hold tensors with one row per example.* Received: a scalar\."),
         (dict(start_id=1.5), r"`start_id` must be an integer, or integers \[batch\]\. Received: start_id=1\.5\."),
+        (dict(start_id=tf.constant([2, 2])), r"`state`, `memory` and `start_id` must have .* Received: \[2, 3\] rows\."),
         (dict(end_id=-1), r"`end_id` must be an integer of at least 0\. Received: end_id=-1\."),
         (dict(end_id=4), r"`end_id` must be one of the ids .* Received: end_id=4, logits of 4 ids\."),
         (dict(maximum_length=0), r"`maximum_length` must be an integer of at least 1\."),
