@@ -351,3 +351,11 @@ def test_wrong_use():
         decoder.begin_search(representation, maximum_length=0)
     with pytest.raises(ValueError, match=r"`tokens` must be integer ids"):
         TransformerEncoder(12, 6, 8)(tf.zeros([2, 3]))
+
+
+def test_a_state_of_several_layers_begins_a_recurrent_decoder():
+    _, _, representation = make(layers=2)
+    recurrent = Seq2SeqDecoder(VOCABULARY, 6, 8, num_layers=2, cell="gru", maximum_length=4, engine="native")
+    state = recurrent.begin_search(representation).state
+    for one, other in zip(state.layers, representation["state"], strict=True):
+        np.testing.assert_array_equal(one, other)
