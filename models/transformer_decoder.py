@@ -25,8 +25,9 @@ class TransformerDecoder(NamesArguments, keras.layers.Layer):
 
     Training computes all positions at once. Decoding stores keys and values of all layers, those of the encoder's outputs
     once per batch, and computes one position per step; it returns what a decoder without them would return. The
-    representation may also be that of a `Seq2SeqEncoder`, of any width. The decoder reads its `outputs` and `mask` only: with a
-    balancer at the representation, give other heads `pool=True`, so that they, too, read `outputs` and not `final` alone.
+    representation may also be that of a `Seq2SeqEncoder`, of any width. The decoder reads its `outputs` and `mask` only:
+    with a balancer at the representation, give other heads `pool=True`, so that they read `outputs`, too, and not `final`
+    alone.
 
     Ids: 0 is padding, `start_id` precedes the first token, `end_id` ends a sequence. Decoding returns neither padding nor
     the start id before the end.
