@@ -100,6 +100,9 @@ def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_
         "measure": measure,
         "metrics": {"kind": ("kind_loss", "min"), "size": ("size_loss", "min")},
         "rates": (0.01, 0.1),
+        "seeds": 1,
+        "budget": 2,
+        "build": compared.build_with_dropout,
     }
     calls["left"] = 1000
     expected = a_comparison(arms, **given)
