@@ -137,6 +137,8 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         dropout=options.dropout,
         maximum_length=2 * lengths[1] + 1,
         price_weight=options.price_weight,
+        num_layers=options.layers,
+        num_heads=options.attention_heads or 4,
     )
     return PriceModel(
         architecture,
