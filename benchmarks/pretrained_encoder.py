@@ -5,7 +5,7 @@
 For each seed, a small KerasHub backbone is pretrained on the texts of 5,000 orders by masked tokens, as in
 `examples.pretrained_encoder`, and trained in each of its ways, with a price head and a tag head, on the first orders. Every
 run has the same number of updates. A finished run is a line in `--output`; the command goes on where it was stopped, and
-prints the table of all lines. `--table` only prints it.
+prints the table of all lines. `--write` writes it into `docs/howto/keras_hub.md` instead of training.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from examples.pretrained_encoder import WAYS, figures, finetune, from_config, tr
 from examples.seq2seq_price.orders import draw_rows
 
 RESULTS = Path(__file__).parent / "results" / "pretrained_encoder.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "howto" / "keras_hub.md"
 TEXTS = 5000
 
 
@@ -48,6 +49,13 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         ]
         rows.append(f"| {way} | {own[0]['trained']:,} | {' | '.join(found)} |")
     return "\n".join(rows) + "\n"
+
+
+def with_table(page: str, lines: Sequence[dict[str, Any]]) -> str:
+    """A page with the table of some lines between its two marks; the page itself if it has none."""
+    before, begin, rest = page.partition("<!-- ways: begin -->\n")
+    _, end, after = rest.partition("<!-- ways: end -->\n")
+    return f"{before}{begin}\n{table(lines)}\n{end}{after}" if begin and end else page
 
 
 def run_seed(seed: int, options: argparse.Namespace, wanted: Sequence[tuple[int, str]]) -> None:
@@ -79,17 +87,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pretraining", type=int, default=1000, help="updates of pretraining")
     parser.add_argument("--size", type=int, default=64, help="size of a token's representation")
     parser.add_argument("--output", type=Path, default=RESULTS, help="file of lines")
-    parser.add_argument("--table", action="store_true", help="only print the table of the lines")
+    parser.add_argument("--write", action="store_true", help="only write the table of the lines into the page")
     options = parser.parse_args(arguments)
-    absent = None if options.table else what_keras_it_needs()
+    absent = None if options.write else what_keras_it_needs()
     if absent is not None:
         return fail("benchmarks.pretrained_encoder", absent)
-    for seed in range(0 if options.table else options.seeds):
+    for seed in range(0 if options.write else options.seeds):
         done = {(line["orders"], line["way"]) for line in read(options.output) if line["seed"] == seed}
         wanted = [(number, way) for number in options.orders for way in WAYS if (number, way) not in done]
         if wanted:
             run_seed(seed, options, wanted)
     print(table(read(options.output)), end="")
+    if options.write:
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read(options.output)), encoding="utf-8")
     return 0
 
 

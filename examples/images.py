@@ -173,14 +173,15 @@ def run(session: Session) -> None:
     balancers = options.balancers[:1] if session.quick else options.balancers
     data = digits
     if session.quick:
-        data = lambda seed: Split(*((x[:BATCH], {k: v[:BATCH] for k, v in y.items()}) for x, y in digits(seed)))  # noqa: E731
+        data = lambda seed: Split(*((x[:24], {k: v[:24] for k, v in y.items()}) for x, y in digits(seed)))  # noqa: E731
     total = len(seeds) * len(ways(balancers))
     with session.progress("training every way", total) as advance:
         found, told = compare(data, balancers, list(seeds), 1 if session.quick else options.epochs, advance)
     for line in told:
         session.say(line)
     rows = [[name, *(_mean(scored, head) for head in SCORES)] for name, scored in found.items()]
-    session.table(f"On pictures not trained on, {len(seeds)} seed(s)", ["way", *SCORES.values()], rows)
+    title = f"On pictures not trained on: accuracy of digit and parity, R² of the sum of pixels (seeds: {len(seeds)})"
+    session.table(title, ["way", *SCORES], rows)
     session.save(draw(found))
 
 

@@ -135,7 +135,8 @@ def from_config(
     inputs, labels = mask_tokens(start.tokens, start.tokens(rows)[0], copies, seed)
     batches = tf.data.Dataset.from_tensor_slices((inputs, {"words": labels})).batch(BATCH, drop_remainder=True)
     last = max(1, updates // 10)
-    trainer.fit(batches.take(updates - last), verbose=0)
+    if updates > last:
+        trainer.fit(batches.take(updates - last), verbose=0)
     history = trainer.fit(batches.skip(updates - last).take(last), verbose=0)
     weights = encoder.backbone.get_weights()
     return start, history.history["words_accuracy"][-1]
@@ -224,15 +225,24 @@ def trained_parameters(trainer: MultiHeadTrainer, way: Way) -> int:
     return 0 if frozen else sum(int(np.prod(each.shape)) for each in trainer.encoder.trainable_variables)
 
 
-def kept(trainer: MultiHeadTrainer, inputs: dict[str, np.ndarray], folder: Path) -> tuple[float, float]:
+def kept(
+    trainer: MultiHeadTrainer, inputs: dict[str, np.ndarray], folder: Path, *, adapted: bool = False
+) -> tuple[float, float]:
     """Saves and loads a trainer, and exports it.
+
+    Args:
+        trainer: A trained one.
+        inputs: The inputs of some orders.
+        folder: The folder to write to.
+        adapted: Whether it has adapters. Keras saves their sum with the kernels, so that a loaded encoder has none, and the
+            optimizer's slots do not fit it: it is loaded without its optimizer.
 
     Returns:
         The largest differences of the predictions after loading, and of the export's.
     """
     predicted = trainer.predict(inputs, verbose=0)
     trainer.save(folder / "trainer.keras")
-    loaded = keras.models.load_model(folder / "trainer.keras").predict(inputs, verbose=0)
+    loaded = keras.models.load_model(folder / "trainer.keras", compile=not adapted).predict(inputs, verbose=0)
     trainer.export(folder / "export")
     serve = tf.saved_model.load(str(folder / "export")).signatures["serving_default"]
     served = serve(**{name: tf.constant(values) for name, values in inputs.items()})
@@ -259,7 +269,7 @@ def body(session: Session) -> None:
             keras.utils.set_random_seed(session.seed)
             trainer = finetune(way, start, train, updates)
             table.append([name, f"{trained_parameters(trainer, way):,}", *_rounded(figures(trainer, held_out))])
-            differences.append(kept(trainer, few, session.folder))
+            differences.append(kept(trainer, few, session.folder, adapted=way.rank > 0))
             advance()
         add_haste(trainer, start, train, updates)
         table.append(["the last, with a new head", "", *_rounded(figures(trainer, held_out))])

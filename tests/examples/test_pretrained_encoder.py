@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import pretrained_encoder as benchmark
 from examples import pretrained_encoder as program
-from examples._backbones import NO_LABEL, Tokens, backbone_from_config, encoder_of, what_keras_it_needs
+from examples._backbones import NO_LABEL, backbone_from_config, encoder_of, what_keras_it_needs
 from examples._command_line import InputError
 from examples.seq2seq_price.orders import draw_rows
 from tests.helpers.sources import ROOT
@@ -64,17 +64,29 @@ def test_a_frozen_encoder_does_not_change_and_is_kept(start, rows, tmp_path):
 
 
 @on_keras_3
-def test_lora_trains_its_adapters_alone_and_is_kept(start, rows, tmp_path):
+def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
     trainer, _, _ = trained("LoRA", start, rows, 4)
-    own = trainer.encoder.trainable_variables
-    assert own and all("lora" in each.path for each in own)
-    reference = {each.path.partition("/")[2]: each.numpy() for each in start.make(True).variables}
-    same = [np.array_equal(each.numpy(), reference[each.path.partition("/")[2]]) for each in trainer.encoder.variables
-            if each.path.partition("/")[2] in reference]  # fmt: skip
-    assert len(same) == len(reference) and all(same)
-    assert any(np.abs(each.numpy()).max() > 0 for each in own if "lora_kernel_b" in each.path)
-    assert program.trained_parameters(trainer, program.WAYS["LoRA"]) == sum(int(np.prod(each.shape)) for each in own)
-    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
+    inputs = start.tokens(rows[:4])[0]
+    own = {each.path for each in trainer.encoder.trainable_variables}
+    assert own and all(re.search(r"self_attention_layer/(query|value)/(lora_kernel_[ab]|bias)$", path) for path in own)
+    weights = {each.path: each.numpy() for each in trainer.encoder.variables}
+    pretrained = {each.path: each.numpy() for each in start.make(True).variables}
+    assert set(pretrained) - set(weights) == set()
+    assert all(np.array_equal(weights[path], value) for path, value in pretrained.items() if path not in own)
+    assert all(np.abs(weights[path]).max() > 0 for path in own if path.endswith("lora_kernel_b"))
+    assert program.trained_parameters(trainer, program.WAYS["LoRA"]) == sum(weights[path].size for path in own)
+
+    assert max(program.kept(trainer, inputs, tmp_path, adapted=True)) < 1e-5
+    loaded = keras.models.load_model(tmp_path / "trainer.keras", compile=False)
+    assert not any("lora" in each.path for each in loaded.encoder.variables)
+    # The adapters alone, on the original weights and the trained biases.
+    trainer.encoder.save_lora_weights(str(tmp_path / "a.lora.h5"))
+    backbone = start.make(True)
+    backbone.load_lora_weights(str(tmp_path / "a.lora.h5"))
+    for variable in backbone.trainable_variables:
+        if variable.path.endswith("bias"):
+            variable.assign(weights[variable.path])
+    np.testing.assert_allclose(backbone(inputs)[program.POOLED], trainer.encoder(inputs)[program.POOLED], atol=1e-5)
 
 
 @on_keras_3
@@ -99,13 +111,12 @@ def test_from_scratch_begins_with_other_weights(start):
 @pytest.mark.parametrize("name", ["Albert", "FNet", "Roberta", "GPT2", "ESM2", "T5", "Gemma"])
 def test_any_backbone_gives_both_outputs(hub, name):
     encoder = encoder_of(backbone_from_config(name, 30, 12, size=8, layers=1))
-    reader = Tokens.__new__(Tokens)
     ids = np.array([[5, 6, 7, 0, 0], [5, 6, 0, 0, 0]])
     blank = {"token_ids": ids, "padding_mask": (ids > 0).astype("int32"), "segment_ids": np.zeros_like(ids)}
     inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.model.input}
     found = encoder.model(inputs)
     pooled, sequence = (np.array(found[key]) for key in (program.POOLED, program.SEQUENCE))
-    assert pooled.shape == (2, 8) and sequence.shape == (2, 5, 8) and reader is not None
+    assert pooled.shape == (2, 8) and sequence.shape == (2, 5, 8)
     if encoder.model is not encoder.backbone:
         np.testing.assert_allclose(pooled[1], sequence[1, :2].mean(axis=0), rtol=1e-4, atol=1e-5)
 
@@ -131,7 +142,7 @@ def test_a_preset_is_loaded_with_its_tokenizer(hub, start, rows, tmp_path):
 def test_what_is_said_of_backbones_that_cannot_be_used(hub, tmp_path, capsys):
     with pytest.raises(InputError, match=r"`--backbone` must be a backbone of KerasHub that reads tokens\. Received: 'Vit'"):
         backbone_from_config("Vit", 30, 12)
-    with pytest.raises(InputError, match=r"`--backbone` must be one that a size .* Received: 'RWKV7'|reads tokens"):
+    with pytest.raises(InputError, match=r"`--backbone` must be one that a size .* Received: 'PaliGemma': .*Choose another"):
         backbone_from_config("PaliGemma", 30, 12)
     assert program.main(["--preset", str(tmp_path), "--quick", "--output", str(tmp_path / "out")]) == 2
     assert re.match(r"examples\.pretrained_encoder: error: `--preset` must be .*Received: ", capsys.readouterr().err)
@@ -163,4 +174,15 @@ def test_the_benchmark_goes_on_where_it_stopped(hub, eager_updates, tmp_path, ca
 
 def test_the_table_of_the_page_is_that_of_the_lines():
     text = PAGE.read_text(encoding="utf-8")
-    assert f"<!-- ways: begin -->\n\n{benchmark.table(benchmark.read(benchmark.RESULTS))}\n<!-- ways: end -->" in text
+    lines = benchmark.read(benchmark.RESULTS)
+    assert bool(lines) == ("ways: begin" in text)
+    assert benchmark.with_table(text, lines) == text
+
+
+def test_the_table_is_written_between_its_marks():
+    line = {"orders": 500, "way": "frozen", "trained": 0, "price": 0.25, "tags": 0.5}
+    found = benchmark.with_table(
+        "a\n\n<!-- ways: begin -->\nold\n<!-- ways: end -->\n\nb\n", [line, {**line, "price": 0.75}]
+    )
+    assert "| frozen | 0 | 0.500 ± 0.354 | 0.500 ± 0.000 |\n" in found and "old" not in found
+    assert found.startswith("a\n\n<!-- ways: begin -->\n\n| encoder |") and found.endswith("\n\n<!-- ways: end -->\n\nb\n")
