@@ -97,7 +97,7 @@ def train(way: Way, data: Split, seed: int, epochs: int) -> tuple[MultiHeadTrain
     keras.utils.set_random_seed(seed)
     trainer = new_trainer(way.scaling)
     x, y = data.train
-    rate = keras.optimizers.schedules.CosineDecay(RATE, epochs * len(x) // BATCH)
+    rate = keras.optimizers.schedules.CosineDecay(RATE, epochs * -(-len(x) // BATCH))
     optimizer = keras.optimizers.Adam(rate)
     options, told = way.options, ""
     if options is None:
