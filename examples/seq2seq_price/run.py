@@ -29,8 +29,9 @@ from examples.seq2seq_price.batches import (
 )
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
+from examples.seq2seq_price.orders import BAND_EDGES, draw_rows
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
-from examples.seq2seq_price.rows import BAND_EDGES, draw_rows, read_lines, read_table
+from examples.seq2seq_price.rows import read_lines, read_table
 from multihead import balancing, callbacks, clipping, schedules
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
