@@ -242,7 +242,7 @@ def _of_slurm(port: int) -> Any:
     except (RuntimeError, ValueError) as error:
         received = {name: os.environ[name] for name in REQUIRED_BY_SLURM}
         raise InputError(
-            f"`--strategy multi-worker` must find its workers in SLURM's environment. Received: {received}: {error}. Ask "
+            f"`--strategy multi-worker` must find its workers in SLURM's environment. Received: {received}: {str(error).rstrip('.')}. Ask "
             "for the same number of tasks on each node."
         ) from error
     job, index = found.get_task_info()

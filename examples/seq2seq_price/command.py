@@ -150,13 +150,13 @@ def _by_ray(options: argparse.Namespace) -> int:
     try:
         if not options.resume:
             shutil.rmtree(Path(options.output) / "checkpoint", ignore_errors=True)
-        _cluster.run_by_ray(_as_worker, vars(options), options.ray_workers, options.ray_restarts)
+        _cluster.run_by_ray(as_worker, vars(options), options.ray_workers, options.ray_restarts)
     except InputError as error:
         return fail(PROGRAM, str(error))
     return 0
 
 
-def _as_worker(options: dict[str, Any]) -> None:
+def as_worker(options: dict[str, Any]) -> None:
     """What each worker of Ray runs; one that is started again continues."""
     from examples.seq2seq_price import run
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 from examples.seq2seq_price import command, run
 from tests.helpers.example_worker import HEADS
+from tests.helpers.sources import ROOT
 from tests.helpers.workers import run_workers
 
 pytestmark = [pytest.mark.programs, pytest.mark.addons]
@@ -63,6 +67,23 @@ def speeds_in(logs):
         assert f"worker {index + 1} of 2, process " in log
         found.append(float(re.search(rf"^worker {index + 1} of 2: ([0-9.]+) examples per second$", log, re.MULTILINE)[1]))
     return found
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: it takes 400 MB, so it is not part of the extra `test`",
+)
+def test_workers_that_ray_starts_and_starts_again(tmp_path, train_alone):
+    options = files(tmp_path / "data", [37])
+    arguments = [*SMALL, *options, "--strategy", "multi-worker", "--ray-workers", "2", "--output", str(tmp_path / "out")]
+    program = [sys.executable, "-W", "ignore", "-m", "tests.helpers.ray_worker", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=2 * TIMEOUT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {path.name for path in (tmp_path / "out").glob("been-*")} == {"been-0", "been-1"}
+    processes = set(re.findall(r"worker ([12] of 2), process (\d+) ", done.stdout + done.stderr))
+    assert len(processes) == 4, processes  # both were started twice
+    assert_equal(weights_in(tmp_path / "out"), train_alone(tmp_path / "alone", *options))
 
 
 def test_by_row_from_slurm(tmp_path, train_alone):
