@@ -242,8 +242,8 @@ def _of_slurm(port: int) -> Any:
     except (RuntimeError, ValueError) as error:
         received = {name: os.environ[name] for name in REQUIRED_BY_SLURM}
         raise InputError(
-            f"`--strategy multi-worker` must find its workers in SLURM's environment. Received: {received}: {str(error).rstrip('.')}. Ask "
-            "for the same number of tasks on each node."
+            "`--strategy multi-worker` must find its workers in SLURM's environment. Received: "
+            f"{received}: {str(error).rstrip('.')}. Ask for the same number of tasks on each node."
         ) from error
     job, index = found.get_task_info()
     accelerators = found.num_accelerators() if gpus else {}

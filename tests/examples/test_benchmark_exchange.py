@@ -28,12 +28,16 @@ def test_two_workers_exchange_what_the_formula_says(tmp_path):
     assert codes == [[0, 0]], (tmp_path / "0_0.log").read_text()[-3000:]
     for index in range(2):
         counted = json.loads((tmp_path / f"counted_{index}.json").read_text())
-        for (level, heads, _), found in zip(CASES, counted):
-            assert sum(number for of_update, number in found if of_update) == exchange.summed_bytes(
-                level, heads, *sizes(heads)
-            )
-            # Batches that are left, and the figures of the logs.
-            assert sum(number for of_update, number in found if not of_update) < 1000
+        for (level, heads, _), found in zip(CASES, counted, strict=True):
+            encoder, own = sizes(heads)
+            counts, flags, products = 4 * (heads + 1), 4 * 2 * heads, 8 * heads**2
+            of_update = [counts, flags, 4 * own, *[4 * encoder] * (heads if level == "parameters" else 1)]
+            of_update += [] if level == "parameters" else [products]
+            assert sum(of_update) == exchange.summed_bytes(level, heads, encoder, own)
+            for number in of_update:
+                found.remove(number)  # which is an error if there is no such operation
+            # What is left tells whether batches are left, and adds up the figures of the logs.
+            assert sum(found) < 1000 and max(found) < 4 * own
 
 
 def test_a_ring_passes_every_byte_twice_but_for_the_part_of_one_replica():
