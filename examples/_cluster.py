@@ -145,6 +145,8 @@ def _in_worker(config: dict[str, Any]) -> None:
 def _ray() -> tuple[Any, Any, Any]:
     """The modules `ray`, `ray.train` and `ray.train.tensorflow`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's own limit of 60 seconds starts the workers again and again where importing TensorFlow takes longer.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
     try:
         return tuple(importlib.import_module(name) for name in ("ray", "ray.train", "ray.train.tensorflow"))
     except ImportError as error:

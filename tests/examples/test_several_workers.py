@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from examples.seq2seq_price import command, run
 from tests.helpers.example_worker import HEADS
@@ -19,21 +20,24 @@ from tests.helpers.workers import run_workers
 pytestmark = [pytest.mark.programs, pytest.mark.addons]
 
 SMALL = ["--epochs", "2", "--units", "3", "--embedding", "2", "--batch-size", "16", "--dropout", "0", "--attention", "none"]
-TIMEOUT = 240
+TIMEOUT = 400
 
 
-@pytest.fixture
-def train_alone(monkeypatch):
-    """Trains on one device; the weights."""
-    monkeypatch.setattr(run, "_report", lambda *args: None)
-
-    def train(folder, *arguments):
-        if "--train" in arguments:
-            monkeypatch.setattr(run, "build_model", partial(run.build_model, heads=HEADS))
+def train(folder, *arguments):
+    """Trains in this process, without the reply; the weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_report", lambda *args: None)
+        patch.setattr(run, "build_model", partial(run.build_model, heads=HEADS))
         assert command.main([*SMALL, *arguments, "--output", str(folder)]) == 0
-        return weights_in(folder)
+    return weights_in(folder)
 
-    return train
+
+@pytest.fixture(scope="module")
+def one_table(tmp_path_factory):
+    """Options for a table of orders, and the weights that one device learns from it."""
+    folder = tmp_path_factory.mktemp("alone")
+    options = files(folder / "data", [37])
+    return options, train(folder / "out", *options)
 
 
 def weights_in(folder):
@@ -74,8 +78,8 @@ def speeds_in(logs):
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it takes 400 MB, so it is not part of the extra `test`",
 )
-def test_workers_that_ray_starts_and_starts_again(tmp_path, train_alone):
-    options = files(tmp_path / "data", [37])
+def test_workers_that_ray_starts_and_starts_again(tmp_path, one_table):
+    options, alone = one_table
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--ray-workers", "2", "--output", str(tmp_path / "out")]
     program = [sys.executable, "-W", "ignore", "-m", "tests.helpers.ray_worker", *arguments]
     done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=2 * TIMEOUT)
@@ -83,20 +87,26 @@ def test_workers_that_ray_starts_and_starts_again(tmp_path, train_alone):
     assert {path.name for path in (tmp_path / "out").glob("been-*")} == {"been-0", "been-1"}
     processes = set(re.findall(r"worker ([12] of 2), process (\d+) ", done.stdout + done.stderr))
     assert len(processes) == 4, processes  # both were started twice
-    assert_equal(weights_in(tmp_path / "out"), train_alone(tmp_path / "alone", *options))
+    assert_equal(weights_in(tmp_path / "out"), alone)
 
 
-def test_by_row_from_slurm(tmp_path, train_alone):
-    options = files(tmp_path / "data", [37])
+def test_by_row_from_slurm(tmp_path, one_table):
+    options, alone = one_table
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]
     codes = run_workers("example_worker", [[arguments, 0, 28080]], tmp_path, TIMEOUT)
     logs = [(tmp_path / f"0_{index}.log").read_text() for index in range(2)]
     assert codes == [[0, 0]], logs[0][-3000:]
     assert min(speeds_in(logs)) > 0
-    assert_equal(weights_in(tmp_path / "out"), train_alone(tmp_path / "alone", *options))
+    assert_equal(weights_in(tmp_path / "out"), alone)
 
 
-def test_by_file_and_killed(tmp_path, train_alone):
+def test_mirrored(tmp_path, one_table, two_replicas, monkeypatch):
+    options, alone = one_table
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
+    assert_equal(train(tmp_path / "out", *options, "--strategy", "mirrored"), alone)
+
+
+def test_by_file_and_killed(tmp_path):
     options = [*files(tmp_path / "data", [15, 20, 25]), "--shard", "file"]
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]
     killed, again = run_workers("example_worker", [[arguments, 6], [[*arguments, "--resume"]]], tmp_path, 2 * TIMEOUT)
@@ -108,4 +118,4 @@ def test_by_file_and_killed(tmp_path, train_alone):
     first, second = speeds_in(logs[2:])
     assert first / second == pytest.approx((15 + 25) / 20, rel=0.3)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.json", "model.weights.h5"}
-    assert_equal(weights_in(tmp_path / "out"), train_alone(tmp_path / "alone", *options))
+    assert_equal(weights_in(tmp_path / "out"), train(tmp_path / "alone", *options))
