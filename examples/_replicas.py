@@ -51,8 +51,9 @@ class Worker:
 
     def totals(self, values: Sequence[float]) -> np.ndarray:
         """Sums over all workers, float64 of the same shape; every worker must call it, and waits for the others."""
-        here = self.strategy.num_replicas_in_sync // self.number
-        own = tf.constant(values, tf.float64) / here
+        if self.number == 1:
+            return np.array(values, np.float64)
+        own = tf.constant(values, tf.float64) * self.number / self.strategy.num_replicas_in_sync
 
         @tf.function
         def add() -> tf.Tensor:

@@ -30,18 +30,12 @@ from examples.seq2seq_price.batches import (
     training_batches,
 )
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
-from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
+from examples.seq2seq_price.model import Answers, Architecture, PriceModel, compile_trainer, load_model
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
 from examples.seq2seq_price.rows import BAND_EDGES, draw_rows, read_lines, read_table
-from multihead import balancing, callbacks, clipping, schedules
+from multihead import balancing, callbacks
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
-CLIPPINGS = {
-    "value": clipping.ByValue,
-    "norm": clipping.ByNorm,
-    "average-norm": clipping.ByAverageNorm,
-    "global-norm": clipping.ByGlobalNorm,
-}
 
 
 @dataclass(frozen=True)
@@ -150,37 +144,6 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         (data.ranges, *data.additional),
         heads=data.heads if heads is None else heads,
     )
-
-
-def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
-    """Compiles a model's trainer as specified by the options.
-
-    Args:
-        options: The command-line options.
-        model: The model, with all its heads.
-        steps: The number of batches per epoch.
-
-    Raises:
-        InputError: The balancer, its level or the schedule does not fit the model.
-    """
-    heads = list(model.trainer.heads)
-    if options.schedule is not None and set(options.schedule) != set(heads):
-        raise InputError(
-            f"`--schedule` must name each head: {', '.join(heads)}. Received: {', '.join(options.schedule)}. Write, for "
-            f"example, {':'.join(heads)}={':'.join('1' for _ in heads)}."
-        )
-    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
-    try:
-        model.trainer.compile(
-            keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
-            balancer=balancing.get(options.balancer),
-            balance_at=options.balance_at,
-            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
-            clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
-            micro_batches=options.micro_batches,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
