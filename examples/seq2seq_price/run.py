@@ -17,6 +17,7 @@ from rich.console import Console
 
 from examples._cluster import check_files, files_of
 from examples._command_line import InputError
+from examples._orders import BAND_EDGES, draw_rows
 from examples._replicas import Batches, Worker, batches_of_files, worker_of
 from examples.seq2seq_price import report
 from examples.seq2seq_price.batches import (
@@ -31,7 +32,6 @@ from examples.seq2seq_price.batches import (
 )
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, compile_trainer, load_model
-from examples.seq2seq_price.orders import BAND_EDGES, draw_rows
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
 from examples.seq2seq_price.rows import read_lines, read_table
 from multihead import balancing, callbacks
