@@ -12,7 +12,8 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms
     from 1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep
-    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time.
+    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the
+    singular values differ widely.
 
     Args:
         rows: The unit rows.
@@ -23,11 +24,27 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
     """
+    norms = rows.norms * rows.active
+    norms = tf.math.divide_no_nan(norms, tf.reduce_max(norms))
+    values, vectors = tf.linalg.eigh(rows.cosines * tf.expand_dims(norms, 1) * norms)
+    # No small ones: every digit that counts is right already.
+    are_similar = values[0] > _SIMILAR * values[-1]
+
+    def found() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
+
+    return tf.cond(are_similar, found, lambda: _rotated(rows, norms))
+
+
+# Ratio of eigenvalues above which the smallest is accurate to ten digits.
+_SIMILAR = 1e-6
+
+
+def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Jacobi rotations; `norms` are in units of the largest, 0 for idle heads."""
     size = rows.num_heads
     values, vectors = tf.linalg.eigh(rows.cosines)
     roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
-    norms = rows.norms * rows.active
-    norms = tf.math.divide_no_nan(norms, tf.reduce_max(norms))
     order = tf.argsort(norms, direction="DESCENDING")  # the largest first keeps the rotations small
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)

@@ -52,6 +52,6 @@ class PCGrad(Balancer):
         weights = tf.linalg.diag(rows.active)
         for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
-            products = tf.reduce_sum(tf.matmul(weights, rows.cosines) * mark, axis=1)
+            products = tf.reduce_sum(weights * tf.gather(rows.cosines, others), axis=1)
             weights -= tf.minimum(products, 0.0)[:, None] * mark
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))

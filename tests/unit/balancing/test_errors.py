@@ -62,6 +62,7 @@ def test_ranges_of_arguments():
     for make, argument in (
         (lambda: balancing.CAGrad(-0.1), "c"),
         (lambda: balancing.CAGrad(float("inf")), "c"),
+        (lambda: balancing.ConicGrad(1.1), "c"),
         (lambda: balancing.GradDrop(leak=1.5), "leak"),
         (lambda: balancing.GradVac(beta=0.0), "beta"),
         (lambda: balancing.MetaBalance(relax=-1), "relax"),

@@ -1,0 +1,89 @@
+"""Principal pivoting: complementarity problems whose matrix is safely positive definite, in a few large steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from multihead.balancing._rows import UnitRows
+
+MOST_ROUNDS = 25
+"""Solutions take 2 to 8 rounds; who needs more goes round in circles."""
+
+Trial = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""From the matrix restricted to the passive set, and that set, to the weights and slopes that belong to it."""
+
+
+def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
+
+    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
+    has the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of
+    rounds hardly depends on the number of indices, but the rounds may go round in circles: the caller then needs another
+    method.
+
+    Args:
+        matrix: `[n, n]` float64, positive definite; see `definiteness`.
+        start: `[..., n]` booleans: the passive set of the first round. Where it is empty, 0 is the solution.
+        trial: Gets the matrix with the identity outside of the passive set, `[..., n, n]`, and the set; returns the weights,
+            0 outside of the set, and the slopes, both `[..., n]`.
+        noise: Magnitude of the rounding errors of slopes.
+
+    Returns:
+        `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
+
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978.
+    """
+    identity = tf.constant(np.eye(int(matrix.shape[-1])))
+
+    def step(
+        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        passive = tf.math.logical_xor(passive, wrong)
+        both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
+        weights, slopes = trial(tf.where(both, matrix, identity), passive)
+        return count + 1, passive, tf.where(passive, weights < -1e-13, slopes < -noise), weights
+
+    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
+        return (count < MOST_ROUNDS) & tf.reduce_any(wrong)
+
+    state = (tf.constant(0), tf.zeros_like(start), start, tf.zeros(start.shape, tf.float64))
+    _, _, wrong, weights = tf.while_loop(is_unfinished, step, state)
+    return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
+
+
+def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Solves `min v . matrix v / 2 + v . linear` subject to `v >= 0`, for several `linear` at once.
+
+    Args:
+        matrix: `[n, n]` float64, positive definite.
+        linear: `[num_targets, n]` float64.
+        noise: Magnitude of the rounding errors of slopes.
+
+    Returns:
+        As `pivot`.
+    """
+
+    def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = tf.squeeze(tf.linalg.solve(masked, tf.expand_dims(tf.where(passive, -linear, 0.0), -1)), -1)
+        return weights, linear + tf.matmul(weights, matrix)
+
+    return pivot(matrix, linear < -noise, trial, noise)
+
+
+def completed(rows: UnitRows) -> tf.Tensor:
+    """The cosines, with 1 in the diagonal of idle heads."""
+    return tf.linalg.set_diag(rows.cosines, tf.ones_like(rows.active))
+
+
+def definiteness(rows: UnitRows) -> tf.Tensor:
+    """Whether the rows are so far from being linearly dependent that rounding does not matter, a boolean scalar.
+
+    With `e` the smallest eigenvalue of the cosines, every unit row keeps a squared norm of at least `e / num_heads` in its
+    projection onto the dual cone, and this is above what counts as opposed; and the vector with product 1 with each row has
+    products above 1/2 despite rounding.
+    """
+    limit = max(rows.num_heads * (2 * rows.noise ** (2 / 3) + rows.tolerance), 1e-6)
+    return tf.linalg.eigvalsh(completed(rows))[0] > limit
