@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead.balancing._least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._newton import solve_bargain
-from multihead.balancing._pivoting import completed, definiteness
+from multihead.balancing._pivoting import MOST_EXACT, completed, definiteness, nonnegative, regularized
 from multihead.balancing._rows import UnitRows
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
@@ -127,7 +127,13 @@ Quick = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one."""
+    """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
+
+    Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
+    taken, of rows with small components of their own; see `well_inside` for what then holds of the result.
+    """
+    if rows.num_heads > MOST_EXACT:
+        return quick(regularized(rows))[0]
 
     def tried() -> tuple[tf.Tensor, tf.Tensor]:
         weights, is_solved = quick(completed(rows))
@@ -140,9 +146,25 @@ def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor]) -> tf.
     return tf.cond(is_solved, lambda: tf.identity(weights), exact)
 
 
-def inside_of_independent(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """`inside` for rows that are clearly independent, whose completed cosines are `matrix`."""
-    inner = tf.reshape(tf.linalg.solve(matrix, tf.reshape(rows.active, [-1, 1])), [-1])
+def well_inside(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """`inside` for rows that are clearly independent, or for many rows.
+
+    Of many rows, the shortest vector in their convex hull is the one that leads inwards. Where they leave no room for a
+    vector that conflicts with none, and rounding has moved the weights outwards, the result is zero.
+
+    Args:
+        rows: The unit rows.
+        matrix: Their completed cosines, regularized if there are many.
+        weights: As for `inside`.
+    """
+    if rows.num_heads <= MOST_EXACT:
+        inner = tf.reshape(tf.linalg.solve(matrix, tf.reshape(rows.active, [-1, 1])), [-1])
+        return inside(rows, weights, inner, rows.active > 0)
+    lift = tf.expand_dims(rows.active, 1) * rows.active
+    shortest = nonnegative(matrix + lift, -tf.expand_dims(rows.active, 0), rows.noise)[0][0]
+    least = tf.reduce_min(tf.where(rows.active > 0, _times(rows.cosines, shortest), tf.float64.max))
+    exists = least > 64 * rows.noise * tf.reduce_sum(shortest)
+    inner = tf.where(exists, shortest / tf.where(exists, least, 1.0), tf.zeros_like(shortest))
     return inside(rows, weights, inner, rows.active > 0)
 
 
@@ -189,7 +211,7 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
 
     def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         solution = solve_bargain(matrix, tf.where(rows.active > 0, scales, 1.0), power)
-        return inside_of_independent(rows, matrix, solution * rows.active), tf.constant(True)
+        return well_inside(rows, matrix, solution * rows.active), tf.constant(True)
 
     def exact() -> tf.Tensor:
         cone = dual_cone(rows)

@@ -12,6 +12,9 @@ from multihead.balancing._rows import UnitRows
 MOST_ROUNDS = 25
 """Solutions take 2 to 8 rounds; who needs more goes round in circles."""
 
+MOST_EXACT = 128
+"""The largest number of heads for which there is an exact method where pivoting fails."""
+
 Trial = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """From the matrix restricted to the passive set, and that set, to the weights and slopes that belong to it."""
 
@@ -76,6 +79,15 @@ def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.
 def completed(rows: UnitRows) -> tf.Tensor:
     """The cosines, with 1 in the diagonal of idle heads."""
     return tf.linalg.set_diag(rows.cosines, tf.ones_like(rows.active))
+
+
+def regularized(rows: UnitRows) -> tf.Tensor:
+    """The completed cosines, as if each unit row had a small component of its own that no other has.
+
+    It exceeds what rounding can take from the smallest eigenvalue.
+    """
+    own = max(2 * rows.num_heads * rows.noise, 1e-9)
+    return completed(rows) + own * tf.eye(rows.num_heads, dtype=tf.float64)
 
 
 def definiteness(rows: UnitRows) -> tf.Tensor:

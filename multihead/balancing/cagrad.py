@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
-from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone, inside_of_independent, quickly
+from multihead.balancing._base import MANY_HEADS
+from multihead.balancing._cone import dual_cone, quickly, well_inside
 from multihead.balancing._improvement import end_of_path, followed, mean_of, shifted
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
@@ -34,7 +34,7 @@ class CAGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of range, or there are more than 16 heads.
+        ValueError: `c` or the preference is out of range, or there are more than 1024 heads.
 
     Example:
         >>> CAGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -44,7 +44,7 @@ class CAGrad(PreferenceBalancer):
     some implementations, the update is not divided by `1 + c` or a similar factor.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CAGrad(PreferenceBalancer):
             shift, is_solved = shifted(rows, matrix, products, level)
             square = tf.reduce_sum(shift * tf.linalg.matvec(rows.cosines, shift))
             weights = mean + unit * shift
-            weights = inside_of_independent(rows, matrix, weights) if self.c >= 1 else weights
+            weights = well_inside(rows, matrix, weights) if self.c >= 1 else weights
             return weights, is_solved & (tf.abs(square - goal) <= 1e-10 * goal)
 
         def exact() -> tf.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone, inside_of_independent, of_a_pair, quickly, unless_none_conflict
+from multihead.balancing._base import MANY_HEADS
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
@@ -30,7 +30,7 @@ class DualProj(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 1024 heads.
 
     Example:
         >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -40,7 +40,7 @@ class DualProj(PreferenceBalancer):
     in Quinton and Rey, arXiv 2406.16232, but with the sum instead of the mean.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
@@ -51,7 +51,7 @@ class DualProj(PreferenceBalancer):
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             linear, unit = _direction(rows.cosines, sizes)
             lift, is_solved = nonnegative(matrix, linear, rows.noise)
-            return inside_of_independent(rows, matrix, sizes + unit * lift[0]), is_solved
+            return well_inside(rows, matrix, sizes + unit * lift[0]), is_solved
 
         def exact() -> tf.Tensor:
             cone = dual_cone(rows)

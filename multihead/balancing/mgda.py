@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS, Balancer
-from multihead.balancing._cone import dual_cone, inside_of_independent, of_a_pair, quickly
+from multihead.balancing._base import MANY_HEADS, Balancer
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._rows import UnitRows, unit_rows
@@ -30,7 +30,7 @@ class MGDA(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: There are more than 16 heads.
+        ValueError: There are more than 1024 heads.
 
     Example:
         >>> MGDA()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -40,7 +40,7 @@ class MGDA(Balancer):
     Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
@@ -55,7 +55,7 @@ class MGDA(Balancer):
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             weights, is_solved = nonnegative(matrix + lift, tf.expand_dims(-ratios, 0), rows.noise)
-            return _scaled(rows, inside_of_independent(rows, matrix, weights[0])), is_solved
+            return _scaled(rows, well_inside(rows, matrix, weights[0])), is_solved
 
         def exact() -> tf.Tensor:
             one, linear = tf.ones([1], tf.float64), tf.expand_dims(-ratios, 0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone, inside_of_independent, of_a_pair, quickly, unless_none_conflict
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
@@ -31,7 +31,7 @@ class UPGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 128 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -52,7 +52,7 @@ class UPGrad(PreferenceBalancer):
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             lifts, is_solved = nonnegative(matrix, rows.cosines, rows.noise)
-            return inside_of_independent(rows, matrix, sizes + tf.linalg.matvec(lifts, sizes, transpose_a=True)), is_solved
+            return well_inside(rows, matrix, sizes + tf.linalg.matvec(lifts, sizes, transpose_a=True)), is_solved
 
         def exact() -> tf.Tensor:
             cone = dual_cone(rows)
