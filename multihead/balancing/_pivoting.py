@@ -37,24 +37,41 @@ def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tu
     Returns:
         `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
 
-    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978.
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; for many
+    indices with the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
     """
-    identity = tf.constant(np.eye(int(matrix.shape[-1])))
+    size = int(matrix.shape[-1])
+    identity, most = tf.constant(np.eye(size)), MOST_ROUNDS if size <= MOST_EXACT else 8 * MOST_ROUNDS
+
+    caution = (tf.constant(size + 1), tf.constant(3)) if size > MOST_EXACT else ()
 
     def step(
-        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor, *caution: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        if caution:
+            wrong, *caution = _cautious(wrong, *caution)
         passive = tf.math.logical_xor(passive, wrong)
         both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
         weights, slopes = trial(tf.where(both, matrix, identity), passive)
-        return count + 1, passive, tf.where(passive, weights < -1e-13, slopes < -noise), weights
+        return count + 1, passive, tf.where(passive, weights < -1e-13, slopes < -noise), weights, *caution
 
-    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, __: tf.Tensor) -> tf.Tensor:
-        return (count < MOST_ROUNDS) & tf.reduce_any(wrong)
+    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
+        return (count < most) & tf.reduce_any(wrong)
 
-    state = (tf.constant(0), tf.zeros_like(start), start, tf.zeros(start.shape, tf.float64))
-    _, _, wrong, weights = tf.while_loop(is_unfinished, step, state)
+    state = (tf.constant(0), tf.zeros_like(start), start, tf.zeros(start.shape, tf.float64), *caution)
+    _, _, wrong, weights, *_ = tf.while_loop(is_unfinished, step, state)
     return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
+
+
+def _cautious(wrong: tf.Tensor, fewest: tf.Tensor, left: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Exchanges only the last wrong index once the number of wrong ones has not fallen for three rounds.
+
+    Such single exchanges cannot go round in circles.
+    """
+    number = tf.reduce_sum(tf.cast(wrong, tf.int32))
+    left = tf.where(number < fewest, tf.constant(3), left - 1)
+    last = tf.reverse(tf.cumsum(tf.cast(tf.reverse(wrong, [-1]), tf.int32), axis=-1), [-1])  # 1 from the last on
+    return wrong & ((left >= 0) | (last <= 1)), tf.minimum(fewest, number), left
 
 
 def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
