@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import platform
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Worker:
         return self.strategy.num_replicas_in_sync == 1 and self.number == 1
 
     def __str__(self) -> str:
-        return f"worker {self.index + 1} of {self.number}, process {os.getpid()} on {socket.gethostname()}"
+        return f"worker {self.index + 1} of {self.number}, process {os.getpid()} on {platform.node()}"
 
     def totals(self, values: Sequence[float]) -> np.ndarray:
         """Sums over all workers, float64 of the same shape; every worker must call it, and waits for the others."""
