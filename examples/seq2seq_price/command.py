@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from examples import _cluster
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.seq2seq_price"
@@ -57,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dropout", metavar="RATE", type=_number(0, below=1), default=0.1, help="dropout rate")
 
     _add_training_options(parser)
+    _cluster.add_options(parser)
 
     add = parser.add_argument_group("results").add_argument
     add("--beam", **COUNT, default=1, help="beam width; 1 is greedy search")
@@ -111,6 +115,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--train requires --dev. Pass the file to validate on.")
     else:
         _check_files(parser, options)
+    _cluster.check_options(parser, options)
     return options
 
 
@@ -148,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if absent is not None:
         return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.ray_workers is not None and options.load is None:
+        return _by_ray(options)
     try:
         from examples.seq2seq_price import run
     except ImportError as error:
@@ -160,6 +167,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
     return 0
+
+
+def _by_ray(options: argparse.Namespace) -> int:
+    try:
+        if not options.resume:
+            shutil.rmtree(Path(options.output) / "checkpoint", ignore_errors=True)
+        _cluster.run_by_ray(as_worker, vars(options), options.ray_workers, options.ray_restarts)
+    except InputError as error:
+        return fail(PROGRAM, str(error))
+    return 0
+
+
+def as_worker(options: dict[str, Any]) -> None:
+    """What each worker of Ray runs; one that is started again continues."""
+    from examples.seq2seq_price import run
+
+    run.train(argparse.Namespace(**{**options, "resume": True}), run.Console())
 
 
 def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +25,18 @@ from examples.seq2seq_price.batches import (
     vectorizer,
 )
 from examples.seq2seq_price.columns import Column, from_json, to_json
-from multihead import MultiHeadTrainer, losses
+from multihead import MultiHeadTrainer, balancing, clipping, losses, schedules
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
 
 WEIGHTS_FILE = "model.weights.h5"
 SETTINGS_FILE = "model.json"
 PREDICTION_ROWS = 256
+CLIPPINGS = {
+    "value": clipping.ByValue,
+    "norm": clipping.ByNorm,
+    "average-norm": clipping.ByAverageNorm,
+    "global-norm": clipping.ByGlobalNorm,
+}
 
 
 @dataclass(frozen=True)
@@ -249,6 +256,37 @@ def _sizes(architecture: Architecture) -> dict[str, Any]:
         "num_layers": architecture.num_layers,
         "dropout": architecture.dropout,
     }
+
+
+def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
+    """Compiles a model's trainer as specified by the options.
+
+    Args:
+        options: The command-line options.
+        model: The model, with all its heads.
+        steps: The number of batches per epoch.
+
+    Raises:
+        InputError: The balancer, its level or the schedule does not fit the model.
+    """
+    heads = list(model.trainer.heads)
+    if options.schedule is not None and set(options.schedule) != set(heads):
+        raise InputError(
+            f"`--schedule` must name each head: {', '.join(heads)}. Received: {', '.join(options.schedule)}. Write, for "
+            f"example, {':'.join(heads)}={':'.join('1' for _ in heads)}."
+        )
+    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
+    try:
+        model.trainer.compile(
+            keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
+            balancer=balancing.get(options.balancer),
+            balance_at=options.balance_at,
+            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
+            clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
+            micro_batches=options.micro_batches,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:
