@@ -33,6 +33,7 @@ def test_arms_are_found_by_name():
         ("EqualNorm", "Did you mean 'EqualNorms'?"),
         ("cr 0.3", "Pass the name of"),
         ("FAMO, parameters", ""),
+        ("get", ""),
     ):
         with pytest.raises(InputError, match=rf"`--arms` must be names of arms. Received: '{name}'. {hint}"):
             _published.arms_of([name], ["cl", "rr"])
