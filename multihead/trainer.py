@@ -529,7 +529,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if session is not None and session.labels_are_checked:
             spec = replace(spec, check_labels=False)
         update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
-        applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
+        applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
