@@ -4,30 +4,17 @@
 sums and counts, a weighting of the losses, a balancer for the gradients, and clipping and accumulation once per update.
 """
 
-from __future__ import annotations
+from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+from typing import Any as _Any
 
-from multihead import (
-    _compatibility,  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
-    accumulation,
-    balancing,
-    clipping,
-    losses,
-    scaling,
-    schedules,
-    weighting,
-)
+from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
 from multihead._version import __version__
 from multihead.heads._labels.class_weights import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
-
-if TYPE_CHECKING:
-    from multihead import callbacks, comparison, plots
-    from multihead.comparison._compare import compare
 
 __all__ = [
     "ByPath",
@@ -54,10 +41,10 @@ _LATER = {"callbacks": "callbacks", "compare": "comparison._compare", "compariso
 """The names that are imported where they are first used, and their modules: a step of training needs none of them."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_LATER[name]}")
+    module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
     return getattr(module, name) if name == "compare" else module
 
 
