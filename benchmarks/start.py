@@ -52,7 +52,7 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def child(name: str) -> dict[str, float]:
-    """What one variant needs in this process: to import TensorFlow with Keras, to import `multihead`, and for its first `fit`."""
+    """What a process of one variant needs: seconds for the libraries, for `multihead`, and for the first `fit`."""
 
     def libraries() -> None:
         import keras
