@@ -1,5 +1,6 @@
-"""Reference models in plain Keras: a sequence encoder, and heads that decode, classify, tag and predict numbers."""
+"""Reference models in plain Keras: sequence encoders, and heads that decode, classify, tag and predict numbers."""
 
+from . import search
 from ._search import Decoded
 from .classifier import Classifier
 from .decoder import Seq2SeqDecoder
@@ -7,6 +8,8 @@ from .encoder import Seq2SeqEncoder
 from .price import PriceClassifier
 from .regressor import Regressor
 from .tagger import TokenTagger
+from .transformer_decoder import TransformerDecoder
+from .transformer_encoder import TransformerEncoder
 from .weights import load_weights, save_weights
 
 __all__ = [
@@ -17,6 +20,9 @@ __all__ = [
     "Seq2SeqDecoder",
     "Seq2SeqEncoder",
     "TokenTagger",
+    "TransformerDecoder",
+    "TransformerEncoder",
     "load_weights",
     "save_weights",
+    "search",
 ]
