@@ -140,7 +140,7 @@ def draw(results: Path) -> Any:
     if not compared:
         return None
     most = max(4, *(len(found.heads) for found in compared.values()))
-    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (5.5 * len(compared), 1.6 + 0.22 * most))
+    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (5.5 * len(compared), 2.0 + 0.22 * most))
     for axis, (name, lines) in zip(axes[0], compared.items()):
         _draw_set(axis, NAMES[name], judged_on(lines.lines, "test"))
     return figure
@@ -157,8 +157,10 @@ def _draw_set(axis: Any, name: str, found: Comparison) -> None:
             each = of_heads[head]
             axis.plot([each.low, each.high], [place + shift] * 2, color=colour(number), lw=1, alpha=0.6)
             axis.plot([each.mean], [place + shift], "o", color=colour(number), ms=5)
-        axis.text(0.99, 0.02 + 0.05 * number, arm, color=colour(number), transform=axis.transAxes, ha="right", fontsize=9)
+        at = {"xytext": (0, 6 + 12 * number), "textcoords": "offset points", "ha": "right"}
+        axis.annotate(arm, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
     axis.axvline(0, color=GREY, lw=0.8, ls=":")
+    axis.set_ylim(-0.6, len(order) - 0.4)
     axis.set_yticks(range(len(order)), order, fontsize=7 if len(order) > 12 else 9)
     axis.set_xlabel("area under the ROC curve, against alone", color=GREY)
     open_axis(axis)

@@ -12,6 +12,7 @@ import numpy as np
 
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, weighting
+from multihead._ground.method import methods
 from multihead._ground.names import did_you_mean
 from multihead.comparison import Comparison, Difference
 from multihead.comparison._file import Line
@@ -51,14 +52,15 @@ def _arm_of(name: str, heads: Sequence[str], special: Mapping[str, Arm]) -> Arm:
         return {**special[base], **level}
     if name == PLAIN:
         return {}
-    if base in balancing.__all__:
+    balancers, weightings = methods(balancing.Balancer), methods(weighting.Weighting)
+    if base in balancers:
         return {"balancer": base, **level}
-    if name in weighting.__all__:
+    if name in weightings:
         return {"weighting": name}
     found = re.fullmatch(r"(.+) (\d+(?:\.\d+)?)", name)
     if found and found[1] in heads:
         return {"weights": {found[1]: float(found[2])}}
-    known = [PLAIN, *special, *balancing.__all__, *weighting.__all__]
+    known = [PLAIN, *special, *balancers, *weightings]
     hint = did_you_mean([base], known, f"Pass the name of a balancer or a weighting, or {heads[0]!r} and a weight.")
     raise InputError(f"`--arms` must be names of arms. Received: {name!r}. {hint}")
 

@@ -56,6 +56,8 @@ METHODS = (
     "LogLoss",
     "DWA",
     "UWSO",
+    "ConicGrad",
+    "GO4Align",
     *(f"{name}{_published.AT_PARAMETERS}" for name in ("NashMTL", "IMTLG", "CAGrad", "MGDA", "PCGrad", "UPGrad")),
 )
 """The arms, the most telling ones first."""

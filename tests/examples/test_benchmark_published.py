@@ -33,6 +33,7 @@ def test_arms_are_found_by_name():
         ("EqualNorm", "Did you mean 'EqualNorms'?"),
         ("cr 0.3", "Pass the name of"),
         ("FAMO, parameters", ""),
+        ("get", ""),
     ):
         with pytest.raises(InputError, match=rf"`--arms` must be names of arms. Received: '{name}'. {hint}"):
             _published.arms_of([name], ["cl", "rr"])
@@ -117,6 +118,7 @@ def test_quick_trains_the_arms_of_digits_and_prints_their_table(digits, tmp_path
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
     assert [row[0] for row in rows] == ["arm", "---", "alone", "plain sum", "EqualNorms"]
     assert rows[3][-2:] == ["-1.04, -16.86", "-8.95"]
+    assert [axis.get_xlabel()[:11] for axis in _multimnist_table.draw(tmp_path).axes] == ["cl_accuracy"]
 
 
 @pytest.mark.thorough
@@ -170,6 +172,15 @@ def test_quick_trains_the_arms_of_molecules_and_prints_their_table(made_molecule
         "| plain sum, as the multi-task net", "| EqualNorms",
     ]  # fmt: skip
     assert rows[6][1] == "0.832"
+    (axis,) = _molecules_table.draw(tmp_path).axes
+    assert {tick.get_text() for tick in axis.get_yticklabels()} == {"is_long", "has_oxygen"}
+
+
+def test_without_lines_there_are_the_published_figures(tmp_path):
+    assert "| multi-task net | 0.630 |" in _molecules_table.tables(tmp_path, ["sider"])
+    assert "| CAGrad | -1.69 | -2.59 | -2.14 |" in _multimnist_table.tables(tmp_path, ["cl_rr"])
+    assert "| MGDA | 97.26 | 95.90 |" in _multimnist_table.tables(tmp_path, ["cl_cr"])
+    assert _molecules_table.draw(tmp_path) is None and _multimnist_table.draw(tmp_path) is None
 
 
 def test_what_is_missing_is_named(tmp_path, capsys):
