@@ -19,9 +19,9 @@ FILES = sorted(MODELS.glob("*.py"))
 STAGES = [
     {"_names", "_recurrent"},
     {"_checks", "weights"},
-    {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
-    {"_cell", "classifier", "regressor"},
-    {"_native_loops", "_addons_loops", "price"},
+    {"_attention", "_bank", "_bridge", "_pooled", "_search", "encoder", "tagger"},
+    {"_cell", "classifier", "expert_head", "regressor"},
+    {"_native_loops", "_addons_loops", "experts", "price"},
     {"decoder"},
     {"__init__"},
 ]
