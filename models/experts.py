@@ -155,8 +155,8 @@ class CGC(AbstractExperts):
     """Customized gate control: experts that all heads share, and experts of each head, mixed by a gate for each head.
 
     Formula: `y_k = h_k(f_k(x))`, `f_k(x) = sum_i g_k(x)_i e_ki(x)`, `g_k(x) = softmax(W_k x)`, where `e_k` are the
-    `shared_experts` that all heads read, followed by the `own_experts` of head `k`. This encoder computes the shared ones. The
-    gate, the own experts and the tower `h_k` serve one head and belong to it: `head(tower)` makes the head's module.
+    `shared_experts` that all heads read, followed by the `own_experts` of head `k`. This encoder computes the shared ones.
+    The gate, the own experts and the tower `h_k` serve one head and belong to it: `head(tower)` makes the head's module.
 
     The representation is a dict with an entry for each head, which the head reads by `reads=` its name. All entries hold
     the same tensor of the shared experts' outputs, so with `balance_at="representation"` the gradients that are balanced are
