@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 # The extra that installs a module; TensorFlow and NumPy are dependencies of the library itself.
-EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
+EXTRAS = {
+    "matplotlib": "examples",
+    "rich": "examples",
+    "gymnasium": "examples",
+    "tensorboard": "tensorboard",
+    "fastapi": "serving",
+    "uvicorn": "serving",
+}
 
 
 class InputError(ValueError):
