@@ -34,7 +34,7 @@ HEADS = ("first", "second")
 FEATURES, TOWER, BATCH_SIZE, TUNING_SEED = 100, 8, 250, 1000
 RATES = (3e-3, 1e-2, 3e-2)
 RESULTS = Path(__file__).parent / "results" / "experts.jsonl"
-ALONE = "a bottom for each head"
+SHARED, ALONE = "shared bottom", "a bottom for each head"
 PARTS = {"train": 10000, "validation": 5000, "test": 5000}
 
 Split = Mapping[str, tuple[np.ndarray, dict[str, np.ndarray]]]
@@ -96,7 +96,7 @@ def mixture(encoder: MMoE | CGC) -> MultiHeadTrainer:
 
 
 MODELS: dict[str, Callable[[], MultiHeadTrainer]] = {
-    "shared bottom": shared_bottom,
+    SHARED: shared_bottom,
     "MMoE": lambda: mixture(MMoE(HEADS, 8, 16)),
     ALONE: bottoms,
     "CGC": lambda: mixture(CGC(HEADS, shared_experts=4, own_experts=2, units=16)),
@@ -228,34 +228,50 @@ def chosen_rates(lines: Sequence[Line]) -> dict[tuple[str, float], float]:
 
 
 def reported(lines: Sequence[Line]) -> dict[tuple[str, float], np.ndarray]:
-    """What is left of the variance of the test data, `[seeds]`, by model and correlation."""
+    """What is left of the variance of the test data, `[seeds]`, by model and correlation; unfinished models are left out."""
     rates = chosen_rates(lines)
     found: dict[tuple[str, float], list[tuple[int, float]]] = {}
     for line in lines:
         key = line["model"], line["correlation"]
         if line["seed"] != TUNING_SEED and line["rate"] == rates[key]:
             found.setdefault(key, []).append((line["seed"], left(line, "test")))
-    return {key: np.array([value for _, value in sorted(values)]) for key, values in found.items()}
+    most = max(map(len, found.values()))
+    all_of = {correlation for _, correlation in found}
+    done = {model for model in MODELS if all(len(found.get((model, each), ())) == most for each in all_of)}
+    return {key: np.array([value for _, value in sorted(values)]) for key, values in found.items() if key[0] in done}
 
 
 def tables(lines: Sequence[Line]) -> list[list[str]]:
-    """Two tables: what each model leaves, and by how much less than a model for each head it leaves."""
+    """What each model leaves; how much more than at the first correlation; how much less than the shared bottom."""
     values = reported(lines)
     correlations = list(dict.fromkeys(correlation for _, correlation in values))
     models = [model for model in MODELS if (model, correlations[0]) in values]
-    header = [f"| model | {' | '.join(f'p = {each:g}' for each in correlations)} |"]
-    header.append(f"| --- |{' ---: |' * len(correlations)}")
-    absolute, relative = list(header), list(header)
-    for model in models:
-        cells = [values[model, each] for each in correlations]
-        absolute.append(f"| {model} | {' | '.join(f'{c.mean():.3f} ± {np.std(c, ddof=1):.3f}' for c in cells)} |")
-    for model in models:
-        if model != ALONE:
-            cells = [interval(values[ALONE, each] - values[model, each]) for each in correlations]
-            relative.append(f"| {model} | {' | '.join(cells)} |")
-    experts = [interval(values["shared bottom", each] - values["MMoE", each]) for each in correlations]
-    relative.append(f"| MMoE against the shared bottom | {' | '.join(experts)} |")
-    return [absolute, relative]
+    made = []
+    for cells in (_absolute, _more, _less):
+        made.append([f"| model | {' | '.join(f'p = {each:g}' for each in correlations)} |"])
+        made[-1].append(f"| --- |{' ---: |' * len(correlations)}")
+        for model in models:
+            row = [cells(values, model, each, correlations[0]) for each in correlations]
+            if any(row):
+                made[-1].append(f"| {model} | {' | '.join(row)} |")
+    return made
+
+
+Values = Mapping[tuple[str, float], np.ndarray]
+
+
+def _absolute(values: Values, model: str, correlation: float, first: float) -> str:
+    found = values[model, correlation]
+    return f"{found.mean():.3f} ± {found.std(ddof=1):.3f}"
+
+
+def _more(values: Values, model: str, correlation: float, first: float) -> str:
+    return "0" if correlation == first else interval(values[model, correlation] - values[model, first])
+
+
+def _less(values: Values, model: str, correlation: float, first: float) -> str:
+    bottom = SHARED
+    return "" if model == bottom else interval(values[bottom, correlation] - values[model, correlation])
 
 
 def interval(differences: np.ndarray) -> str:
