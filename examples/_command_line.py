@@ -14,7 +14,9 @@ EXTRAS = {
     "matplotlib": "examples",
     "rich": "examples",
     "gymnasium": "examples",
+    "sklearn": "benchmarks",
     "tensorboard": "tensorboard",
+    "keras_hub": "hub",
     "fastapi": "serving",
     "uvicorn": "serving",
 }

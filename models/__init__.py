@@ -1,5 +1,6 @@
-"""Reference models in plain Keras: a sequence encoder, heads that decode, classify, tag and predict numbers, and experts."""
+"""Reference models in plain Keras: sequence encoders, experts, and heads that decode, classify, tag and predict numbers."""
 
+from . import search
 from ._search import Decoded
 from .classifier import Classifier
 from .decoder import Seq2SeqDecoder
@@ -9,6 +10,8 @@ from .experts import CGC, MMoE
 from .price import PriceClassifier
 from .regressor import Regressor
 from .tagger import TokenTagger
+from .transformer_decoder import TransformerDecoder
+from .transformer_encoder import TransformerEncoder
 from .weights import load_weights, save_weights
 
 __all__ = [
@@ -22,6 +25,9 @@ __all__ = [
     "Seq2SeqDecoder",
     "Seq2SeqEncoder",
     "TokenTagger",
+    "TransformerDecoder",
+    "TransformerEncoder",
     "load_weights",
     "save_weights",
+    "search",
 ]

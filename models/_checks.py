@@ -62,6 +62,19 @@ def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> Any:
     return value
 
 
+def check_heads(units: int, num_heads: Any) -> int:
+    """Returns a number of attention heads that divides the units.
+
+    Raises:
+        ValueError: If it is not a positive integer, or does not divide them.
+    """
+    if units % check_count("num_heads", num_heads):
+        raise ValueError(
+            f"`num_heads` must divide `units`. Received: num_heads={num_heads}, units={units}. Choose a divisor, such as 1."
+        )
+    return int(num_heads)
+
+
 def check_id(argument: str, value: Any, vocabulary_size: int) -> int:
     """Returns a token id that is at least 1 and below `vocabulary_size`.
 
@@ -108,7 +121,11 @@ def check_names(argument: str, value: Any) -> tuple[str, ...]:
 
 
 def check_representation(
-    argument: str, value: Any, needed: Sequence[str], reader: str, source: str = "`Seq2SeqEncoder`"
+    argument: str,
+    value: Any,
+    needed: Sequence[str],
+    reader: str,
+    source: str = "`Seq2SeqEncoder` or `TransformerEncoder`",
 ) -> None:
     """Checks that a representation is a dict with the entries that a head reads.
 

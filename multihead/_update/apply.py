@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.gradients import deduplicate, is_finite, map_values
 from multihead._ground.keras import in_xla
-from multihead._ground.optimizers import apply_reduced_gradients, loss_scale, record_finite
+from multihead._ground.optimizers import apply_reduced_gradients, loss_scale, record_finite, without_reduction
 from multihead._ground.replicas import assign, local
 from multihead._update.network import Gradients, Ownership
 from multihead._update.roll_back import RollBack
@@ -136,9 +136,10 @@ class _Once:
 
     def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: Any) -> None:
         def apply() -> None:
-            strategy.extended.call_for_each_replica(
-                lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets), args=(gradients,)
-            )
+            with without_reduction(self.optimizer):
+                strategy.extended.call_for_each_replica(
+                    lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets), args=(gradients,)
+                )
 
         if self.scaling is None:
             apply()
