@@ -52,7 +52,7 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def child(name: str) -> dict[str, float]:
-    """What a process of one variant needs: seconds for the libraries, for `multihead`, and for the first `fit`."""
+    """What a process of one variant needs: to import TensorFlow and Keras, to import `multihead`, for the first `fit`."""
 
     def libraries() -> None:
         import keras

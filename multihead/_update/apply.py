@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.keras import in_xla
-from multihead._ground.optimizers import apply_reduced_gradients, has_loss_scaling, loss_scale, record_finite
+from multihead._ground.optimizers import (
+    apply_reduced_gradients,
+    has_loss_scaling,
+    loss_scale,
+    record_finite,
+    without_reduction,
+)
 from multihead._ground.replicas import assign, local
 from multihead._update.faults import Batch as Position
 from multihead._update.faults import Faults, Seen
@@ -158,9 +164,10 @@ class _Once:
 
     def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: tf.Tensor) -> None:
         def apply() -> None:
-            strategy.extended.call_for_each_replica(
-                lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets), args=(gradients,)
-            )
+            with without_reduction(self.optimizer):
+                strategy.extended.call_for_each_replica(
+                    lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets), args=(gradients,)
+                )
 
         if self.scaling is None:
             apply()
