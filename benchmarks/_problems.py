@@ -187,3 +187,158 @@ FIRST: tuple[Callable[[int], Problem], ...] = (
     healthy, summed, digit_pictures, wine, cancer, small_noise, large_noise, fraud, many, narrow, diabetes, auxiliary,
 )  # fmt: skip
 """The problems with which the rule was found."""
+
+
+def lower_half(seed: int) -> Problem:
+    """The lower halves of scikit-learn's digits from the upper ones; the digit; and the amount of ink in its own unit."""
+    from sklearn.datasets import load_digits
+
+    x, y = shuffled(seed, *load_digits(return_X_y=True))
+    ink = x.sum(axis=1)
+    heads = {"digit": Head(CLASSES, y), "lower": Head(PIXELS, x[:, 32:] / 16), "ink": Head(NUMBER, ink - ink.mean())}
+    return Problem(x[:, :32] / 16, heads, 1000, (64, 16), 600, 3e-3)
+
+
+def iris(seed: int) -> Problem:
+    """scikit-learn's irises from their sepals: the species, and the petals in millimetres."""
+    from sklearn.datasets import load_iris
+
+    x, y = shuffled(seed, *load_iris(return_X_y=True))
+    heads = {
+        "species": Head(CLASSES, y),
+        "length": Head(NUMBER, 10 * (x[:, 2] - x[:, 2].mean())),
+        "width": Head(NUMBER, 10 * (x[:, 3] - x[:, 3].mean())),
+    }
+    return Problem(standard(x[:, :2]), heads, 100, (16, 8), 300)
+
+
+def friedman(seed: int) -> Problem:
+    """Friedman's first function, a class of the same inputs, and classes of pure noise with a tenth of the weight."""
+    from sklearn.datasets import make_friedman1
+
+    x, y = make_friedman1(1600, noise=1.0, random_state=seed)
+    rng = np.random.default_rng(seed)
+    heads = {
+        "value": Head(NUMBER, standard(y)),
+        "class": Head(CLASSES, (x[:, 0] * x[:, 1] > 0.2).astype(int)),
+        "noise": Head(CLASSES, rng.integers(0, 3, len(x)), 0.1),
+    }
+    return Problem(standard(x), heads, 600)
+
+
+def circuits(seed: int) -> Problem:
+    """Friedman's second and third functions, impedance and phase of a circuit: one in hundreds, one of unit scale."""
+    from sklearn.datasets import make_friedman2, make_friedman3
+
+    x, impedance = make_friedman2(1600, noise=50.0, random_state=seed)
+    _, phase = make_friedman3(1600, noise=0.05, random_state=seed)
+    heads = {"impedance": Head(NUMBER, (impedance - impedance.mean()) / 10), "phase": Head(NUMBER, standard(phase))}
+    return Problem(standard(x), heads, 600)
+
+
+def swiss_roll(seed: int) -> Problem:
+    """The place along a rolled sheet, which turn it is, and the place across it, with 100 times the weight."""
+    from sklearn.datasets import make_swiss_roll
+
+    x, along = make_swiss_roll(1600, noise=0.5, random_state=seed)
+    turn = np.digitize(along, [7.85, 10.99])
+    heads = {
+        "along": Head(NUMBER, standard(along)),
+        "turn": Head(CLASSES, turn),
+        "across": Head(NUMBER, standard(x[:, 1]), 100.0),
+    }
+    return Problem(standard(x), heads, 600)
+
+
+def topics(seed: int) -> Problem:
+    """Five yes or no labels of made documents; nothing is wrong."""
+    from sklearn.datasets import make_multilabel_classification
+
+    x, y = make_multilabel_classification(1600, n_features=20, n_classes=5, n_labels=2, random_state=3)
+    x, y = shuffled(seed, x, y)
+    return Problem(standard(x), {f"topic{i}": Head(CLASSES, y[:, i]) for i in range(5)}, 600)
+
+
+def few_labels(seed: int) -> Problem:
+    """Two numbers of which one has labels for a tenth of the examples."""
+    x, hidden, rng = features(seed, 2000)
+    a, b = mixed(hidden, rng, 2)
+    return Problem(x, {"all": Head(NUMBER, a), "few": Head(NUMBER, np.where(rng.random(len(b)) < 0.1, b, np.nan))}, 1000)
+
+
+def two_labels(seed: int) -> Problem:
+    """Six made classes, and a coarser class that follows from them; the finer loss is summed over the batch."""
+    from sklearn.datasets import make_classification
+
+    x, y = make_classification(1600, n_features=16, n_informative=8, n_classes=6, class_sep=1.5, random_state=4)
+    x, y = shuffled(seed, x, y)
+    return Problem(standard(x), {"fine": Head(CLASSES, y, 32.0), "coarse": Head(CLASSES, (y % 2).astype(int))}, 600)
+
+
+def agreeing(seed: int) -> Problem:
+    """Two noisy copies of one number, the second with a hundredth of the weight."""
+    x, hidden, rng = features(seed)
+    (a,) = mixed(hidden, rng, 1, noise=0.0)
+    one, other = (standard(a + 0.5 * rng.normal(size=len(a))) for _ in range(2))
+    return Problem(x, {"one": Head(NUMBER, one), "other": Head(NUMBER, other, 0.01)}, 400)
+
+
+def crowded(seed: int) -> Problem:
+    """Five numbers that share a representation of three, one of them with thirty times the weight."""
+    x, hidden, rng = features(seed, wide=8)
+    numbers = mixed(hidden, rng, 5)
+    return Problem(x, {f"n{i}": Head(NUMBER, y, 30.0 if i == 0 else 1.0) for i, y in enumerate(numbers)}, 600, (32, 3))
+
+
+def alarms(seed: int) -> Problem:
+    """Four alarms, each rarer than the one before, beside a number that is easy to learn and ten times too large."""
+    x, hidden, rng = features(seed, 3000)
+    a, *others = mixed(hidden, rng, 5)
+    rare = {f"alarm{i}": Head(RARE, (y > q).astype(float)) for i, (y, q) in enumerate(zip(others, (0.8, 1.2, 1.5, 1.8)))}
+    return Problem(x, {"level": Head(NUMBER, 10 * a), **rare}, 1500)
+
+
+def wrong_growers(seed: int) -> Problem:
+    """scikit-learn's wines: the grower, growers in a random order, and the flavonoids; nothing has a wrong scale."""
+    from sklearn.datasets import load_wine
+
+    x, y = shuffled(seed, *load_wine(return_X_y=True))
+    rng = np.random.default_rng(seed)
+    heads = {
+        "grower": Head(CLASSES, y),
+        "wrong": Head(CLASSES, rng.permutation(y)),
+        "flavonoids": Head(NUMBER, standard(x[:, 6])),
+    }
+    return Problem(standard(np.delete(x, 6, axis=1)), heads, 110, (16, 8), 300)
+
+
+def patients(seed: int) -> Problem:
+    """scikit-learn's diabetes: the progression, the sex and the body mass, all of unit scale."""
+    from sklearn.datasets import load_diabetes
+
+    data = load_diabetes(scaled=False)
+    x, y = shuffled(seed, data.data, data.target)
+    heads = {
+        "progression": Head(NUMBER, standard(y)),
+        "sex": Head(CLASSES, (x[:, 1] > 1).astype(int)),
+        "mass": Head(NUMBER, standard(x[:, 2])),
+    }
+    return Problem(standard(np.delete(x, [1, 2], axis=1)), heads, 300, (16, 8), 300)
+
+
+def nuclei(seed: int) -> Problem:
+    """scikit-learn's breast cancer: the diagnosis with a tenth of the weight, and all columns again from ten of them."""
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = shuffled(seed, *load_breast_cancer(return_X_y=True))
+    heads = {"malignant": Head(CLASSES, y, 0.1), "others": Head(PIXELS, standard(x[:, 10:]))}
+    return Problem(standard(x[:, :10]), heads, 350, (32, 8), 400)
+
+
+UNSEEN: tuple[Callable[[int], Problem], ...] = (
+    lower_half, iris, friedman, circuits, swiss_roll, topics, few_labels, two_labels, agreeing, crowded, alarms,
+    wrong_growers, patients, nuclei,
+)  # fmt: skip
+"""The problems on which the rule was first tried when it was fixed."""
+
+PROBLEMS = {make.__name__: make for make in (*FIRST, *UNSEEN)}
