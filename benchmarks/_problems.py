@@ -121,7 +121,11 @@ def cancer(seed: int) -> Problem:
     from sklearn.datasets import load_breast_cancer
 
     x, y = shuffled(seed, *load_breast_cancer(return_X_y=True))
-    heads = {"malignant": Head(CLASSES, y), "worst": Head(NUMBER, 100 * standard(x[:, 27])), "texture": Head(NUMBER, standard(x[:, 21]))}
+    heads = {
+        "malignant": Head(CLASSES, y),
+        "worst": Head(NUMBER, 100 * standard(x[:, 27])),
+        "texture": Head(NUMBER, standard(x[:, 21])),
+    }
     return Problem(standard(x[:, :10]), heads, 350, (16, 8), 500)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from multihead import balancing
 from multihead._display.tables import plain
 from multihead._update.labels import read_different_tensors
 from multihead._update.spec import UpdateSpec
@@ -18,6 +17,7 @@ from multihead.diagnosis._suggestion import (
     MUCH_LARGER,
     comparable,
     explained,
+    floor,
     in_raw_units,
     is_noise,
     largest,
@@ -272,10 +272,10 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
         f"{plain(found.weights[k] * found.factors[head])} for {head!r}" for k, head in enumerate(found.heads)
     )
     return (
-        "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `NormFloor`, which scales each smaller "
-        f"gradient up to a fifth of the largest{_as_meant(found)} and leaves the others in proportion. "
-        f"{_of_pace(found)} Compare each head with the plain sum on held-out data. Without a balancer, these weights do "
-        f"part of it: {weights}."
+        "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `NormFloor`, which scales smaller "
+        f"gradients up to {floor(found):.0%} of the largest{_as_meant(found)} and leaves the others in proportion. "
+        f"{_of_pace(found)} A lower floor costs less, a higher one helps more. Compare each head with the plain sum on "
+        f"held-out data. Without a balancer, these weights do part of it: {weights}."
     )
 
 
@@ -287,15 +287,18 @@ def _as_meant(found: Diagnosis) -> str:
 
 def _of_pace(found: Diagnosis) -> str:
     """Who gains and who pays, by the law of the pace; see `NormFloor`."""
-    before, after = paces(found), paces(found, balancing.NormFloor().floor)
+    before, after = paces(found), paces(found, floor(found))
     gain, pay = [[k for k in comparable(found) if sign * (after - before)[k] > 0.005] for sign in (1, -1)]
-    said = f"By these norms, the pace of {_changes(found, gain, before, after)} of what it is alone"
-    return f"{said}; the cost is that of {_changes(found, pay, before, after)}." if pay else f"{said}, at almost no cost."
+    said = f"By these norms, {_moves(found, gain, before, after)}"
+    return f"{said}; the cost is that {_moves(found, pay, before, after)}." if pay else f"{said}, at almost no cost."
 
 
-def _changes(found: Diagnosis, heads: Sequence[int], before: np.ndarray, after: np.ndarray) -> str:
-    """The paces of some heads in the plain sum and with the suggestion."""
-    return listed([f"{found.heads[k]!r} changes from {before[k]:.1%} to {after[k]:.0%}" for k in heads])
+def _moves(found: Diagnosis, heads: Sequence[int], before: np.ndarray, after: np.ndarray) -> str:
+    """The paces of some heads with the suggestion and in the plain sum."""
+    alone = (" of its pace alone" if i == 0 else "" for i in range(len(heads)))
+    return listed(
+        [f"{found.heads[k]!r} moves at {after[k]:.0%}{words} instead of {before[k]:.1%}" for k, words in zip(heads, alone)]
+    )
 
 
 def _of_clipping(found: Diagnosis, spec: UpdateSpec, names: str) -> str:

@@ -25,6 +25,9 @@ _AT_LEAST = 4.0
 Not 1, because weights do not follow the norms as these change.
 """
 
+_FLOOR, _LEAST_SHARE = 0.5, 1 / 3
+"""The floor that is suggested, and the share of the sum of norms that it leaves the head that leads, of however many."""
+
 _HAS_LEARNED, _LEARNS_WELL, _STILL_MOVING = 0.5, 0.7, -0.1
 """The fraction of the loss of a constant prediction that a head has removed: above the first number, it has learned; above
 the second, it learns well with the gradient that it has; below the third, its outputs are still far from the mean of its
@@ -76,8 +79,10 @@ def ratios_of_losses(found: Diagnosis) -> np.ndarray:
 
 
 def starved(found: Diagnosis) -> list[int]:
-    """The heads whose gradient is much smaller than the largest one, and not because of a weight that someone chose, nor
-    because there is little left to learn, or nothing."""
+    """The heads whose gradient is much smaller than the largest one, although they could learn from more of it.
+
+    Left out are heads whose weight someone chose, that have little left to learn, or nothing, and that learn well.
+    """
     usable = comparable(found)
     if len(usable) < 2:
         return []
@@ -168,7 +173,13 @@ def suggest(found: Diagnosis, spec: UpdateSpec) -> dict[str, Any]:
     if spec.weighting is not None or spec.balancer is not None or not needs_balancing(found):
         return {}
     at = {"balance_at": "parameters"} if level_of(found) == "parameters" else {}
-    return {"balancer": balancing.NormFloor(preference=preference(found)), **at}
+    return {"balancer": balancing.NormFloor(floor(found), preference(found)), **at}
+
+
+def floor(found: Diagnosis) -> float:
+    """The part of the largest norm that is suggested as the least one of the others."""
+    others = len(comparable(found)) - 1
+    return round(min(_FLOOR, (1 / _LEAST_SHARE - 1) / max(others, 1)), 2)
 
 
 def preference(found: Diagnosis) -> dict[str, float] | None:
@@ -177,12 +188,12 @@ def preference(found: Diagnosis) -> dict[str, float] | None:
     return chosen or None
 
 
-def paces(found: Diagnosis, floor: float = 0.0) -> np.ndarray:
+def paces(found: Diagnosis, least: float = 0.0) -> np.ndarray:
     """`[heads]`: the pace of each head as a part of its pace alone, if the gradients are orthogonal and the step normalized.
 
     Source: the law in the docstring of `NormFloor`.
     """
     norms, p, usable = found.norms[level_of(found)], meant(found), comparable(found)
     targets = np.zeros(len(norms))
-    targets[usable] = np.maximum(norms, floor * p * (norms[usable] / p[usable]).max())[usable]
+    targets[usable] = np.maximum(norms, least * p * (norms[usable] / p[usable]).max())[usable]
     return np.asarray(targets / np.linalg.norm(targets))

@@ -70,9 +70,10 @@ def test_of_many_heads_the_text_says_who_gains_and_who_pays_by_the_law_of_the_pa
     finding = found(report, "scale")
     assert finding.heads == ("a", "b", "c", "d", "e")
     assert re.search("is [0-9.,]+ to [0-9.,]+ times as large as those of 'b', 'c', 'd' and 'e'", finding)
-    # Four heads of a fifth beside one: a pace of 0.2 / sqrt(1 + 4 * 0.04) and of 1 / sqrt(1 + 4 * 0.04).
-    gains, _, pays = finding.partition("; the cost is that of ")
-    assert gains.count("to 19%") == 4 and pays.startswith("'a' changes from 100.0% to 93%.")
+    # Four heads of a half beside one: a pace of 0.5 / sqrt(1 + 4 * 0.25) and of 1 / sqrt(1 + 4 * 0.25).
+    gains, _, pays = finding.partition("; the cost is that ")
+    assert gains.count("moves at 35%") == 4
+    assert pays.startswith("'a' moves at 71% of its pace alone instead of 100.0%.")
 
 
 @SEEDS
