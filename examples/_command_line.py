@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 # The extra that installs a module; TensorFlow and NumPy are dependencies of the library itself.
-EXTRAS = {"matplotlib": "examples", "rich": "examples", "gymnasium": "examples", "tensorboard": "tensorboard"}
+EXTRAS = {
+    "matplotlib": "examples",
+    "rich": "examples",
+    "gymnasium": "examples",
+    "sklearn": "benchmarks",
+    "tensorboard": "tensorboard",
+    "keras_hub": "hub",
+    "fastapi": "serving",
+    "uvicorn": "serving",
+}
 
 
 class InputError(ValueError):

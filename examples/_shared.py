@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from examples import _style
-from examples._command_line import Parser, fail, what_to_install, whole
+from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
 
 class Session:
@@ -19,7 +19,7 @@ class Session:
 
     Args:
         program: The program's name.
-        options: `seed`, `quick`, and the folder `output`.
+        options: `seed`, `quick`, the folder `output`, and the program's own.
     """
 
     def __init__(self, program: str, options: argparse.Namespace) -> None:
@@ -29,6 +29,7 @@ class Session:
         self.seed: int = options.seed
         self.quick: bool = options.quick
         self.folder: Path = options.output
+        self.options = options
         self._console = Console()
 
     def say(self, text: str) -> None:
@@ -72,6 +73,8 @@ def run_program(
     arguments: Sequence[str] | None,
     *,
     needs: Sequence[str] = ("matplotlib", "rich"),
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    refuse: Callable[[], str | None] = lambda: None,
 ) -> int:
     """Parses the command line, checks for extras, sets the seeds and runs a program.
 
@@ -81,6 +84,8 @@ def run_program(
         body: The program itself.
         arguments: The command-line arguments; None for those of the process.
         needs: Modules of the extras that it imports.
+        own: Options of its own: by name, the arguments of `add_argument`.
+        refuse: Returns a sentence if it cannot run here, whatever is installed.
 
     Returns:
         The exit status: 0, or 2 after a one-line error message.
@@ -93,8 +98,10 @@ def run_program(
     )
     parser.add_argument("--seed", type=whole(0, below=2**31), default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small run that takes seconds")
+    for option, described in (own or {}).items():
+        parser.add_argument(option, **described)
     options = parser.parse_args(arguments)
-    absent = what_to_install(needs)
+    absent = refuse() or what_to_install(needs)
     if absent is not None:
         return fail(name, absent)
     try:
@@ -104,6 +111,8 @@ def run_program(
     keras.utils.set_random_seed(options.seed)
     try:
         body(Session(program, options))
+    except InputError as error:
+        return fail(name, str(error))
     except KeyboardInterrupt:
         return fail(name, "interrupted.")
     return 0

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from examples._cluster import check_files, files_of
 from examples._command_line import InputError
+from examples._orders import BAND_EDGES, draw_rows
 from examples._replicas import Batches, Worker, batches_of_files, worker_of
 from examples.seq2seq_price import report
 from examples.seq2seq_price.batches import (
@@ -32,7 +33,7 @@ from examples.seq2seq_price.batches import (
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, compile_trainer, load_model
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
-from examples.seq2seq_price.rows import BAND_EDGES, draw_rows, read_lines, read_table
+from examples.seq2seq_price.rows import read_lines, read_table
 from multihead import balancing, callbacks
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
@@ -136,6 +137,8 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         dropout=options.dropout,
         maximum_length=2 * lengths[1] + 1,
         price_weight=options.price_weight,
+        num_layers=options.layers,
+        num_heads=options.attention_heads or 4,
     )
     return PriceModel(
         architecture,

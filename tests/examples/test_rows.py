@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from examples._command_line import InputError
-from examples.seq2seq_price.rows import BAND_EDGES, PRICE_NOISE, draw_rows, read_lines, read_table
+from examples._orders import BAND_EDGES, PRICE_NOISE, draw_rows
+from examples.seq2seq_price.rows import read_lines, read_table
 
 pytestmark = pytest.mark.programs
 
@@ -39,7 +40,8 @@ def test_the_same_seed_gives_the_same_rows_everywhere():
     rows = draw_rows(50, held_out=False, seed=7)
     assert rows == draw_rows(50, held_out=False, seed=7)
     assert rows != draw_rows(50, held_out=False, seed=8)
-    digest = hashlib.sha256(repr([sorted(row.items()) for row in rows]).encode()).hexdigest()
+    without_tags = [sorted((column, cell) for column, cell in row.items() if column != "tags") for row in rows]
+    digest = hashlib.sha256(repr(without_tags).encode()).hexdigest()
     assert digest == "4dbbd4e7964cf22830ae6b3388b2477dfdcc935e365db979d8bdc5b793b4c1b7"
 
 

@@ -1,0 +1,220 @@
+"""KerasHub backbones as encoders of the workshop's orders: built from a configuration, and orders as their inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from examples._command_line import InputError
+from examples._orders import BAND_EDGES, TAGS
+
+NO_LABEL = -1
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+POOLED, SEQUENCE = "pooled_output", "sequence_output"
+
+
+def what_keras_it_needs() -> str | None:
+    """A sentence if this is not Keras 3, which KerasHub needs."""
+    if int(keras.__version__.split(".")[0]) >= 3:
+        return None
+    return (
+        f"needs Keras 3, as KerasHub does. Received: Keras {keras.__version__}. Run it in an environment with TensorFlow "
+        "2.16 or newer: pip install -e '.[examples,hub]'"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- the encoder
+
+
+class Encoder(NamedTuple):
+    """A backbone, and the model of its layers that the trainer has as its encoder.
+
+    Attributes:
+        backbone: It has `enable_lora`.
+        model: Returns a dict of `pooled_output`, `[batch, size]`, and `sequence_output`, `[batch, time, size]`.
+    """
+
+    backbone: Any
+    model: Any
+
+
+def backbone_from_config(name: str, vocabulary: int, length: int, *, size: int = 64, layers: int = 2) -> Any:
+    """A small backbone with random weights.
+
+    Args:
+        name: A class of `keras_hub.models` without `Backbone`, such as `"Bert"`.
+        vocabulary: Number of token ids.
+        length: The longest input, in tokens.
+        size: Size of a token's representation.
+        layers: Number of layers.
+
+    Raises:
+        InputError: There is no such backbone, or it needs more than these numbers.
+    """
+    import keras_hub
+
+    kind = getattr(keras_hub.models, f"{name}Backbone", None)
+    takes = {} if kind is None else inspect.signature(kind.__init__).parameters
+    if "vocabulary_size" not in takes:
+        raise InputError(
+            f"`--backbone` must be a backbone of KerasHub that reads tokens. Received: {name!r}. Choose, for example, Bert, "
+            "Roberta or DistilBert."
+        )
+    heads = 4
+    numbers = {
+        **{"vocabulary_size": vocabulary, "max_sequence_length": length, "num_layers": layers, "dropout": 0.1},
+        **{"hidden_dim": size, "hidden_size": size, "embedding_dim": size, "intermediate_dim": 2 * size},
+        **dict.fromkeys(("num_heads", "num_attention_heads", "num_query_heads", "num_key_value_heads"), heads),
+        **dict.fromkeys(("head_dim", "head_size"), size // heads),
+    }
+    try:
+        return kind(**{option: number for option, number in numbers.items() if option in takes})
+    except TypeError as error:
+        raise InputError(
+            f"`--backbone` must be one that a size and a number of layers describe. Received: {name!r}: {error}. Choose "
+            "another, or pass a saved one with --preset."
+        ) from error
+
+
+def encoder_of(backbone: Any) -> Encoder:
+    """The encoder of a backbone: itself if it returns both outputs, otherwise with the mean of the tokens as the pooled one.
+
+    Of a backbone with an encoder and a decoder, it is the encoder.
+
+    Raises:
+        InputError: The backbone reads something else than tokens.
+    """
+    inputs, outputs = backbone.input, backbone.output
+    if isinstance(inputs, dict) and isinstance(outputs, dict) and {POOLED, SEQUENCE} <= set(outputs):
+        return Encoder(backbone, backbone)
+    inputs = {name: each for name, each in inputs.items() if not name.startswith("decoder_")}
+    ids = inputs.get("token_ids", inputs.get("encoder_token_ids"))
+    if ids is None or set(inputs) - set(_blank(inputs)):
+        raise InputError(
+            f"`--preset` must name a backbone that reads tokens. Received: a {type(backbone).__name__}, which reads "
+            f"{', '.join(sorted(inputs))}. Choose one for text, such as bert_tiny_en_uncased."
+        )
+    sequence = outputs.get("encoder_sequence_output", outputs.get(SEQUENCE)) if isinstance(outputs, dict) else outputs
+    mask = inputs.get("padding_mask", inputs.get("encoder_padding_mask"))
+    mask = keras.ops.not_equal(ids, 0) if mask is None else mask
+    pooled = keras.layers.GlobalAveragePooling1D(name="pooled")(sequence, mask=mask)
+    return Encoder(backbone, keras.Model(inputs, {POOLED: pooled, SEQUENCE: sequence}, name=f"{backbone.name}_encoder"))
+
+
+def _blank(names: Any) -> dict[str, str]:
+    """What each input of a backbone is, by its name."""
+    kinds = ("token_ids", "padding_mask", "segment_ids")
+    return {name: kind for name in names for kind in kinds if name in (kind, f"encoder_{kind}")}
+
+
+# --------------------------------------------------------------------------------------------------- orders as inputs
+
+
+def vocabulary_of(texts: Sequence[str]) -> list[str]:
+    """Tokens for a `BertTokenizer`: special ones, characters and pieces of one, then the words of texts by frequency."""
+    counts: dict[str, int] = {}
+    for text in texts:
+        for word in text.replace(",", " , ").replace(":", " : ").split():
+            counts[word] = counts.get(word, 0) + 1
+    characters = sorted({character for word in counts for character in word})
+    known = [*SPECIAL, *characters, *(f"##{each}" for each in characters)]
+    words = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
+    return [*known, *(word for word in words if word not in known)]
+
+
+class Tokens:
+    """Converts orders to the inputs of a backbone and to the labels of their tokens.
+
+    Args:
+        tokenizer: A tokenizer of KerasHub.
+        length: Tokens per order; longer ones are cut.
+        inputs: Names of the backbone's inputs.
+    """
+
+    def __init__(self, tokenizer: Any, length: int, inputs: Any) -> None:
+        self.length = length
+        self.size: int = tokenizer.vocabulary_size()
+        self._tokenizer = tokenizer
+        self._kinds = _blank(inputs)
+        self._known: dict[str, list[int]] = {}
+        self.start = self._id("cls_token_id", "start_token_id")
+        self.end = self._id("sep_token_id", "end_token_id")
+        self.padding = self._id("pad_token_id") or 0
+        self.mask = self._id("mask_token_id")
+
+    def _id(self, *names: str) -> int | None:
+        return next((found for name in names if (found := getattr(self._tokenizer, name, None)) is not None), None)
+
+    def _read(self, words: Sequence[str]) -> None:
+        """Splits words into tokens. Within a text they have a space before them, which some tokenizers keep."""
+        new = sorted(set(words) - set(self._known))
+        for word, ids in zip(new, self._tokenizer([f" {word}" for word in new]) if new else ()):
+            self._known[word] = [int(each) for each in np.asarray(ids).ravel()]
+
+    def __call__(self, rows: Sequence[dict[str, str]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The inputs, `[rows, length]` each, and the targets by head.
+
+        Returns:
+            The inputs by name, and the targets: `price`, the number of the price's range, `[rows]`; `tags`, `[rows,
+            length]`, the number of the tag of a token's word, `NO_LABEL` at special tokens; `haste`, `[rows]`, 1 for an
+            express order. Punctuation after a word is not part of what the word says: its tag is `other`.
+        """
+        self._read([piece for row in rows for word in row["text"].split(" ") for piece in _pieces(word) if piece])
+        ids = np.full([len(rows), self.length], self.padding, "int32")
+        tags = np.full([len(rows), self.length], NO_LABEL, "int32")
+        mask = np.zeros([len(rows), self.length], "int32")
+        for row, order in enumerate(rows):
+            found, own = self._tagged(order)
+            ids[row, : len(found)], tags[row, : len(own)], mask[row, : len(found)] = found, own, 1
+        blank = {"token_ids": ids, "padding_mask": mask, "segment_ids": np.zeros_like(ids)}
+        prices = np.digitize([float(order["price"]) for order in rows], BAND_EDGES).astype("int32")
+        haste = np.array([[float(order["order"].endswith("express"))] for order in rows], "float32")
+        return {name: blank[kind] for name, kind in self._kinds.items()}, {"price": prices, "tags": tags, "haste": haste}
+
+    def _tagged(self, order: dict[str, str]) -> tuple[list[int], list[int]]:
+        """The ids of an order's tokens and the numbers of their tags."""
+        found, own = ([], []) if self.start is None else ([self.start], [NO_LABEL])
+        room = self.length - (self.end is not None)
+        for word, tag in zip(order["text"].split(" "), order["tags"].split(" ")):
+            for piece, number in zip(_pieces(word), (TAGS.index(tag), TAGS.index("other"))):
+                ids = self._known[piece] if piece else []
+                found, own = found + ids, own + [number] * len(ids)
+        found, own = found[:room], own[:room]
+        return (found, own) if self.end is None else ([*found, self.end], [*own, NO_LABEL])
+
+
+def _pieces(word: str) -> tuple[str, str]:
+    """A word, and the punctuation after it."""
+    bare = word.rstrip(",:")
+    return bare, word[len(bare) :]
+
+
+def mask_tokens(tokens: Tokens, inputs: dict[str, np.ndarray], copies: int, seed: int) -> tuple[dict[str, Any], np.ndarray]:
+    """Copies of inputs in which tokens are masked, and the masked tokens as labels.
+
+    Of the tokens that are not special, 15 % are to be predicted, as in BERT: four fifths of them are replaced by the mask, a
+    tenth by a random token, a tenth stay.
+
+    Args:
+        tokens: It has the numbers of the special tokens.
+        inputs: Inputs, `[rows, length]` each.
+        copies: How often each row occurs, each time with other masks.
+        seed: Seed of the masks.
+
+    Returns:
+        The inputs and the labels, `[copies * rows, length]` each; the label is `NO_LABEL` at tokens not to be predicted.
+    """
+    generator = np.random.default_rng(seed)
+    inputs = {name: np.concatenate([values] * copies) for name, values in inputs.items()}
+    (name,) = (name for name, kind in tokens._kinds.items() if kind == "token_ids")
+    ids = inputs[name]
+    special = [each for each in (tokens.start, tokens.end, tokens.padding) if each is not None]
+    chosen = (generator.random(ids.shape) < 0.15) & ~np.isin(ids, special)
+    lot = generator.random(ids.shape)
+    masked = np.where(chosen & (lot < 0.8), tokens.mask, ids)
+    masked = np.where(chosen & (lot > 0.9), generator.integers(len(SPECIAL), tokens.size, ids.shape), masked)
+    return {**inputs, name: masked.astype("int32")}, np.where(chosen, ids, NO_LABEL)

@@ -1,0 +1,188 @@
+"""A KerasHub backbone in every way to train it, what is kept of it, and what the program says where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import pretrained_encoder as benchmark
+from examples import pretrained_encoder as program
+from examples._backbones import NO_LABEL, backbone_from_config, encoder_of, what_keras_it_needs
+from examples._command_line import InputError
+from examples._orders import draw_rows
+from tests.helpers.sources import ROOT
+
+pytestmark = pytest.mark.programs
+on_keras_3 = pytest.mark.skipif(what_keras_it_needs() is not None, reason="KerasHub needs Keras 3")
+PAGE = ROOT / "docs" / "howto" / "keras_hub.md"
+
+
+@pytest.fixture(scope="module")
+def hub():
+    return pytest.importorskip("keras_hub")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return draw_rows(60, held_out=False, seed=0)
+
+
+@pytest.fixture(scope="module")
+def start(hub, rows, eager_updates):
+    keras.utils.set_random_seed(0)
+    return program.from_config("Bert", rows, 2, None, size=8, seed=0)[0]
+
+
+def trained(way, start, rows, updates=2):
+    """A trainer of a way, and the encoder's weights before and after."""
+    trainer = program.finetune(program.WAYS[way], start, start.tokens(rows), updates)
+    return trainer, start.make(True).get_weights(), trainer.encoder.get_weights()
+
+
+@pytest.mark.addons
+def test_on_keras_2_it_says_so_in_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "2.15.0")
+    for main in (program.main, benchmark.main):
+        assert main([]) == 2
+        assert re.fullmatch(
+            r"(examples|benchmarks)\.pretrained_encoder: error: needs Keras 3, as KerasHub does\. Received: Keras 2\.15\.0\. "
+            r"Run it in .*\n",
+            capsys.readouterr().err,
+        )
+
+
+@on_keras_3
+def test_a_frozen_encoder_does_not_change_and_is_kept(start, rows, tmp_path):
+    trainer, before, after = trained("frozen", start, rows)
+    assert all(map(np.array_equal, before, after))
+    assert program.trained_parameters(trainer, program.WAYS["frozen"]) == 0
+    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
+
+
+@on_keras_3
+def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
+    trainer, _, _ = trained("LoRA", start, rows, 4)
+    inputs = start.tokens(rows[:4])[0]
+    own = {each.path for each in trainer.encoder.trainable_variables}
+    assert own and all(re.search(r"self_attention_layer/(query|value)/(lora_kernel_[ab]|bias)$", path) for path in own)
+    weights = {each.path: each.numpy() for each in trainer.encoder.variables}
+    pretrained = {each.path: each.numpy() for each in start.make(True).weights if "seed_generator" not in each.path}
+    assert set(pretrained) - set(weights) == set()
+    assert all(np.array_equal(weights[path], value) for path, value in pretrained.items() if path not in own)
+    assert all(np.abs(weights[path]).max() > 0 for path in own if path.endswith("lora_kernel_b"))
+    assert program.trained_parameters(trainer, program.WAYS["LoRA"]) == sum(weights[path].size for path in own)
+
+    assert max(program.kept(trainer, inputs, tmp_path, adapted=True)) < 1e-5
+    loaded = keras.models.load_model(tmp_path / "trainer.keras", compile=False)
+    assert not any("lora" in each.path for each in loaded.encoder.variables)
+    # The adapters alone, on the original weights and the trained biases.
+    trainer.encoder.save_lora_weights(str(tmp_path / "a.lora.h5"))
+    backbone = start.make(True)
+    backbone.load_lora_weights(str(tmp_path / "a.lora.h5"))
+    for variable in backbone.trainable_variables:
+        if variable.path.endswith("bias"):
+            variable.assign(weights[variable.path])
+    np.testing.assert_allclose(backbone(inputs)[program.POOLED], trainer.encoder(inputs)[program.POOLED], atol=1e-5)
+
+
+@on_keras_3
+def test_unfrozen_layers_move_the_less_the_lower_and_a_later_head_is_kept_with_the_old_ones(start, rows, tmp_path):
+    trainer, before, after = trained("frozen, then unfrozen", start, rows, 3)
+    assert trainer.stage == 1 and not all(map(np.array_equal, before, after))
+    program.add_haste(trainer, start, start.tokens(rows), 6)
+    assert int(trainer.update_count) == 9 and trainer.stage == 1
+    assert set(program.figures(trainer, start.tokens(rows))) == {"price", "tags", "haste"}
+    assert max(program.kept(trainer, start.tokens(rows[:4])[0], tmp_path)) < 1e-5
+
+
+@on_keras_3
+def test_from_scratch_begins_with_other_weights(start):
+    scratch, pretrained = (encoder_of(start.make(each)).model.get_weights() for each in (False, True))
+    again = encoder_of(start.make(True)).model.get_weights()
+    assert all(map(np.array_equal, pretrained, again)) and not all(map(np.array_equal, scratch, pretrained))
+
+
+@on_keras_3
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")  # of KerasHub's T5
+@pytest.mark.parametrize("name", ["Albert", "FNet", "Roberta", "GPT2", "ESM2", "T5", "Gemma"])
+def test_any_backbone_gives_both_outputs(hub, name):
+    encoder = encoder_of(backbone_from_config(name, 30, 12, size=8, layers=1))
+    ids = np.array([[5, 6, 7, 0, 0], [5, 6, 0, 0, 0]])
+    blank = {"token_ids": ids, "padding_mask": (ids > 0).astype("int32"), "segment_ids": np.zeros_like(ids)}
+    inputs = {each: blank[each.removeprefix("encoder_")] for each in encoder.model.input}
+    found = encoder.model(inputs)
+    pooled, sequence = (np.array(found[key]) for key in (program.POOLED, program.SEQUENCE))
+    assert pooled.shape == (2, 8) and sequence.shape == (2, 5, 8)
+    if encoder.model is not encoder.backbone:
+        np.testing.assert_allclose(pooled[1], sequence[1, :2].mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+@on_keras_3
+def test_a_preset_is_loaded_with_its_tokenizer(hub, start, rows, tmp_path):
+    backbone = hub.models.DistilBertBackbone(20, 1, 2, 8, 16, max_sequence_length=32)
+    backbone.save_to_preset(tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "two", "oak", "desk", "##s", ",", "a", "chair", "pine", "table"]
+    hub.tokenizers.DistilBertTokenizer(vocabulary=words).save_to_preset(tmp_path)
+    loaded = program.from_preset(str(tmp_path), None)
+    assert loaded.rate == 1e-4
+    assert all(map(np.array_equal, loaded.make(True).get_weights(), backbone.get_weights()))
+    row = {"text": "two oak desks,", "tags": "count material product", "order": "2 oak desk", "price": "3780"}
+    inputs, targets = loaded.tokens([row])
+    assert inputs["token_ids"][0, :8].tolist() == [2, 5, 6, 7, 8, 9, 3, 0] and "segment_ids" not in inputs
+    assert targets["tags"][0, :8].tolist() == [NO_LABEL, 1, 4, 5, 5, 0, NO_LABEL, NO_LABEL]
+    trainer = program.finetune(program.WAYS["frozen"], loaded, loaded.tokens(rows), 1)
+    assert program.figures(trainer, loaded.tokens(rows[:9])).keys() == {"price", "tags"}
+
+
+@on_keras_3
+def test_what_is_said_of_backbones_that_cannot_be_used(hub, tmp_path, capsys):
+    with pytest.raises(InputError, match=r"`--backbone` must be a backbone of KerasHub that reads tokens\. Received: 'Vit'"):
+        backbone_from_config("Vit", 30, 12)
+    with pytest.raises(InputError, match=r"`--backbone` must be one that a size .* Received: 'PaliGemma': .*Choose another"):
+        backbone_from_config("PaliGemma", 30, 12)
+    assert program.main(["--preset", str(tmp_path), "--quick", "--output", str(tmp_path / "out")]) == 2
+    assert re.match(r"examples\.pretrained_encoder: error: `--preset` must be .*Received: ", capsys.readouterr().err)
+
+
+@on_keras_3
+def test_the_program(hub, eager_updates, tmp_path, capsys):
+    assert program.main(["--quick", "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(way in said for way in [*program.WAYS, "with a new head"])
+    loaded, exported = re.search(r"difference of predictions: (\S+) after loading, (\S+) from the export", said).groups()
+    assert float(loaded) < 1e-5 and float(exported) < 1e-5
+
+
+@on_keras_3
+def test_the_benchmark_goes_on_where_it_stopped(hub, eager_updates, tmp_path, capsys):
+    output = tmp_path / "lines.jsonl"
+    sizes = ["--orders", "50", "--texts", "60", "--held-out", "30", "--seeds", "1", "--updates", "1", "--pretraining", "1"]
+    asked = [*sizes, "--size", "8", "--output", str(output)]
+    assert benchmark.main(asked) == 0
+    lines = benchmark.read(output)
+    assert [line["way"] for line in lines] == list(program.WAYS)
+    output.write_text("".join(json.dumps(line) + "\n" for line in lines[1:]), encoding="utf-8")
+    assert benchmark.main(asked) == 0
+    again = benchmark.read(output)
+    assert again[-1] == lines[0] and len(again) == len(lines)
+    assert f"| frozen | 0 | {lines[1]['price']:.3f} |" in capsys.readouterr().out
+
+
+def test_the_table_of_the_page_is_that_of_the_lines():
+    text = PAGE.read_text(encoding="utf-8")
+    lines = benchmark.read(benchmark.RESULTS)
+    assert bool(lines) == ("ways: begin" in text)
+    assert benchmark.with_table(text, lines) == text
+
+
+def test_the_table_is_written_between_its_marks():
+    line = {"orders": 500, "way": "frozen", "trained": 0, "price": 0.25, "tags": 0.5}
+    found = benchmark.with_table(
+        "a\n\n<!-- ways: begin -->\nold\n<!-- ways: end -->\n\nb\n", [line, {**line, "price": 0.75}]
+    )
+    assert "| frozen | 0 | 0.500 ± 0.354 | 0.500 ± 0.000 |\n" in found and "old" not in found
+    assert found.startswith("a\n\n<!-- ways: begin -->\n\n| encoder |") and found.endswith("\n\n<!-- ways: end -->\n\nb\n")
