@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from examples import serve
-from examples.seq2seq_price.rows import draw_rows
+from examples._orders import draw_rows
 
 ROUNDS = 3
 DEADLINE = 120.0
