@@ -22,8 +22,8 @@ import keras
 from benchmarks import _results
 from examples._backbones import what_keras_it_needs
 from examples._command_line import fail
+from examples._orders import draw_rows
 from examples.pretrained_encoder import WAYS, figures, finetune, from_config, trained_parameters
-from examples.seq2seq_price.orders import draw_rows
 
 RESULTS = Path(__file__).parent / "results" / "pretrained_encoder.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "keras_hub.md"

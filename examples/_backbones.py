@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from examples._command_line import InputError
-from examples.seq2seq_price.orders import BAND_EDGES, TAGS
+from examples._orders import BAND_EDGES, TAGS
 
 NO_LABEL = -1
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -29,8 +29,8 @@ from examples._backbones import (
     what_keras_it_needs,
 )
 from examples._command_line import InputError, whole
+from examples._orders import BAND_EDGES, TAGS, draw_rows
 from examples._shared import Session, run_program
-from examples.seq2seq_price.orders import BAND_EDGES, TAGS, draw_rows
 from multihead import LayerwiseDecay, MultiHeadTrainer, Stages, mix_datasets
 
 LENGTH, BATCH = 32, 50

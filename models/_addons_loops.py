@@ -117,7 +117,7 @@ def decode_beams(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, s
     )
     outputs, final, _ = loop(None, start_tokens=starts, end_token=cell.end_id, initial_state=initial)
     ids = tf.transpose(outputs.predicted_ids, [0, 2, 1])
-    return rank_beams(ids[:rows], final.log_probs[:rows], cell.end_id, search)
+    return rank_beams(ids[:rows], final.log_probs[:rows], search)
 
 
 def run_stepwise(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ._attention import Attention, MemoryOrNone
 from ._recurrent import State, build_layer, draw_seed, dropout_layer, recurrent_layer, state_list, state_of
+from ._search import excluded_ids
 
 
 class DecoderState(NamedTuple):
@@ -143,8 +144,8 @@ class DecoderCell:
 
     def next_affine(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The kernel and the bias of `next_logits`, float32."""
-        excluded = tf.reduce_sum(tf.one_hot([0, self.start_id], self.vocabulary_size, tf.float32.min), axis=0)
-        return tf.convert_to_tensor(self.output_layer.kernel), tf.convert_to_tensor(self.output_layer.bias) + excluded
+        bias = tf.convert_to_tensor(self.output_layer.bias) + excluded_ids(self.start_id, self.vocabulary_size)
+        return tf.convert_to_tensor(self.output_layer.kernel), bias
 
 
 class FastStep:

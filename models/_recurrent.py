@@ -1,6 +1,6 @@
-"""Recurrent layers, their states and dropout, the same on Keras 2 and Keras 3.
+"""Recurrent layers, their states, attention layers and dropout, the same on Keras 2 and Keras 3.
 
-The only file of this package that uses a private name of Keras.
+The only file of this package that uses private names of Keras.
 """
 
 from __future__ import annotations
@@ -49,6 +49,34 @@ def draw_seed(layer: keras.layers.Dropout) -> tf.Tensor:
     """A seed for TensorFlow's stateless random numbers, int32 `[2]`, drawn with a dropout layer of rate 0.5."""
     bits = tf.cast(layer(tf.ones([2, 31], layer.compute_dtype), training=True) > 0, tf.int32)
     return tf.reduce_sum(bits * tf.bitwise.left_shift(1, tf.range(31)), axis=1)
+
+
+def attention_layer(num_heads: int, size: int, dropout: float, *, dtype: Any) -> keras.layers.MultiHeadAttention:
+    """Keras's attention, whose heads have keys and values of a size."""
+    return keras.layers.MultiHeadAttention(num_heads, size, dropout=dropout, name="attention", dtype=dtype)
+
+
+def build_attention(layer: keras.layers.MultiHeadAttention, units: int, width: int) -> None:
+    """Creates the weights of an attention layer for queries of `units` and a memory of `width`."""
+    shapes = tf.TensorShape([None, None, units]), tf.TensorShape([None, None, width])
+    with tf.name_scope(layer.name):
+        if hasattr(layer, "_build_from_signature"):  # Keras 2, which would create them at the first call
+            layer._build_from_signature(*shapes)
+            layer.built = True
+        else:
+            layer.build(*(tuple(shape) for shape in shapes))
+
+
+class Projections:
+    """The four maps of an attention layer, so that keys and values can be computed once and stored.
+
+    Args:
+        layer: A layer that is built.
+    """
+
+    def __init__(self, layer: keras.layers.MultiHeadAttention) -> None:
+        self.query, self.key, self.value = layer._query_dense, layer._key_dense, layer._value_dense
+        self.output = layer._output_dense
 
 
 def build_layer(layer: keras.layers.Layer, *shape: Any) -> None:

@@ -29,11 +29,26 @@ class Decoded(NamedTuple):
     attention: tf.Tensor | None
 
 
+class SearchParts(NamedTuple):
+    """What the functions of `search` take, in the order of their arguments.
+
+    Attributes:
+        step: A step over a decoder's weights.
+        state: Its first state, one row per example.
+        memory: What the steps read beside it, one entry per example.
+    """
+
+    step: Any
+    state: Any
+    memory: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """How to search for a sequence; `Seq2SeqDecoder.decode` describes each field."""
+    """How to search for a sequence; `Seq2SeqDecoder.decode` and the functions of `search` describe each field."""
 
     maximum_length: int
+    end_id: int
     beam_width: int = 1
     num_best: int = 1
     length_penalty: float = 0.0
@@ -41,6 +56,7 @@ class Search:
     temperature: float = 1.0
     top_k: int | None = None
     seed: Any = None
+    remove_finished: bool = True
 
     def __post_init__(self) -> None:
         check_count("maximum_length", self.maximum_length)
@@ -75,6 +91,17 @@ class Search:
             )
 
 
+def shift_right(targets: tf.Tensor, start_id: int) -> tf.Tensor:
+    """The inputs for targets `[batch, time]`: the start id, then all targets but the last."""
+    starts = tf.fill([tf.shape(targets)[0], 1], tf.cast(start_id, targets.dtype))
+    return tf.concat([starts, targets], axis=1)[:, :-1]
+
+
+def excluded_ids(start_id: int, vocabulary_size: int) -> tf.Tensor:
+    """What is added to logits so that padding and the start id are never chosen, float32 `[vocabulary_size]`."""
+    return tf.reduce_sum(tf.one_hot([0, start_id], vocabulary_size, tf.float32.min), axis=0)
+
+
 def next_ids(logits: tf.Tensor, time: tf.Tensor, search: Search) -> tf.Tensor:
     """The next ids from logits: the most probable, or samples from the softmax of `logits / temperature`.
 
@@ -103,6 +130,16 @@ def penalty(lengths: tf.Tensor, power: float) -> tf.Tensor:
     return ((5.0 + tf.cast(lengths, tf.float32)) / 6.0) ** power
 
 
+def lengths_of(ids: tf.Tensor, end_id: int) -> tf.Tensor:
+    """Number of ids up to and including the first end id, int32 `[...]`, of ids `[..., time]`."""
+    return tf.reduce_sum(tf.cast(_until_end(ids, end_id), tf.int32), axis=-1)
+
+
+def _until_end(ids: tf.Tensor, end_id: int) -> tf.Tensor:
+    """True up to and including each row's first end id."""
+    return tf.equal(tf.cumsum(tf.cast(tf.equal(ids, end_id), tf.int32), axis=-1, exclusive=True), 0)
+
+
 def pad_after_end(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Pads ids to a fixed length with 0 after the first end id.
 
@@ -114,28 +151,25 @@ def pad_after_end(ids: tf.Tensor, end_id: int, maximum_length: int) -> tuple[tf.
     Returns:
         The ids, `[..., maximum_length]`, and their lengths, the end id included, int32 `[...]`.
     """
-    ends = tf.cast(tf.equal(ids, end_id), tf.int32)
-    kept = tf.equal(tf.cumsum(ends, axis=-1, exclusive=True), 0)
-    lengths = tf.reduce_sum(tf.cast(kept, tf.int32), axis=-1)
+    lengths = lengths_of(ids, end_id)
     padding = [[0, 0]] * (ids.shape.rank - 1) + [[0, maximum_length - tf.shape(ids)[-1]]]
-    ids = tf.pad(tf.where(kept, ids, 0), padding)
+    ids = tf.pad(tf.where(_until_end(ids, end_id), ids, 0), padding)
     return tf.ensure_shape(ids, ids.shape[:-1] + [maximum_length]), lengths
 
 
-def rank_beams(ids: tf.Tensor, log_probabilities: tf.Tensor, end_id: int, search: Search) -> Decoded:
+def rank_beams(ids: tf.Tensor, log_probabilities: tf.Tensor, search: Search) -> Decoded:
     """The best hypotheses of a finished beam search, by log probability divided by length penalty.
 
     Args:
         ids: int32 `[batch, beam_width, time]`.
         log_probabilities: float32 `[batch, beam_width]`.
-        end_id: The id that ends a sequence.
-        search: Length penalty, number of results, and maximum length.
+        search: Length penalty, end id, number of results, and maximum length.
 
     Returns:
         The best `num_best`, without attention. If there are fewer sequences, the rest is padding with a score of minus
         infinity.
     """
-    ids, lengths = pad_after_end(ids, end_id, search.maximum_length)
+    ids, lengths = pad_after_end(ids, search.end_id, search.maximum_length)
     present = log_probabilities > _ABSENT
     scores = tf.where(present, log_probabilities / penalty(lengths, search.length_penalty), -float("inf"))
     scores, order = tf.math.top_k(scores, search.num_best)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
 from ._bridge import StateBridge
-from ._cell import DecoderCell, DecoderState
+from ._cell import DecoderCell, DecoderState, FastStep
 from ._checks import (
     check_choice,
     check_count,
@@ -22,7 +22,7 @@ from ._checks import (
 )
 from ._names import NamesArguments
 from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
-from ._search import Decoded, Search, penalty, score_rows
+from ._search import Decoded, Search, SearchParts, penalty, score_rows, shift_right
 
 ENGINES = ("addons", "native", None)
 
@@ -187,7 +187,7 @@ class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
             ValueError: If an argument is out of its range.
             ImportError: If `engine="addons"` and TensorFlow Addons is not installed.
         """
-        search = Search(self._length(maximum_length), beam_width, length_penalty=length_penalty)
+        search = Search(self._length(maximum_length), self.end_id, beam_width, length_penalty=length_penalty)
         loops = self._loops(engine)
         memory, state = self._begin_decoding(representation)
         if beam_width == 1:
@@ -239,7 +239,8 @@ class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
             )
         if sample and seed is None:
             seed = tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int32)
-        search = Search(self._length(maximum_length), beam_width, num_best, length_penalty, sample, temperature, top_k, seed)
+        length = self._length(maximum_length)
+        search = Search(length, self.end_id, beam_width, num_best, length_penalty, sample, temperature, top_k, seed)
         memory, state = self._begin_decoding(representation)
         if beam_width > 1:
             result = self._loops().decode_beams(self.decoder_cell, memory, state, search)
@@ -251,6 +252,32 @@ class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
         if return_attention:
             result = result._replace(attention=self._weights(result, memory, state))
         return result
+
+    def begin_search(self, representation: dict[str, Any], *, beam_width: int = 1) -> SearchParts:
+        """Step, state and memory for the functions of `multihead.models.search`.
+
+        Args:
+            representation: What `Seq2SeqEncoder` or `TransformerEncoder` returns.
+            beam_width: The width of the beam that will be searched with; 1 for `greedy` and `sample`.
+
+        Returns:
+            The three, in the order of the arguments of `search.greedy`, `search.beam` and `search.sample`.
+
+        Raises:
+            ValueError: If the representation lacks an entry, or `beam_width` is out of its range.
+
+        Example:
+            >>> from multihead.models import Seq2SeqEncoder, search
+            >>> encoder, decoder = Seq2SeqEncoder(9, 4, 8), Seq2SeqDecoder(9, 4, 8)
+            >>> parts = decoder.begin_search(encoder(tf.constant([[4, 5]])))
+            >>> ends = dict(start_id=2, end_id=3, maximum_length=6)
+            >>> search.greedy(*parts, **ends).ids.shape
+            TensorShape([1, 1, 6])
+        """
+        check_count("beam_width", beam_width)
+        memory, state = self._begin_decoding(representation)
+        step = FastStep(self.decoder_cell, beam_width)
+        return SearchParts(step, state, step.prepare(memory))
 
     def begin(self, representation: dict[str, Any]) -> tuple[MemoryOrNone, DecoderState]:
         """What attention reads, `()` without attention, and the state before the first step."""
@@ -286,8 +313,7 @@ class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
 
     def shift_right(self, targets: tf.Tensor) -> tf.Tensor:
         """The inputs for targets: the start id, then all targets but the last."""
-        starts = tf.fill([tf.shape(targets)[0], 1], tf.cast(self.start_id, targets.dtype))
-        return tf.concat([starts, targets], axis=1)[:, :-1]
+        return shift_right(targets, self.start_id)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

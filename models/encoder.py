@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_choice, check_count, check_ids, check_rate
+from ._masks import mask_of_tokens, with_a_step
 from ._names import NamesArguments
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
@@ -97,8 +98,8 @@ class Seq2SeqEncoder(NamesArguments, keras.layers.Layer):
         Raises:
             ValueError: If the tokens are not a matrix of integers.
         """
-        tokens = _with_a_step(check_ids("tokens", tokens))
-        mask = _token_mask(tokens)
+        tokens = with_a_step(check_ids("tokens", tokens))
+        mask = mask_of_tokens(tokens)
         outputs = self.embedding(tokens)
         states = []
         for index, forward in enumerate(self.forward_layers):
@@ -130,17 +131,3 @@ class Seq2SeqEncoder(NamesArguments, keras.layers.Layer):
             "name": self.name,
             "dtype": self.dtype_policy.name,
         }
-
-
-def _with_a_step(tokens: tf.Tensor) -> tf.Tensor:
-    """The tokens, with one step of padding if there are none."""
-    if tokens.shape[1]:
-        return tokens
-    return tf.pad(tokens, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(tokens)[1])]])
-
-
-def _token_mask(tokens: tf.Tensor) -> tf.Tensor:
-    """True up to each row's last token that is not padding, and always at its first step."""
-    steps = tf.range(1, tf.shape(tokens)[1] + 1)
-    lengths = tf.reduce_max(tf.where(tf.not_equal(tokens, 0), steps, 1), axis=1)
-    return tf.sequence_mask(lengths, tf.shape(tokens)[1])

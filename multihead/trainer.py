@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,6 @@ from multihead._data.arguments import Call, named_arguments, read_batches, read_
 from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of
-from multihead._display.summary import print_summary
 from multihead._ground import replicas
 from multihead._ground.errors import errors_in_words
 from multihead._ground.keras import (
@@ -65,12 +64,13 @@ from multihead._update.observe import observe
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead.callbacks._directions import tell_directions
 from multihead.clipping import AbstractClipping
-from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads._head import Head, Weight, check_weight, weigh_classes
 from multihead.heads._metrics import check_apart
 from multihead.telemetry import LogMetrics, with_report
+
+if TYPE_CHECKING:
+    from multihead.diagnosis import Diagnosis
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -484,6 +484,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
         Takes the arguments of `keras.Model.summary`; if any but `print_fn` is given, Keras's own summary follows.
         """
+        from multihead._display.summary import print_summary
+
         print_summary(self, named_arguments(keras.Model.summary, args, kwargs), super().summary)
 
     @errors_in_words()
@@ -529,7 +531,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if session is not None and session.labels_are_checked:
             spec = replace(spec, check_labels=False)
         update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
-        applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
+        applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)
@@ -651,6 +653,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
             TypeError: `x` is neither arrays with `y` nor an iterable of batches.
         """
+        from multihead.diagnosis import diagnose
+
         self._assert_ready("diagnose")
         limit = check_positive_whole("batches", batches)
         data = read_batches(x, y, sample_weight, list(self.heads), batch_size)
@@ -943,7 +947,10 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
         spec = None if self._built is None else self._built.spec
         lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
-        tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
+        if callbacks := callbacks_of(call.others["callbacks"]):
+            from multihead.callbacks._directions import tell_directions
+
+            tell_directions(callbacks, self._setup.heads)
         validates = call.validation is not None
         call = call.with_others(callbacks=with_report(self._log_metrics, call.others["callbacks"], validates=validates))
         call = with_progress(call, self._log_metrics)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
-import warnings
+
+import pytest
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -13,30 +15,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # What XLA compiles here runs once or twice; LLVM's optimizations take up to two thirds of the time to compile it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-with warnings.catch_warnings():  # what TensorFlow's own imports deprecate is not ours to mend
-    warnings.simplefilter("ignore")
-    import keras
-    import pytest
-    import tensorflow as tf
-    from tensorflow.python.framework import ops
 
-    from tests.helpers import kernels
-
-# Tests of replicas need two devices, and these must be asked for before TensorFlow starts; other tests use the first.
-_CPU = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
-
-# Nets as small as these gain nothing from threads, which take turns with those of the other processes of `pytest -n`.
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
-
-# Optimizing a graph (Grappler) takes half the time of its first run, and most tests run it once or twice.
-tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
-# Each test seeds, and many of them several times.
-kernels.seed_without_forgetting()
-kernels.trace_with_plain_contexts()
+def pytest_configure(config):
+    """Prepares TensorFlow, but not in the process that only hands out tests to those of pytest-xdist."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "tx", None):
+        importlib.import_module("tests.helpers.prepared")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,16 +44,17 @@ def pytest_collection_finish():
 def pytest_fixture_setup(fixturedef):
     """Seeds what several tests share, so that it is the same whichever of them comes first."""
     if fixturedef.scope != "function":
+        import keras  # noqa: PLC0415 - as below, only where tests run
+
         keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(scope="session")
 def two_replicas():
     """One strategy for all tests: a second one in a process numbers its collective operations as the first did."""
+    import tensorflow as tf  # noqa: PLC0415
+
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
-_GRADIENTS = ops.gradient_registry._registry
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,11 +63,16 @@ def _free_memory():
 
     TensorFlow keeps the gradient of every call of a `tf.custom_gradient` for good, and with it the graph of the call.
     """
-    before = set(_GRADIENTS)
+    import keras  # noqa: PLC0415
+    from tensorflow.python.framework import ops  # noqa: PLC0415
+
+    from tests.helpers import kernels  # noqa: PLC0415
+
+    gradients = ops.gradient_registry._registry
+    before = set(gradients)
     yield
-    added = set(_GRADIENTS) - before
-    for name in added:
-        del _GRADIENTS[name]
+    for name in set(gradients) - before:
+        del gradients[name]
     keras.backend.clear_session()
     kernels.forget()
     gc.collect()
@@ -111,6 +100,8 @@ def eager_updates():
 @pytest.fixture
 def optimized_graphs():
     """Graphs are optimized, as outside of these tests."""
+    import tensorflow as tf  # noqa: PLC0415
+
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -119,6 +110,8 @@ def optimized_graphs():
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds Python, NumPy and Keras, and undoes what a test set globally in Keras and Matplotlib."""
+    import keras  # noqa: PLC0415
+
     keras.utils.set_random_seed(0)
     yield
     keras.mixed_precision.set_global_policy("float32")

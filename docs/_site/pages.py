@@ -38,6 +38,7 @@ MODULES = {
     "multihead.diagnosis": "Diagnosis",
     "multihead.plots": "Plots",
     "multihead.models": "Reference models",
+    "multihead.models.search": "Search",
     "multihead.testing": "Checks of your own methods",
 }
 METHODS = {"multihead.balancing": "Balancer", "multihead.weighting": "Weighting"}

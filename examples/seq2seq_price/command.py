@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from examples import _cluster
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
 
 PROGRAM = "examples.seq2seq_price"
@@ -50,11 +53,14 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("model").add_argument
     add("--units", **COUNT, default=128, help="size of the recurrent states")
     add("--embedding", **COUNT, default=64, help="size of the token embeddings")
-    add("--cell", choices=("gru", "lstm"), default="gru", help="type of recurrent layer")
-    add("--attention", choices=("luong", "bahdanau", "none"), default="luong", help="attention of the decoder")
+    add("--cell", choices=("gru", "lstm", "transformer"), default="gru", help="recurrent layers of a type, or a transformer")
+    add("--layers", **COUNT, help="layers of the encoder and of the decoder (default: 1, of a transformer 2)")
+    add("--attention", choices=("luong", "bahdanau", "none"), help="attention of a recurrent decoder (default: luong)")
+    add("--attention-heads", **COUNT, help="attention heads in each layer of a transformer (default: 4)")
     add("--dropout", metavar="RATE", type=_number(0, below=1), default=0.1, help="dropout rate")
 
     _add_training_options(parser)
+    _cluster.add_options(parser)
 
     add = parser.add_argument_group("results").add_argument
     add("--beam", **COUNT, default=1, help="beam width; 1 is greedy search")
@@ -71,8 +77,8 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     add("--patience", **COUNT, help="stop after N epochs without a lower validation loss; by default, train for all epochs "
         "(in both cases, the weights of the best epoch are restored)")
     add("--batch-size", **COUNT, default=128, help="rows per batch")
-    add("--learning-rate", metavar="RATE", type=_number(0, open_start=True), default=4e-3,
-        help="initial learning rate of AdamW, with cosine decay to 0")
+    add("--learning-rate", metavar="RATE", type=_number(0, open_start=True),
+        help="initial learning rate of AdamW, with cosine decay to 0 (default: 0.004, of a transformer 0.002)")
     add("--weight-decay", metavar="W", type=_number(0), default=0.3,
         help="weight decay of AdamW, multiplied by the learning rate")
     add("--balancer", metavar="NAME", help="balancer for the heads' gradients, for example UPGrad (default: plain sum)")
@@ -93,6 +99,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses and checks the options; on an error, exits with one line on standard error and status 2."""
     parser = build_parser()
     options = parser.parse_args(arguments)
+    _fill_in(parser, options)
     asked = options.predict is not None or options.export is not None
     if (options.load is None and options.predict is not None) or (options.load is not None and not asked):
         parser.error(
@@ -108,7 +115,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--train requires --dev. Pass the file to validate on.")
     else:
         _check_files(parser, options)
+    _cluster.check_options(parser, options)
     return options
+
+
+def _fill_in(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The defaults that depend on `--cell`; exits with an error for an option of the other kind of model."""
+    is_transformer = options.cell == "transformer"
+    other = "attention" if is_transformer else "attention-heads"
+    value = vars(options)[other.replace("-", "_")]
+    if value is not None:
+        needed = "gru or lstm" if is_transformer else "transformer"
+        parser.error(f"--{other} requires --cell {needed}. Received: --{other} {value} --cell {options.cell}. Omit it.")
+    if is_transformer:
+        options.attention_heads = options.attention_heads or 4
+        if options.units % options.attention_heads:
+            parser.error(
+                "--attention-heads must divide --units. Received: "
+                f"--attention-heads {options.attention_heads} --units {options.units}. Choose a divisor, such as 1."
+            )
+    options.attention = options.attention or ("multi-head" if is_transformer else "luong")
+    options.layers = options.layers or (2 if is_transformer else 1)
+    options.learning_rate = options.learning_rate or (2e-3 if is_transformer else 4e-3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if absent is not None:
         return fail(PROGRAM, absent)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.ray_workers is not None and options.load is None:
+        return _by_ray(options)
     try:
         from examples.seq2seq_price import run
     except ImportError as error:
@@ -137,6 +167,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
     return 0
+
+
+def _by_ray(options: argparse.Namespace) -> int:
+    try:
+        if not options.resume:
+            shutil.rmtree(Path(options.output) / "checkpoint", ignore_errors=True)
+        _cluster.run_by_ray(as_worker, vars(options), options.ray_workers, options.ray_restarts)
+    except InputError as error:
+        return fail(PROGRAM, str(error))
+    return 0
+
+
+def as_worker(options: dict[str, Any]) -> None:
+    """What each worker of Ray runs; one that is started again continues."""
+    from examples.seq2seq_price import run
+
+    run.train(argparse.Namespace(**{**options, "resume": True}), run.Console())
 
 
 def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

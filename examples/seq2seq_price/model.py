@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,17 +25,23 @@ from examples.seq2seq_price.batches import (
     vectorizer,
 )
 from examples.seq2seq_price.columns import Column, from_json, to_json
-from multihead import MultiHeadTrainer, losses
-from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder
+from multihead import MultiHeadTrainer, balancing, clipping, losses, schedules
+from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
 
 WEIGHTS_FILE = "model.weights.h5"
 SETTINGS_FILE = "model.json"
 PREDICTION_ROWS = 256
+CLIPPINGS = {
+    "value": clipping.ByValue,
+    "norm": clipping.ByNorm,
+    "average-norm": clipping.ByAverageNorm,
+    "global-norm": clipping.ByGlobalNorm,
+}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The model's hyperparameters."""
+    """The model's hyperparameters; `attention` is that of a recurrent decoder, `num_heads` a transformer's."""
 
     units: int
     embedding: int
@@ -43,6 +50,8 @@ class Architecture:
     dropout: float
     maximum_length: int
     price_weight: float
+    num_layers: int = 1
+    num_heads: int = 4
 
 
 class Answers(NamedTuple):
@@ -103,25 +112,11 @@ class PriceModel:
         )
         self.read_target = TargetReader(target_vocabulary)
         source_size, target_size = (len(vocabulary) + 2 for vocabulary in self.vocabularies)
-        sizes = {
-            "units": architecture.units,
-            "embedding_size": architecture.embedding,
-            "cell": architecture.cell,
-            "dropout": architecture.dropout,
-        }
-        self.trainer = MultiHeadTrainer(Seq2SeqEncoder(source_size, bidirectional=True, **sizes), name="seq2seq_price")
+        self.trainer = MultiHeadTrainer(_encoder(architecture, source_size), name="seq2seq_price")
         self._compiled: dict[int, Any] = {}
         self.decoder = None
         if "reply" in heads:
-            self.decoder = Seq2SeqDecoder(
-                target_size,
-                attention=architecture.attention,
-                start_id=START_ID,
-                end_id=END_ID,
-                maximum_length=architecture.maximum_length,
-                name="reply",
-                **sizes,
-            )
+            self.decoder = _decoder(architecture, target_size)
             self.trainer.add_head(
                 "reply",
                 self.decoder,
@@ -165,10 +160,12 @@ class PriceModel:
     def attention_maps(self, texts: Sequence[str]) -> list[AttentionMap]:
         """Attention maps of the greedy replies to texts; empty for a model without attention.
 
+        A transformer's are the mean over the heads of its last layer.
+
         Args:
             texts: At least one
         """
-        if self.decoder is None or self.decoder.attention is None:
+        if self.decoder is None or self.architecture.attention is None:
             return []
         ids = tf.cast(self.vectorizers.source(list(texts)).to_tensor(), tf.int32)
         decoded = self.decoder.decode(self.trainer.encoder(ids, training=False), return_attention=True)
@@ -236,6 +233,60 @@ class PriceModel:
         }
         (folder / SETTINGS_FILE).write_text(json.dumps(settings, ensure_ascii=False, indent=1), encoding="utf-8")
         self.trainer.save_weights(str(folder / WEIGHTS_FILE))
+
+
+def _encoder(architecture: Architecture, vocabulary_size: int) -> keras.layers.Layer:
+    if architecture.cell == "transformer":
+        return TransformerEncoder(vocabulary_size, num_heads=architecture.num_heads, **_sizes(architecture))
+    return Seq2SeqEncoder(vocabulary_size, cell=architecture.cell, bidirectional=True, **_sizes(architecture))
+
+
+def _decoder(architecture: Architecture, vocabulary_size: int) -> Any:
+    ids = {"start_id": START_ID, "end_id": END_ID, "maximum_length": architecture.maximum_length, "name": "reply"}
+    options = {**_sizes(architecture), **ids}
+    if architecture.cell == "transformer":
+        return TransformerDecoder(vocabulary_size, num_heads=architecture.num_heads, **options)
+    return Seq2SeqDecoder(vocabulary_size, cell=architecture.cell, attention=architecture.attention, **options)
+
+
+def _sizes(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "units": architecture.units,
+        "embedding_size": architecture.embedding,
+        "num_layers": architecture.num_layers,
+        "dropout": architecture.dropout,
+    }
+
+
+def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
+    """Compiles a model's trainer as specified by the options.
+
+    Args:
+        options: The command-line options.
+        model: The model, with all its heads.
+        steps: The number of batches per epoch.
+
+    Raises:
+        InputError: The balancer, its level or the schedule does not fit the model.
+    """
+    heads = list(model.trainer.heads)
+    if options.schedule is not None and set(options.schedule) != set(heads):
+        raise InputError(
+            f"`--schedule` must name each head: {', '.join(heads)}. Received: {', '.join(options.schedule)}. Write, for "
+            f"example, {':'.join(heads)}={':'.join('1' for _ in heads)}."
+        )
+    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
+    try:
+        model.trainer.compile(
+            keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
+            balancer=balancing.get(options.balancer),
+            balance_at=options.balance_at,
+            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
+            clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
+            micro_batches=options.micro_batches,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def load_model(folder: Path) -> tuple[PriceModel, dict[str, str]]:

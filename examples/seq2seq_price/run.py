@@ -6,7 +6,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
+from examples._cluster import check_files, files_of
 from examples._command_line import InputError
+from examples._orders import BAND_EDGES, draw_rows
+from examples._replicas import Batches, Worker, batches_of_files, worker_of
 from examples.seq2seq_price import report
 from examples.seq2seq_price.batches import (
     Examples,
@@ -28,19 +31,12 @@ from examples.seq2seq_price.batches import (
     training_batches,
 )
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
-from examples.seq2seq_price.model import Answers, Architecture, PriceModel, load_model
-from examples.seq2seq_price.orders import BAND_EDGES, draw_rows
+from examples.seq2seq_price.model import Answers, Architecture, PriceModel, compile_trainer, load_model
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
 from examples.seq2seq_price.rows import read_lines, read_table
-from multihead import balancing, callbacks, clipping, schedules
+from multihead import balancing, callbacks
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
-CLIPPINGS = {
-    "value": clipping.ByValue,
-    "norm": clipping.ByNorm,
-    "average-norm": clipping.ByAverageNorm,
-    "global-norm": clipping.ByGlobalNorm,
-}
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,7 @@ class Data:
         swaps: For each column whose values are swapped, its value in every training row.
         least_in_targets: The minimum number of occurrences of a target token in the vocabulary.
         additional: The columns of additional heads.
+        files: The number of training rows in each file, if there are several.
     """
 
     columns: dict[str, str]
@@ -62,6 +59,7 @@ class Data:
     swaps: list[list[str]]
     least_in_targets: int = 1
     additional: Sequence[Column] = ()
+    files: Sequence[int] = ()
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -96,10 +94,11 @@ def load_data(options: Namespace) -> Data:
     tags = [] if options.tags is None else [options.tags]
     added = [*labels, *options.number, *tags]
     heads = dict(zip(added, head_names(added)))
-    tables = {
-        split: read_table(path, [*columns.values(), *added, *(options.swap_column if split == "train" else ())])
-        for split, (path,) in paths.items()
-    }
+    tables, files = {}, {}
+    for split, (path,) in paths.items():
+        wanted = [*columns.values(), *added, *(options.swap_column if split == "train" else ())]
+        parts = [read_table(file, wanted) for file in files_of(path)]
+        tables[split], files[split] = sum(parts, []), [len(part) for part in parts]
     cells = {column: _column(tables["train"], column) for column in [label, *added]}
     missing_is_class = options.missing == "class"
     ranges = LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=missing_is_class)
@@ -108,7 +107,7 @@ def load_data(options: Namespace) -> Data:
         *(NumberColumn.fit(heads[name], name, cells[name]) for name in options.number),
         *(TagColumn.fit(heads[name], name, cells[name]) for name in tags),
     ]
-    return _as_data(tables, columns, ranges, additional, options.swap_column)
+    return replace(_as_data(tables, columns, ranges, additional, options.swap_column), files=files["train"])
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
@@ -138,6 +137,8 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
         dropout=options.dropout,
         maximum_length=2 * lengths[1] + 1,
         price_weight=options.price_weight,
+        num_layers=options.layers,
+        num_heads=options.attention_heads or 4,
     )
     return PriceModel(
         architecture,
@@ -148,37 +149,6 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     )
 
 
-def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
-    """Compiles a model's trainer as specified by the options.
-
-    Args:
-        options: The command-line options.
-        model: The model, with all its heads.
-        steps: The number of batches per epoch.
-
-    Raises:
-        InputError: The balancer, its level or the schedule does not fit the model.
-    """
-    heads = list(model.trainer.heads)
-    if options.schedule is not None and set(options.schedule) != set(heads):
-        raise InputError(
-            f"`--schedule` must name each head: {', '.join(heads)}. Received: {', '.join(options.schedule)}. Write, for "
-            f"example, {':'.join(heads)}={':'.join('1' for _ in heads)}."
-        )
-    rate = keras.optimizers.schedules.CosineDecay(options.learning_rate, steps * options.epochs)
-    try:
-        model.trainer.compile(
-            keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
-            balancer=balancing.get(options.balancer),
-            balance_at=options.balance_at,
-            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
-            clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
-            micro_batches=options.micro_batches,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from error
-
-
 def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
     """Restores the weights of the epoch with the lowest validation loss, and stops `--patience` epochs after it."""
     # The total loss, in which `--price-weight` counts, judges all heads at once.
@@ -187,36 +157,49 @@ def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
 
 
 def train_model(
-    options: Namespace, model: PriceModel, data: Data, console: Console
+    options: Namespace, model: PriceModel, data: Data, console: Console, worker: Worker | None = None
 ) -> tuple[dict[str, Any], dict[str, Any], tf.data.Dataset]:
     """Trains a model and restores the weights of the epoch with the lowest validation loss.
+
+    Args:
+        options: The command-line options.
+        model: The model, created in the scope of the worker's strategy.
+        data: The data.
+        console: Where progress is shown.
+        worker: This process among the workers; by default, it is alone.
 
     Returns:
         Training statistics, Keras's history by epoch, and the training batches.
 
     Raises:
-        InputError: The balancer, its level or the schedule does not fit the model, or there is no run to continue.
+        InputError: The balancer, its level, the schedule or the files do not fit, or there is no run to continue.
     """
+    worker = worker or Worker()
     train, dev = data.splits["train"], data.splits["dev"]
-    batches, steps = training_batches(train, model.vectorizers, options.batch_size, seed=options.seed, swaps=data.swaps)
-    compile_trainer(options, model, steps)
-    validation = _batches_for(model, dev, options.batch_size)
+    batches, steps = _training_batches(options, model, data, worker)
+    with worker.strategy.scope():
+        compile_trainer(options, model, steps)
+    fed = worker.fed(
+        model.with_own_targets(batches), _batches_for(model, dev, options.batch_size), by_row=options.shard == "row"
+    )
     bar, history, best = ProgressBar(console, steps), keras.callbacks.History(), best_weights(options, model.trainer.heads)
+    trained = Batches()
     # Removed at the end of training; until then, the run can be interrupted and go on.
     saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
-    if options.resume and not saver.path.is_file():
+    # Workers are started again by a program, which need not know how far they were.
+    if options.resume and options.strategy != "multi-worker" and not saver.path.is_file():
         raise InputError(
             f"`--resume` requires an interrupted run. Received: {options.output!r}, which has none. Omit --resume."
         )
-    if not options.resume:
+    if not options.resume and worker.is_chief:
         saver.path.unlink(missing_ok=True)
+    worker.wait()
     started = time.perf_counter()
     try:
         model.trainer.fit(
-            model.with_own_targets(batches),
-            validation_data=validation,
+            **fed,
             epochs=options.epochs,
-            callbacks=[bar, history, best, saver],
+            callbacks=[bar, history, best, saver, trained],
             shuffle=False,
             verbose=0,
         )
@@ -237,7 +220,29 @@ def train_model(
         "examples_per_second": epochs * len(train.texts) / seconds,
         "updates": int(model.trainer.update_count),
     }
+    if not worker.is_alone:
+        rows = worker.rows_of(batches, whole=options.shard == "row") * trained.number() / steps
+        figures["workers"] = [{"examples_per_second": speed} for speed in worker.of_each(rows / seconds)]
     return figures, history.history, batches
+
+
+def _training_batches(options: Namespace, model: PriceModel, data: Data, worker: Worker) -> tuple[tf.data.Dataset, int]:
+    """The training batches, of all workers or of this one's files, and the number of steps per epoch."""
+    train, seed = data.splits["train"], options.seed
+    if options.shard == "row":
+        return training_batches(train, model.vectorizers, options.batch_size, seed=seed, swaps=data.swaps)
+    number = len(data.files)
+    check_files(number, worker.number, options.batch_size)
+    ends = np.cumsum(data.files)
+
+    def of_file(file: int) -> tuple[tf.data.Dataset, int]:
+        rows = slice(ends[file] - data.files[file], ends[file])
+        labels, *others = (values[rows] for values in (train.labels, train.texts, train.targets, *data.swaps))
+        examples = Examples(*others[:2], labels, {head: values[rows] for head, values in train.additional.items()})
+        size = options.batch_size * (file + 1) // number - options.batch_size * file // number
+        return training_batches(examples, model.vectorizers, size, seed=seed + file, swaps=others[2:])
+
+    return batches_of_files(worker, number, of_file)
 
 
 def evaluate(
@@ -269,22 +274,44 @@ def train(options: Namespace, console: Console) -> None:
     """Trains, evaluates and writes all results to `--output`.
 
     Raises:
-        InputError: The data, an option or the folder cannot be used.
+        InputError: The data, an option, the cluster or the folder cannot be used.
     """
+    worker = worker_of(options)  # before anything else of TensorFlow is used
+    console = console if worker.is_chief else Console(quiet=True)
     _check_balancer(options.balancer)
     folder = _made("--output", options.output)
     if options.export is not None:
         _made("--export", options.export)
     keras.utils.set_random_seed(options.seed)
     data = load_data(options)
-    model = build_model(options, data)
+    with worker.strategy.scope():
+        model = build_model(options, data)
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
     words = " and ".join(str(len(vocabulary)) for vocabulary in model.vocabularies)
     prices = f"{len(data.ranges.names)} price ranges" if "price" in data.heads else "no prices"
     heads = "".join(f"; {column}" for column in data.additional)
     console.print(f"{sizes} rows; {prices}{heads}; {words} tokens", highlight=False)
-    training, history, batches = train_model(options, model, data, console)
-    model.save(folder, data.columns)
+    if worker.number > 1:
+        print(worker, flush=True)
+    training, history, batches = train_model(options, model, data, console, worker)
+    if "workers" in training:
+        speed = training["workers"][worker.index]["examples_per_second"]
+        print(f"worker {worker.index + 1} of {worker.number}: {speed:.1f} examples per second", flush=True)
+    with worker.folder(folder) as own:  # all workers read what is saved; only the chief's files are used
+        model.save(own, data.columns)
+    if worker.is_chief:
+        if not worker.is_alone:  # what follows is done on one device, by the chief alone
+            model, _ = load_model(folder)
+            compile_trainer(options, model, 1)
+        _report(options, console, folder, data, model, (training, history, batches))
+    worker.wait()
+
+
+def _report(
+    options: Namespace, console: Console, folder: Path, data: Data, model: PriceModel, trained: tuple[Any, Any, Any]
+) -> None:
+    """Exports and evaluates a trained model, and writes all results."""
+    training, history, batches = trained
     _export(options, model, console)
     report.write_history(folder / "history.csv", history)
     report.draw_curves(folder / "curves.png", history, list(model.trainer.heads))

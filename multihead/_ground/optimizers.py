@@ -117,9 +117,14 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
     return [slots[id(tensor_variable(variable))] for variable in variables]
 
 
+def has_loss_scaling(optimizer: Any) -> bool:
+    """Whether this is a wrapper that scales losses."""
+    return optimizer_core(optimizer) is not optimizer
+
+
 def loss_scale(optimizer: Any) -> tf.Tensor | None:
     """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
-    if optimizer_core(optimizer) is optimizer:
+    if not has_loss_scaling(optimizer):
         return None
     if KERAS_3:
         return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
@@ -144,7 +149,7 @@ def record_finite(optimizer: Any, finite: bool) -> None:
 
     Must run in a cross-replica context. Does nothing without loss scaling.
     """
-    if optimizer_core(optimizer) is optimizer:
+    if not has_loss_scaling(optimizer):
         return
     if not KERAS_3:
         if hasattr(optimizer._loss_scale, "update"):
@@ -169,21 +174,25 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
     if not KERAS_3:
         optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
         return
-    # Keras 3 always sums over the replicas again.
-    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if num_replicas > 1:
-        gradients = [_summand(gradient, num_replicas) for gradient in gradients]
     optimizer.apply(list(gradients), list(variables))
 
 
-def _summand(gradient: Gradient, num_replicas: int) -> Gradient:
-    """The term of each replica, so that the sum over replicas is the gradient that all of them have."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient / tf.cast(num_replicas, gradient.dtype)
-    # The sum of sparse gradients would repeat their rows, which Keras 3's optimizers cannot handle: only one replica adds.
-    is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
-    num_rows = tf.where(is_first, tf.shape(gradient.indices)[0], 0)
-    return tf.IndexedSlices(gradient.values[:num_rows], gradient.indices[:num_rows], gradient.dense_shape)
+@contextmanager
+def without_reduction(optimizer: Any) -> Iterator[None]:
+    """A context in which the optimizer does not add up gradients over replicas, which are reduced already.
+
+    Must be entered in a cross-replica context, for all replicas at once. Keras 2 has an argument for this; Keras 3 would add
+    the gradients again, and so exchange all of them twice.
+    """
+    optimizer = optimizer_core(optimizer)
+    if not KERAS_3:
+        yield
+        return
+    object.__setattr__(optimizer, "_all_reduce_sum_gradients", list)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "_all_reduce_sum_gradients")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from multihead.balancing.aligned_mtl import AlignedMTL
 from multihead.balancing.cagrad import CAGrad
 from multihead.balancing.chain import Chain
 from multihead.balancing.config import ConFIG
+from multihead.balancing.conicgrad import ConicGrad
 from multihead.balancing.dbmtl import DBMTL
 from multihead.balancing.dualproj import DualProj
 from multihead.balancing.equal_norms import EqualNorms
@@ -36,6 +37,7 @@ __all__ = [
     "CAGrad",
     "Chain",
     "ConFIG",
+    "ConicGrad",
     "DBMTL",
     "DualProj",
     "EqualNorms",

@@ -13,8 +13,11 @@ from multihead._ground.method import Method, find
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import quoted
 
-MAX_HEADS = 16
-"""The largest number of heads for methods whose solvers scale steeply with it."""
+MAX_HEADS = 128
+"""The largest number of heads for methods that need the exact solvers, whose time grows with its fourth power."""
+
+MANY_HEADS = 1024
+"""The largest number of heads for methods whose time grows with its third power."""
 
 
 class Balancer(Method):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead.balancing._least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._newton import solve_bargain
+from multihead.balancing._pivoting import MOST_EXACT, completed, definiteness, nonnegative, regularized
 from multihead.balancing._rows import UnitRows
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
@@ -57,38 +59,11 @@ class DualCone(NamedTuple):
         return tf.cond(tf.reduce_any(self.opposed), reduced, lambda: tf.identity(self.rows.cosines))
 
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
-        """Moves a vector on the boundary of the cone inwards, by as much as rounding may have moved it outwards.
-
-        The vector changes only if the rounding error exceeds the tolerance for "no conflict", that is, only if it is
-        the small difference of large rows. The result is zero if the cone is narrower than the rounding error, or if
-        the vector is nothing but rounding error.
-
-        Args:
-            weights: `[num_heads]` float64, in the cone up to rounding.
-        """
-        rows, cosines, magnitudes = self.rows, self.rows.cosines, tf.abs(self.rows.cosines)
-        free = (rows.active > 0) & ~self.opposed
+        """See the function of this name."""
+        free = (self.rows.active > 0) & ~self.opposed
         share = tf.where(free, 1.0 / tf.where(free, self.squares, 1.0), 0.0)
-        # The inner product of this vector with every row that is not opposed is at least 1.
         inner = self.without_opposed(tf.linalg.matvec(self.projections, share, transpose_a=True))
-        gain = tf.linalg.matvec(cosines, inner) - rows.noise * tf.linalg.matvec(magnitudes, tf.abs(inner))
-        error = rows.noise * tf.linalg.matvec(magnitudes, tf.abs(weights))
-        products = tf.linalg.matvec(cosines, weights)
-        lacking = tf.where(free, error - products - _ALLOWED * self._norm_bound(weights, products), 0.0)
-        distance = tf.reduce_max(tf.where(lacking > 0, lacking / tf.maximum(gain, 0.5), 0.0))
-        weights += distance * inner
-
-        products = tf.linalg.matvec(cosines, weights)
-        norm = self._norm_bound(weights, products)
-        is_outside = tf.reduce_min(products) < -_ALLOWED * norm
-        has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * rows.noise * tf.reduce_sum(tf.abs(weights))
-        return tf.where(is_outside | has_vanished, tf.zeros_like(weights), weights)
-
-    def _norm_bound(self, weights: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
-        """A lower bound on a vector's norm that holds despite rounding."""
-        rounding = self.rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
-        square = tf.reduce_sum(weights * products) - rounding
-        return tf.maximum(tf.sqrt(tf.maximum(square, 0.0)), tf.reduce_max(tf.abs(products)))
+        return inside(self.rows, weights, inner, free)
 
 
 def dual_cone(rows: UnitRows) -> DualCone:
@@ -108,6 +83,118 @@ def dual_cone(rows: UnitRows) -> DualCone:
     return DualCone(rows, projections, squares, opposed)
 
 
+def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor) -> tf.Tensor:
+    """Moves a vector on the boundary of the cone inwards, by as much as rounding may have moved it outwards.
+
+    The vector changes only if the rounding error exceeds the tolerance for "no conflict", that is, only if it is the small
+    difference of large rows. The result is zero if the cone is narrower than the rounding error, or if the vector is nothing
+    but rounding error.
+
+    Args:
+        rows: The unit rows.
+        weights: `[num_heads]` float64, in the cone up to rounding.
+        inner: `[num_heads]` float64: a vector whose inner product with every free row is at least 1.
+        free: `[num_heads]` booleans: the active rows that are not opposed.
+    """
+    magnitudes = tf.abs(rows.cosines)
+    gain = _times(rows.cosines, inner) - rows.noise * _times(magnitudes, tf.abs(inner))
+    sizes = tf.abs(weights)
+    error, total = rows.noise * _times(magnitudes, sizes), rows.noise * tf.reduce_sum(sizes)
+    products = _times(rows.cosines, weights)
+    lacking = error - products - _ALLOWED * _norm_bound(rows, weights, products, total)
+    distance = tf.reduce_max(tf.where(free, lacking / tf.maximum(gain, 0.5), 0.0))
+    weights += tf.maximum(distance, 0.0) * inner
+
+    products, total = _times(rows.cosines, weights), rows.noise * tf.reduce_sum(tf.abs(weights))
+    is_outside = tf.reduce_min(products) < -_ALLOWED * _norm_bound(rows, weights, products, total)
+    has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * total
+    return tf.where(is_outside | has_vanished, tf.zeros_like(weights), weights)
+
+
+def _times(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """A matrix times a vector, in fewer operations than `matvec`."""
+    return tf.reduce_sum(matrix * vector, axis=1)
+
+
+def _norm_bound(rows: UnitRows, weights: tf.Tensor, products: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """A lower bound on a vector's norm that holds despite rounding; `total` is the noise times the sum of `|weights|`."""
+    square = tf.reduce_sum(weights * products) - total * total / rows.noise
+    return tf.maximum(tf.sqrt(tf.maximum(square, 0.0)), tf.reduce_max(tf.abs(products)))
+
+
+Quick = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""From the completed cosines to weights, and whether they are the solution."""
+
+
+def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
+
+    Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
+    taken, of rows with small components of their own; see `well_inside` for what then holds of the result.
+    """
+    if rows.num_heads > MOST_EXACT:
+        return quick(regularized(rows))[0]
+
+    def tried() -> tuple[tf.Tensor, tf.Tensor]:
+        weights, is_solved = quick(completed(rows))
+        return weights, is_solved
+
+    def failed() -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.zeros_like(rows.norms), tf.constant(False)
+
+    weights, is_solved = tf.cond(definiteness(rows), tried, failed)
+    return tf.cond(is_solved, lambda: tf.identity(weights), exact)
+
+
+def well_inside(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """`inside` for rows that are clearly independent, or for many rows.
+
+    Of many rows, the shortest vector in their convex hull is the one that leads inwards. Where they leave no room for a
+    vector that conflicts with none, and rounding has moved the weights outwards, the result is zero.
+
+    Args:
+        rows: The unit rows.
+        matrix: Their completed cosines, regularized if there are many.
+        weights: As for `inside`.
+    """
+    if rows.num_heads <= MOST_EXACT:
+        inner = tf.reshape(tf.linalg.solve(matrix, tf.reshape(rows.active, [-1, 1])), [-1])
+        return inside(rows, weights, inner, rows.active > 0)
+    lift = tf.expand_dims(rows.active, 1) * rows.active
+    shortest = nonnegative(matrix + lift, -tf.expand_dims(rows.active, 0), rows.noise)[0][0]
+    least = tf.reduce_min(tf.where(rows.active > 0, _times(rows.cosines, shortest), tf.float64.max))
+    exists = least > 64 * rows.noise * tf.reduce_sum(shortest)
+    inner = tf.where(exists, shortest / tf.where(exists, least, 1.0), tf.zeros_like(shortest))
+    return inside(rows, weights, inner, rows.active > 0)
+
+
+def unless_none_conflict(rows: UnitRows, weights: tf.Tensor, resolve: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """The weights as they are if no two rows conflict: a comparison. Up to 400 rows, rounding does not matter then.
+
+    The error of a product is at most `noise sum_k weights_k`, and the norm of the vector at least the root of
+    `sum_k weights_k^2`.
+
+    Args:
+        rows: The unit rows.
+        weights: `[num_heads]` float64, at least 0.
+        resolve: Otherwise yields the weights.
+    """
+    if rows.num_heads == 1:
+        return weights
+    if rows.num_heads > 400:
+        return resolve()
+    return tf.cond(tf.reduce_any(rows.cosines < -rows.noise), resolve, lambda: tf.identity(weights))
+
+
+def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
+    """The same as `inside` and `without_opposed` together, for two rows. Zero if they oppose each other."""
+    cosine = rows.cosines[0, 1]
+    square = 1.0 - cosine * cosine
+    are_apart = (cosine >= 0) | (square > rows.tolerance + 2 * rows.noise)
+    inner = rows.active / tf.where(are_apart, 1.0 + cosine, 1.0)
+    return inside(rows, tf.where(are_apart, weights, 0.0), inner, (rows.active > 0) & are_apart)
+
+
 def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
     """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
 
@@ -119,9 +206,19 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
     Returns:
         `[num_heads]` float64 weights of the unit rows. The weights of opposed heads make the result orthogonal to them.
     """
-    cone = dual_cone(rows)
-    takes_part = (rows.active > 0) & ~cone.opposed
-    reduced = cone.reduced_cosines()
-    diagonal = tf.where(takes_part, tf.linalg.diag_part(reduced), 1.0)
-    solution = solve_bargain(tf.linalg.set_diag(reduced, diagonal), tf.where(takes_part, scales, 1.0), power)
-    return cone.inside(cone.without_opposed(tf.where(takes_part, solution, 0.0)))
+    if rows.num_heads == 2 and power == 1.0:  # by symmetry, both weights of unit rows are equal
+        return of_a_pair(rows, scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance)))
+
+    def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        solution = solve_bargain(matrix, tf.where(rows.active > 0, scales, 1.0), power)
+        return well_inside(rows, matrix, solution * rows.active), tf.constant(True)
+
+    def exact() -> tf.Tensor:
+        cone = dual_cone(rows)
+        takes_part = (rows.active > 0) & ~cone.opposed
+        reduced = cone.reduced_cosines()
+        diagonal = tf.where(takes_part, tf.linalg.diag_part(reduced), 1.0)
+        solution = solve_bargain(tf.linalg.set_diag(reduced, diagonal), tf.where(takes_part, scales, 1.0), power)
+        return cone.inside(cone.without_opposed(tf.where(takes_part, solution, 0.0)))
+
+    return quickly(rows, quick, exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from multihead.balancing._random_order import one_after_another
 from multihead.balancing._rows import UnitRows
 
 
@@ -12,7 +13,8 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     An eigensolver computes small eigenvalues of a Gramian only to the absolute precision of the largest: with norms
     from 1e-6 to 1e6 they are lost. One-sided Jacobi rotations of a factor of the cosines, scaled by the norms, keep
-    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time.
+    every digit. Each sweep rotates all pairs of columns, disjoint pairs at the same time. They are needed only where the
+    singular values differ widely.
 
     Args:
         rows: The unit rows.
@@ -23,11 +25,27 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     Source: Demmel and Veselic, Jacobi's Method is More Accurate than QR, SIAM J. Matrix Anal. Appl. 13, 1992.
     """
+    norms = rows.norms * rows.active
+    norms = tf.math.divide_no_nan(norms, tf.reduce_max(norms))
+    values, vectors = tf.linalg.eigh(rows.cosines * tf.expand_dims(norms, 1) * norms)
+    # No small ones: every digit that counts is right already.
+    are_similar = values[0] > _SIMILAR * values[-1]
+
+    def found() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return tf.sqrt(tf.maximum(values, 0.0)), tf.identity(vectors), values > 0
+
+    return tf.cond(are_similar, found, lambda: _rotated(rows, norms))
+
+
+# Ratio of eigenvalues above which the smallest is accurate to ten digits.
+_SIMILAR = 1e-6
+
+
+def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Jacobi rotations; `norms` are in units of the largest, 0 for idle heads."""
     size = rows.num_heads
     values, vectors = tf.linalg.eigh(rows.cosines)
     roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
-    norms = rows.norms * rows.active
-    norms = tf.math.divide_no_nan(norms, tf.reduce_max(norms))
     order = tf.argsort(norms, direction="DESCENDING")  # the largest first keeps the rotations small
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
@@ -39,11 +57,15 @@ def principal_axes(rows: UnitRows) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         count: tf.Tensor, columns: tf.Tensor, basis: tf.Tensor, _: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         worst = tf.constant(0.0, tf.float64)
-        for partners in _rounds(size):
+
+        def turn(
+            state: tuple[tf.Tensor, tf.Tensor, tf.Tensor], partners: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            columns, basis, worst = state
             rotation, cosine = _rotation(columns, basis, norms, partners)
-            columns, basis = tf.matmul(columns, rotation), tf.matmul(basis, rotation)
-            worst = tf.maximum(worst, cosine)
-        return count + 1, columns, basis, worst
+            return tf.matmul(columns, rotation), tf.matmul(basis, rotation), tf.maximum(worst, cosine)
+
+        return count + 1, *one_after_another(turn, (columns, basis, worst), tf.constant(_rounds(size)))
 
     state = (tf.constant(0), columns, basis, tf.constant(tf.float64.max, tf.float64))
     _, columns, basis, _ = tf.while_loop(is_unfinished, sweep, state)
@@ -74,23 +96,24 @@ def _rounds(size: int) -> list[list[int]]:
     return rounds
 
 
-def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The rotation that makes each column orthogonal to its partner, and the largest cosine that it removes."""
     own = tf.reduce_sum(columns**2, axis=0)
     product = tf.reduce_sum(columns * tf.gather(columns, partners, axis=1), axis=0)
     others = tf.gather(own, partners)
     is_zero = own <= (_ROUNDING * _sizes(basis, norms)) ** 2
-    is_paired = tf.constant([partner != index for index, partner in enumerate(partners)])
+    places = tf.range(int(own.shape[0]))
+    is_paired = tf.not_equal(partners, places)
     cosine = tf.math.divide_no_nan(tf.abs(product), tf.sqrt(own) * tf.sqrt(others))
     turns = is_paired & ~is_zero & ~tf.gather(is_zero, partners) & (cosine > 1e-15)
 
     ratio = (others - own) / tf.where(turns, 2.0 * product, 1.0)
     sign = tf.where(ratio >= 0, 1.0 + 0.0 * ratio, -1.0)
     # With equal norms, both partners must rotate in the same direction: the first of the pair decides.
-    is_first = tf.constant([partner > index for index, partner in enumerate(partners)])
+    is_first = partners > places
     sign = tf.where((ratio == 0) & ~is_first, -sign, sign)
     tangent = tf.where(turns, sign / (tf.abs(ratio) + tf.sqrt(1.0 + ratio**2)), 0.0 * ratio)
     cosines = 1.0 / tf.sqrt(1.0 + tangent**2)
-    at_partner = tf.one_hot(partners, len(partners), dtype=tf.float64)
+    at_partner = tf.one_hot(partners, int(own.shape[0]), dtype=tf.float64)
     rotation = tf.linalg.diag(cosines) - at_partner * (tangent * cosines)[None, :] * tf.cast(is_paired, tf.float64)
     return rotation, tf.reduce_max(tf.where(turns, cosine, 0.0 * cosine))

@@ -46,7 +46,7 @@ class UnitRows(NamedTuple):
         Returns:
             `[num_heads]` of the Gramian's dtype: 0 for idle heads; all NaN if the Gramian is not finite.
         """
-        result = tf.where(self.active > 0, weights / self.norms, 0.0)
+        result = weights * self.active / self.norms
         with unchecked():
             return tf.cast(tf.where(self.finite, result, float("nan")), self.dtype)
 
@@ -63,13 +63,14 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     gramian = tf.stop_gradient(tf.convert_to_tensor(gramian))
     dtype = gramian.dtype
     finite = tf.reduce_all(tf.math.is_finite(gramian))
-    products = tf.cast(gramian, tf.float64)
-    products = tf.where(finite, products, tf.eye(gramian.shape[0], dtype=tf.float64))
+    # Of a Gramian that is not finite nothing is left: as if all heads were idle.
+    products = tf.where(finite, tf.cast(gramian, tf.float64), 0.0)
     squares = tf.linalg.diag_part(products)
     is_active = squares >= (1e-300 if dtype == tf.float64 else float(dtype.as_numpy_dtype(1.2e-38)))
     active = tf.cast(is_active, tf.float64)
-    norms = tf.where(is_active, tf.sqrt(tf.where(is_active, squares, 1.0)), 1.0)
-    cosines = 0.5 * (products + tf.transpose(products)) / norms[:, None] / norms[None, :]
-    cosines = tf.clip_by_value(cosines, -1.0, 1.0) * active[:, None] * active[None, :]
+    norms = tf.sqrt(tf.where(is_active, squares, 1.0))
+    inverses = tf.reshape(active / norms, [-1, 1])
+    cosines = (0.5 * products + 0.5 * tf.transpose(products)) * tf.matmul(inverses, inverses, transpose_b=True)
+    cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)
     noise = 4e-15 if dtype == tf.float64 else 2.4e-7
-    return UnitRows(tf.linalg.set_diag(cosines, active), norms, active, noise, 16 * noise, dtype, finite)
+    return UnitRows(cosines, norms, active, noise, 16 * noise, dtype, finite)

@@ -32,7 +32,7 @@ class AlignedMTL(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range or has the wrong length, or there are more than 16 heads.
+        ValueError: An argument is out of range or has the wrong length, or there are more than 128 heads.
 
     Example:
         >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

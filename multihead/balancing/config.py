@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._base import Balancer
 from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
 
@@ -24,9 +24,6 @@ class ConFIG(Balancer):
     Args:
         name: Name of the layer.
 
-    Raises:
-        ValueError: There are more than 16 heads.
-
     Example:
         >>> ConFIG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.1588, 2.0706, 2.0706]
@@ -36,7 +33,6 @@ class ConFIG(Balancer):
     """
 
     scale_invariant = True
-    max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)

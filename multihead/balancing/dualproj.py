@@ -5,9 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone
+from multihead.balancing._base import MANY_HEADS
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
+from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 
@@ -29,7 +30,7 @@ class DualProj(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 1024 heads.
 
     Example:
         >>> DualProj()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -39,16 +40,33 @@ class DualProj(PreferenceBalancer):
     in Quinton and Rey, arXiv 2406.16232, but with the sum instead of the mean.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        cone = dual_cone(rows)
-        weights = cone.without_opposed(self._preference_vector(rows.num_heads) * rows.norms * rows.active)
-        products = tf.linalg.matvec(rows.cosines, weights)
-        norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
-        unit = tf.where(norm > 0, norm, 1.0)
-        one = tf.ones([1], tf.float64)
-        linear = (products / unit)[None]
-        lift = nonnegative_least_squares(rows.cosines[None], linear, one, rows.noise, rows.tolerance)[0]
-        return rows.coefficients(cone.inside(cone.without_opposed(weights + unit * lift)))
+        sizes = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        if rows.num_heads == 2:  # of two rows, at most one conflicts with the sum
+            return rows.coefficients(of_a_pair(rows, sizes + tf.maximum(-tf.linalg.matvec(rows.cosines, sizes), 0.0)))
+
+        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            linear, unit = _direction(rows.cosines, sizes)
+            lift, is_solved = nonnegative(matrix, linear, rows.noise)
+            return well_inside(rows, matrix, sizes + unit * lift[0]), is_solved
+
+        def exact() -> tf.Tensor:
+            cone = dual_cone(rows)
+            weights = cone.without_opposed(sizes)
+            linear, unit = _direction(rows.cosines, weights)
+            one = tf.ones([1], tf.float64)
+            lift = nonnegative_least_squares(rows.cosines[None], linear, one, rows.noise, rows.tolerance)[0]
+            return cone.inside(cone.without_opposed(weights + unit * lift))
+
+        return rows.coefficients(unless_none_conflict(rows, sizes, lambda: quickly(rows, quick, exact)))
+
+
+def _direction(cosines: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The unit rows' inner products with a vector of unit norm, `[1, num_heads]`, and the norm that it had."""
+    products = tf.linalg.matvec(cosines, weights)
+    norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
+    unit = tf.where(norm > 0, norm, 1.0)
+    return tf.expand_dims(products / unit, 0), unit

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_positive
-from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._cone import bargaining_weights
 from multihead.balancing._rows import unit_rows
 
@@ -28,7 +28,7 @@ class FairGrad(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `alpha` is not above 0, or there are more than 16 heads.
+        ValueError: `alpha` is not above 0, or there are more than 1024 heads.
 
     Example:
         >>> FairGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -38,7 +38,7 @@ class FairGrad(Balancer):
     for each dataset; the default is its value for NYU-v2.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def __init__(self, alpha: float = 2.0, *, name: str | None = None) -> None:
         super().__init__(name=name)

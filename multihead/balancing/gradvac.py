@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_whole
-from multihead.balancing._base import MAX_HEADS, Balancer
-from multihead.balancing._random_order import other_heads_in_random_order
+from multihead.balancing._base import MANY_HEADS, Balancer
+from multihead.balancing._random_order import one_after_another, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
 
@@ -35,7 +35,7 @@ class GradVac(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range, or there are more than 16 heads.
+        ValueError: An argument is out of range, or there are more than 1024 heads.
 
     Example:
         >>> GradVac()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -45,7 +45,7 @@ class GradVac(Balancer):
     """
 
     uses = ("step",)
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def __init__(self, beta: float = 0.01, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -59,10 +59,12 @@ class GradVac(Balancer):
         rows = unit_rows(gramian)
         before = tf.convert_to_tensor(tensor_variable(self.targets))
         targets = tf.cast(before, tf.float64)
-        weights = tf.linalg.diag(rows.active)
-        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
+        orders = tf.transpose(other_heads_in_random_order(rows.num_heads, self.seed, step))
+        State = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+        def turn(state: State, others: tf.Tensor) -> State:
+            weights, products, targets = state
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
-            products = tf.matmul(weights, rows.cosines)
             norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
             # A vector that has cancelled out has no direction: neither it nor its target changes.
             both = (norm**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
@@ -71,8 +73,11 @@ class GradVac(Balancer):
             target = tf.reduce_sum(targets * mark, axis=1)
             widths = tf.sqrt(1.0 - cosine**2), tf.sqrt(tf.maximum(1.0 - target**2, rows.noise))
             change = norm * (target * widths[0] - cosine * widths[1]) / widths[1]
-            weights += tf.where(both & (cosine < target), change, 0.0 * change)[:, None] * mark
-            moved = tf.where(both, self.beta * (cosine - target), 0.0 * target)
-            targets += moved[:, None] * mark
+            change = tf.where(both & (cosine < target), change, 0.0 * change)[:, None]
+            moved = tf.where(both, self.beta * (cosine - target), 0.0 * target)[:, None]
+            return weights + change * mark, products + change * tf.gather(rows.cosines, others), targets + moved * mark
+
+        state = tf.linalg.diag(rows.active), rows.cosines, targets
+        weights, _, targets = one_after_another(turn, state, orders)
         tensor_variable(self.targets).assign(tf.where(rows.finite, tf.cast(targets, tf.float32), before))
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))

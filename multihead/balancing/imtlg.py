@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._base import Balancer
 from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
 
@@ -25,9 +25,6 @@ class IMTLG(Balancer):
     Args:
         name: Name of the layer.
 
-    Raises:
-        ValueError: There are more than 16 heads.
-
     Example:
         >>> IMTLG()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.0767, 1.0, 1.0]
@@ -37,7 +34,6 @@ class IMTLG(Balancer):
     """
 
     scale_invariant = True
-    max_heads = MAX_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS, Balancer
-from multihead.balancing._cone import dual_cone
+from multihead.balancing._base import MANY_HEADS, Balancer
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
-from multihead.balancing._rows import unit_rows
+from multihead.balancing._pivoting import nonnegative
+from multihead.balancing._rows import UnitRows, unit_rows
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -29,7 +30,7 @@ class MGDA(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: There are more than 16 heads.
+        ValueError: There are more than 1024 heads.
 
     Example:
         >>> MGDA()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -39,23 +40,50 @@ class MGDA(Balancer):
     Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018.
     """
 
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
         ratios = rows.active * smallest / rows.norms
+        if rows.num_heads == 2:
+            return self._of_a_pair(rows, ratios, gramian)
+
         # In unit rows: min |sum_k y_k u_k|^2 + (1 - sum_k ratio_k y_k)^2 over y >= 0, which gives the solution up to a
         # factor. Both squares have the same order of magnitude, however much the norms of the rows differ.
-        lifted = rows.cosines + ratios[:, None] * ratios[None, :]
-        one = tf.ones([1], tf.float64)
-        weights = nonnegative_least_squares(lifted[None], -ratios[None], one, rows.noise, rows.tolerance)[0]
-        cone = dual_cone(rows)
-        is_stationary = tf.reduce_any(cone.opposed)
-        weights = tf.where(is_stationary, weights, cone.inside(weights))
+        lift = tf.expand_dims(ratios, 1) * ratios
 
-        total = tf.reduce_sum(weights / rows.norms * rows.active)
-        coefficients = rows.coefficients(tf.math.divide_no_nan(weights, total))
-        products = tf.linalg.matvec(tf.cast(gramian, tf.float64), tf.cast(coefficients, tf.float64))
-        leaves_rest = is_stationary & tf.reduce_any(products != 0)
-        return tf.where(leaves_rest & rows.finite, tf.zeros_like(coefficients), coefficients)
+        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            weights, is_solved = nonnegative(matrix + lift, tf.expand_dims(-ratios, 0), rows.noise)
+            return _scaled(rows, well_inside(rows, matrix, weights[0])), is_solved
+
+        def exact() -> tf.Tensor:
+            one, linear = tf.ones([1], tf.float64), tf.expand_dims(-ratios, 0)
+            lifted = tf.expand_dims(rows.cosines + lift, 0)
+            weights = nonnegative_least_squares(lifted, linear, one, rows.noise, rows.tolerance)[0]
+            cone = dual_cone(rows)
+            is_stationary = tf.reduce_any(cone.opposed)
+            return _unless_rest(rows, gramian, tf.where(is_stationary, weights, cone.inside(weights)), is_stationary)
+
+        return rows.coefficients(quickly(rows, quick, exact))
+
+    @staticmethod
+    def _of_a_pair(rows: UnitRows, ratios: tf.Tensor, gramian: tf.Tensor) -> tf.Tensor:
+        weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
+        weights = tf.where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
+        moved = of_a_pair(rows, weights)
+        is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
+        return rows.coefficients(_unless_rest(rows, gramian, tf.where(is_stationary, weights, moved), is_stationary))
+
+
+def _scaled(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
+    """Weights of unit rows, scaled so that the coefficients sum to 1."""
+    return tf.math.divide_no_nan(weights, tf.reduce_sum(weights / rows.norms * rows.active))
+
+
+def _unless_rest(rows: UnitRows, gramian: tf.Tensor, weights: tf.Tensor, is_stationary: tf.Tensor) -> tf.Tensor:
+    """Scaled weights; zero at a stationary point where their combination is not exactly zero."""
+    weights = _scaled(rows, weights)
+    coefficients = tf.cast(rows.coefficients(weights), tf.float64)
+    products = tf.linalg.matvec(tf.cast(gramian, tf.float64), coefficients)
+    return tf.where(is_stationary & tf.reduce_any(products != 0), tf.zeros_like(weights), weights)

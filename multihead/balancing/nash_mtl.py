@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._base import MAX_HEADS, Balancer
+from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._cone import bargaining_weights
 from multihead.balancing._rows import unit_rows
 
@@ -27,7 +27,7 @@ class NashMTL(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: There are more than 16 heads.
+        ValueError: There are more than 1024 heads.
 
     Example:
         >>> NashMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -38,7 +38,7 @@ class NashMTL(Balancer):
     """
 
     scale_invariant = True
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)

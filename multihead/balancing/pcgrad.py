@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_whole
-from multihead.balancing._base import MAX_HEADS, Balancer
-from multihead.balancing._random_order import other_heads_in_random_order
+from multihead.balancing._base import MANY_HEADS, Balancer
+from multihead.balancing._random_order import one_after_another, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
 
@@ -31,7 +31,7 @@ class PCGrad(Balancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `seed` is not a whole number, or there are more than 16 heads.
+        ValueError: `seed` is not a whole number, or there are more than 1024 heads.
 
     Example:
         >>> PCGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -41,7 +41,7 @@ class PCGrad(Balancer):
     """
 
     uses = ("step",)
-    max_heads = MAX_HEADS
+    max_heads = MANY_HEADS
 
     def __init__(self, seed: int = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -50,8 +50,12 @@ class PCGrad(Balancer):
     def coefficients(self, gramian: tf.Tensor, *, step: Any = 0) -> tf.Tensor:
         rows = unit_rows(gramian)
         weights = tf.linalg.diag(rows.active)
-        for others in tf.unstack(other_heads_in_random_order(rows.num_heads, self.seed, step), axis=1):
+        orders = tf.transpose(other_heads_in_random_order(rows.num_heads, self.seed, step))
+
+        def project(weights: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
             mark = tf.one_hot(others, rows.num_heads, dtype=tf.float64)
-            products = tf.reduce_sum(tf.matmul(weights, rows.cosines) * mark, axis=1)
-            weights -= tf.minimum(products, 0.0)[:, None] * mark
+            products = tf.reduce_sum(weights * tf.gather(rows.cosines, others), axis=1)
+            return weights - tf.minimum(products, 0.0)[:, None] * mark
+
+        weights = one_after_another(project, weights, orders)
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))

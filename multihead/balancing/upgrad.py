@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
+from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 
@@ -30,7 +31,7 @@ class UPGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 16 heads.
+        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 128 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -44,7 +45,17 @@ class UPGrad(PreferenceBalancer):
 
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
-        cone = dual_cone(rows)
-        norms = self._preference_vector(rows.num_heads) * rows.norms * rows.active
-        weights = tf.linalg.matvec(cone.projections, norms, transpose_a=True)
-        return rows.coefficients(cone.inside(cone.without_opposed(weights)))
+        sizes = self._preference_vector(rows.num_heads) * rows.norms * rows.active
+        if rows.num_heads == 2:
+            pull = tf.maximum(-rows.cosines[0, 1], 0.0)
+            return rows.coefficients(of_a_pair(rows, sizes + pull * tf.reverse(sizes, [0])))
+
+        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            lifts, is_solved = nonnegative(matrix, rows.cosines, rows.noise)
+            return well_inside(rows, matrix, sizes + tf.linalg.matvec(lifts, sizes, transpose_a=True)), is_solved
+
+        def exact() -> tf.Tensor:
+            cone = dual_cone(rows)
+            return cone.inside(cone.without_opposed(tf.linalg.matvec(cone.projections, sizes, transpose_a=True)))
+
+        return rows.coefficients(unless_none_conflict(rows, sizes, lambda: quickly(rows, quick, exact)))

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from multihead._data.data import Data
+from multihead._ground.keras import KerasHooks
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import as_python, check_head_names, quoted
 from multihead._trainer.scaling import learn_from_batches, unknown
@@ -32,7 +33,6 @@ from multihead.comparison._data import (
 )
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.heads._metrics import log_name
-from multihead.trainer import MultiHeadTrainer
 
 
 class Started(NamedTuple):
@@ -67,8 +67,9 @@ def start(study: Study, job: Job) -> Started:
     given = splits_of(study.data, job.seed)
     keras.utils.set_random_seed(job.seed)
     trainer = study.build()
-    if not isinstance(trainer, MultiHeadTrainer) or len(trainer.heads) < 2:
-        heads = f" with {len(trainer.heads)} heads" if isinstance(trainer, MultiHeadTrainer) else ""
+    is_trainer = isinstance(trainer, KerasHooks)  # which only a `MultiHeadTrainer` is
+    if not is_trainer or len(trainer.heads) < 2:
+        heads = f" with {len(trainer.heads)} heads" if is_trainer else ""
         raise TypeError(
             "`build` must return a `MultiHeadTrainer` with at least two heads. "
             f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."

@@ -10,6 +10,7 @@ from multihead.weighting.dwa import DWA
 from multihead.weighting.famo import FAMO
 from multihead.weighting.fixed import Fixed
 from multihead.weighting.geometric_mean import GeometricMean
+from multihead.weighting.go4align import GO4Align
 from multihead.weighting.gradnorm import GradNorm
 from multihead.weighting.imtll import IMTLL
 from multihead.weighting.log_loss import LogLoss
@@ -24,6 +25,7 @@ __all__ = [
     "IMTLL",
     "UWSO",
     "Fixed",
+    "GO4Align",
     "GeometricMean",
     "GradNorm",
     "LogLoss",

@@ -300,6 +300,7 @@ FREE = (
     r".*\.(directory|folder|path|log_dir|filepath|inputs)",
     r"mix_datasets\.datasets",
     r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
+    r"models\.(MMoE|CGC)\.heads",  # which names the heads
     r"testing\..*",
     r"compare\.(file|measure)",
     r"callbacks\.Checkpoint\.strict",

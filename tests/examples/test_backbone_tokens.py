@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from examples._backbones import NO_LABEL, SPECIAL, Tokens, mask_tokens, vocabulary_of
-from examples.seq2seq_price.orders import TAGS, draw_rows
+from examples._orders import TAGS, draw_rows
 
 ROW = {"text": "hi, two oak desks, not pine", "tags": "other count material product other wrong", "order": "2 oak desk",
        "price": "3780"}  # fmt: skip

@@ -74,6 +74,7 @@ def table(tmp_path):
     return str(path)
 
 
+@pytest.mark.thorough
 def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path, capsys, without_graphs):
     output = tmp_path / "figures.json"
     sizes = ["--epochs", "1", "--units", "4", "--embedding", "3", "--batch-size", "8", "--missing", "class"]

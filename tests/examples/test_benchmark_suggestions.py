@@ -14,6 +14,7 @@ from tests.helpers.sources import ROOT
 pytestmark = pytest.mark.programs
 
 
+@pytest.mark.thorough
 def test_a_summed_loss_is_to_be_balanced_and_every_arm_is_trained(tmp_path, capsys):
     output = tmp_path / "found.json"
     suggestions.main(["--models", "summed", "--seeds", "1", "--quick", "--output", str(output)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.seq2seq_price.orders import COUNTS, FINISHES, MATERIALS, PRODUCTS, SEATS, SIZES, TAGS, draw_rows
+from examples._orders import COUNTS, FINISHES, MATERIALS, PRODUCTS, SEATS, SIZES, TAGS, draw_rows
 
 ROWS = draw_rows(1000, held_out=False, seed=3)
 

@@ -13,7 +13,7 @@ from benchmarks import pretrained_encoder as benchmark
 from examples import pretrained_encoder as program
 from examples._backbones import NO_LABEL, backbone_from_config, encoder_of, what_keras_it_needs
 from examples._command_line import InputError
-from examples.seq2seq_price.orders import draw_rows
+from examples._orders import draw_rows
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.programs

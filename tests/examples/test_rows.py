@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from examples._command_line import InputError
-from examples.seq2seq_price.orders import BAND_EDGES, PRICE_NOISE, draw_rows
+from examples._orders import BAND_EDGES, PRICE_NOISE, draw_rows
 from examples.seq2seq_price.rows import read_lines, read_table
 
 pytestmark = pytest.mark.programs

@@ -38,7 +38,7 @@ def usual_update(name, dtype=np.float64):
 
 def xla_heads(name):
     """The number of heads at which XLA compiles a method here: for many it takes long, for CAGrad a minute at three."""
-    return 2 if name in ("CAGrad", "MoCo", "SDMGrad") else 3
+    return 2 if name in ("CAGrad", "ConicGrad", "MoCo", "SDMGrad") else 3
 
 
 @functools.cache

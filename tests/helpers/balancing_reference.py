@@ -59,6 +59,25 @@ def cagrad(rows, c):
     return scale * (mean + c * pull / np.linalg.norm(pull))
 
 
+def conicgrad_improvement(rows, c):
+    """The smallest improvement by the best vector of the mean's norm within its cone: of the dual over the simplex."""
+    mean, count = rows.mean(axis=0), len(rows)
+    scale = np.linalg.norm(mean)
+
+    def dual(weights):
+        pull = weights @ rows / scale
+        along, length = pull @ mean / scale, np.linalg.norm(pull)
+        across = np.sqrt(max(length**2 - along**2, 0.0))
+        return length if along >= c * length else c * along + np.sqrt(1 - c**2) * across
+
+    constraint = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
+    starts = [np.full(count, 1 / count), *(0.9 * np.eye(count) + 0.1 / count)]
+    bounds, options = [(0, 1)] * count, {"ftol": 1e-15, "maxiter": 500}
+    return scale**2 * min(
+        minimize(dual, start, bounds=bounds, constraints=constraint, method="SLSQP", options=options).fun for start in starts
+    )
+
+
 def bargain(rows, alpha):
     """`(G w)_k = w_k^(-1/alpha)`, solved for the logarithms of w; of many starts the one that meets it."""
     gramian = rows @ rows.T

@@ -31,7 +31,12 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
             "_allow_non_tensor_positional_args",
             "_convert_input_args",
         ),
-        "Optimizer": ("_apply_weight_decay", "_get_variable_index", "_model_variables_moving_average"),
+        "Optimizer": (
+            "_all_reduce_sum_gradients",
+            "_apply_weight_decay",
+            "_get_variable_index",
+            "_model_variables_moving_average",
+        ),
         "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
     },
 }

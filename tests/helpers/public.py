@@ -37,7 +37,11 @@ class Public(NamedTuple):
 
 def modules():
     """The public modules."""
-    return [each for name in multihead.__all__ if inspect.ismodule(each := getattr(multihead, name))] + [models, testing]
+    return [each for name in multihead.__all__ if inspect.ismodule(each := getattr(multihead, name))] + [
+        models,
+        models.search,
+        testing,
+    ]
 
 
 def callables():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,17 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if not (asked or config.option.keyword or config.option.markexpr or config.getoption("lf", False)):
         config.option.markexpr = QUICK
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import a file of which `-m` leaves no test: its tests all have a marker that is refused, or none that is asked for."""
+    terms = config.option.markexpr.split(" and ")
+    if collection_path.suffix != ".py" or "or" in config.option.markexpr.split():
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    of_all = re.search(r"^pytestmark = .*", text, re.MULTILINE)
+    refused = any(f"not {name}" in terms and of_all and f"mark.{name}" in of_all[0] for name in ("programs", "mathematics"))
+    return True if refused or ("programs" in terms and "mark.programs" not in text) else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,19 +1,28 @@
 """Weights saved by Keras 2 and by Keras 3 load and decode the same on both.
 
-The files in `saved/` were written by this module run as a program, once on each stack; beside the weights they hold
-what the model answered there.
+The files in `saved/` were written by this module run as a program, once on each stack (`python -m
+tests.models.test_weights [KIND]`); beside the weights they hold what the model answered there.
 """
 
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead.models import PriceClassifier, Seq2SeqDecoder, Seq2SeqEncoder, load_weights, save_weights
+from multihead.models import (
+    PriceClassifier,
+    Seq2SeqDecoder,
+    Seq2SeqEncoder,
+    TransformerDecoder,
+    TransformerEncoder,
+    load_weights,
+    save_weights,
+)
 
 SAVED = pathlib.Path(__file__).parent / "saved"
 TOKENS = tf.constant([[4, 5, 6, 7], [9, 4, 0, 0], [5, 0, 0, 0]])
@@ -21,15 +30,19 @@ TARGETS = tf.constant([[4, 5, 3], [7, 3, 0], [3, 0, 0]])
 MODELS = {
     "lstm": ({"num_layers": 2, "bidirectional": True}, {"num_layers": 2, "attention": "luong"}),
     "gru": ({"num_layers": 1}, {"num_layers": 2, "attention": "bahdanau", "input_feeding": True}),
+    "transformer": ({"num_heads": 2, "num_layers": 1}, {"num_heads": 2, "num_layers": 2, "feed_forward_units": 5}),
 }
 
 
 def make(cell):
     encoder_options, decoder_options = MODELS[cell]
-    encoder = Seq2SeqEncoder(12, 3, 4, cell=cell, **encoder_options)
+    kinds = TransformerEncoder, TransformerDecoder
+    if cell != "transformer":
+        kinds = Seq2SeqEncoder, Seq2SeqDecoder
+        encoder_options, decoder_options = ({**each, "cell": cell} for each in (encoder_options, decoder_options))
     layers = {
-        "encoder": encoder,
-        "decoder": Seq2SeqDecoder(9, 3, 4, cell=cell, maximum_length=6, **decoder_options),
+        "encoder": kinds[0](12, 3, 4, **encoder_options),
+        "decoder": kinds[1](9, 3, 4, maximum_length=6, **decoder_options),
         "price": PriceClassifier(3, hidden_units=5, pool=True),
     }
     answer(layers)
@@ -48,15 +61,15 @@ def answer(layers):
     }
 
 
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("cell", MODELS)
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("cell", ["lstm", "transformer", "gru"])
 @pytest.mark.parametrize("saved_by", ["keras2", "keras3"])
 def test_both_stacks_read_both_stacks_files(saved_by, cell):
     layers = make(cell)
     load_weights(SAVED / f"{cell}_{saved_by}.npz", layers)
     expected = np.load(SAVED / f"{cell}_{saved_by}_answers.npz")
     for name, value in answer(layers).items():
-        np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_a_round_trip_restores_every_weight(tmp_path):
@@ -109,7 +122,7 @@ def test_wrong_files_and_layers(tmp_path):
 if __name__ == "__main__":
     stack = f"keras{keras.__version__[0]}"
     SAVED.mkdir(exist_ok=True)
-    for kind in MODELS:
+    for kind in sys.argv[1:] or MODELS:
         keras.utils.set_random_seed(0)
         model = make(kind)
         for part in model.values():

@@ -62,9 +62,9 @@ def test_the_page_lists_what_is_refused():
 
 @pytest.mark.programs
 def test_a_sample_of_rows_meets_every_oracle(tmp_path):
-    arguments = ["--sample", "2", "--seed", "0", "--processes", "2", "--output", str(tmp_path / "rows.jsonl")]
+    arguments = ["--sample", "1", "--seed", "0", "--processes", "1", "--output", str(tmp_path / "rows.jsonl")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.pairs", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert done.stdout.endswith("2 rows, 0 with errors\n")
+    assert done.stdout.endswith("1 rows, 0 with errors\n")

@@ -21,8 +21,7 @@ FLOORS = [
     {"telemetry", "diagnosis", "_data"},
     {"_runs"},
     {"callbacks", "_trainer"},
-    {"trainer"},
-    {"comparison"},
+    {"trainer", "comparison"},
     {"plots"},
     {"__init__", "__main__"},
 ]
@@ -91,6 +90,10 @@ def test_stages_of_an_update_import_earlier_stages_only(path: Path) -> None:
     assert path.stem in stages, f"give {path.stem!r} its place in STAGES"
     used = {name.removeprefix("_update.") for name in modules_imported(path) if name.startswith("_update.")}
     assert {name for name in used if stages[name] > stages[path.stem]} == set()
+
+
+def test_there_are_few_floors_and_rooms() -> None:
+    assert len(FLOORS) <= 10 and len(set().union(*FLOORS)) <= 30
 
 
 def test_few_files_lie_beside_the_folders() -> None:

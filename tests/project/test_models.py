@@ -17,15 +17,16 @@ FILES = sorted(MODELS.glob("*.py"))
 
 # A file imports from earlier lines only, never from its own or a later one.
 STAGES = [
-    {"_names", "_recurrent"},
+    {"_masks", "_names", "_recurrent"},
     {"_checks", "weights"},
-    {"_attention", "_bridge", "_pooled", "_search", "encoder", "tagger"},
-    {"_cell", "classifier", "regressor"},
-    {"_native_loops", "_addons_loops", "price"},
+    {"_attention", "_bank", "_blocks", "_bridge", "_pooled", "_search", "encoder", "tagger"},
+    {"_cell", "_loops", "classifier", "expert_head", "regressor", "transformer_encoder"},
+    {"_addons_loops", "_native_loops", "experts", "price", "search", "transformer_decoder"},
     {"decoder"},
     {"__init__"},
 ]
-PRIVATE = {"_recurrent.py": {"_could_use_gpu_kernel"}}
+PROJECTIONS = {"_query_dense", "_key_dense", "_value_dense", "_output_dense"}
+PRIVATE = {"_recurrent.py": {"_could_use_gpu_kernel", "_build_from_signature", *PROJECTIONS}}
 """Keras's private names, by the file that uses them."""
 
 
@@ -74,8 +75,13 @@ def test_private_names_of_keras_are_used_in_one_file(path):
     assert used == PRIVATE.get(path.name, set())
 
 
-@pytest.mark.skipif(not keras.__version__.startswith("2."), reason="a name of Keras 2")
 def test_private_names_of_keras_exist():
-    layer = _recurrent.recurrent_layer("gru", 2, name="layer", dtype="float32")
-    for name in PRIVATE["_recurrent.py"]:
-        assert hasattr(layer, name), f"Keras {keras.__version__} has no `{name}` any more; models/_recurrent.py sets it"
+    layers = [_recurrent.attention_layer(2, 3, 0.0, dtype="float32")]
+    _recurrent.build_attention(layers[0], 6, 4)
+    names = set(PROJECTIONS)
+    if keras.__version__.startswith("2."):
+        names = PRIVATE["_recurrent.py"]
+        layers.append(_recurrent.recurrent_layer("gru", 2, name="layer", dtype="float32"))
+    for name in names:
+        found = any(hasattr(layer, name) for layer in layers)
+        assert found, f"Keras {keras.__version__} has no `{name}` any more; models/_recurrent.py uses it"

@@ -85,6 +85,14 @@ def test_a_folder_in_which_pytest_starts_runs_whole(pytester: pytest.Pytester, c
     assert selected(pytester, clone / "tests" / "examples") == ALL
 
 
+@pytest.mark.parametrize("expression", ["not programs and not thorough", "programs and not thorough"])
+def test_files_without_a_selected_test_are_not_imported(pytester: pytest.Pytester, clone: Path, expression: str) -> None:
+    broken = "import pytest\n\npytestmark = {}\n\nraise RuntimeError\n"
+    kept, left_out = ("mathematics", "programs")[:: 1 if expression.startswith("not") else -1]
+    (clone / "tests" / "unit" / "test_broken.py").write_text(broken.format(f"pytest.mark.{left_out}"))
+    assert selected(pytester, clone, "-m", expression) == (2 * QUICK if kept == "mathematics" else 2 * ["test_program"])
+
+
 @pytest.mark.thorough
 def test_processes_of_their_own_run_the_same(
     pytester: pytest.Pytester, clone: Path, monkeypatch: pytest.MonkeyPatch

@@ -188,6 +188,7 @@ def test_several_runs_are_drawn_below_each_other(ledger, tmp_path, name):
     assert [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])] == []
 
 
+@pytest.mark.programs
 def test_the_command_draws_several_ledgers(ledger, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["multihead", "plot", str(ledger), str(ledger), "--output", str(tmp_path)])
     runpy.run_module("multihead", run_name="__main__")

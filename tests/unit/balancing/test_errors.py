@@ -62,6 +62,7 @@ def test_ranges_of_arguments():
     for make, argument in (
         (lambda: balancing.CAGrad(-0.1), "c"),
         (lambda: balancing.CAGrad(float("inf")), "c"),
+        (lambda: balancing.ConicGrad(1.1), "c"),
         (lambda: balancing.GradDrop(leak=1.5), "leak"),
         (lambda: balancing.GradVac(beta=0.0), "beta"),
         (lambda: balancing.MetaBalance(relax=-1), "relax"),
@@ -100,13 +101,17 @@ LIMITED = [name for name in balancing.__all__ if getattr(getattr(balancing, name
 
 @pytest.mark.parametrize("name", LIMITED)
 def test_too_many_heads(name):
-    with pytest.raises(ValueError, match=rf"`{name}` supports 1 to 16 heads\. Received: num_heads=17\. Merge some heads"):
-        getattr(balancing, name)().build((17, None))
+    most = getattr(balancing, name).max_heads
+    assert most == (128 if name in ("UPGrad", "AlignedMTL", "CAGrad", "ConicGrad") else 1024)
+    with pytest.raises(
+        ValueError, match=rf"`{name}` supports 1 to {most} heads\. Received: num_heads={most + 1}\. Merge some heads"
+    ):
+        getattr(balancing, name)().build((most + 1, None))
 
 
 def test_methods_without_a_solver_take_any_number_of_heads():
-    rows = np.eye(40)
-    for balancer in (balancing.Sum(), balancing.EqualNorms(), balancing.NormBudget({0: 0.01}), balancing.GradDrop()):
+    rows, some = np.eye(40), (balancing.Sum(), balancing.EqualNorms(), balancing.NormBudget({0: 0.01}), balancing.GradDrop())
+    for balancer in (*some, balancing.IMTLG(), balancing.ConFIG()):
         assert np.isfinite(balancer(rows)).all()
 
 
@@ -147,8 +152,8 @@ def test_steps_of_a_chain_have_a_level_in_common():
 def test_chains():
     with pytest.raises(ValueError, match=r"`steps` before the last must multiply .* Received: 'GradDrop' before the end\."):
         balancing.Chain("GradDrop", "UPGrad")
-    with pytest.raises(ValueError, match=r"`DualProj`|supports 1 to 16 heads"):
-        balancing.Chain("EqualNorms", "DualProj").build((20, None))
+    with pytest.raises(ValueError, match=r"`UPGrad`|supports 1 to 128 heads"):
+        balancing.Chain("EqualNorms", "UPGrad").build((200, None))
 
 
 def test_matrices_of_the_wrong_shape():

@@ -343,6 +343,35 @@ def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
     )
 
 
+@pytest.mark.parametrize("c", [0.3, 0.7, 0.95])
+def test_conicgrad_equals_scipy_within_its_cone(c):
+    of_few_columns = [(rows[:, :2], f"{case}, dependent") for rows, case in cases(0.5, [0], [3])]
+    for rows, case in [*cases(0.5, [1, 2], [2, 5]), *of_few_columns]:
+        update, mean = update_in_graph(balancing.ConicGrad, rows, c), rows.mean(axis=0)
+        assert np.linalg.norm(update) == pytest.approx(np.linalg.norm(mean), rel=1e-9), case
+        assert cosine(update, mean) >= c - 1e-9, case
+        least, best = (rows @ update).min(), reference.conicgrad_improvement(rows, c)
+        assert least >= best - 1e-6 * np.linalg.norm(mean) * zoo.norms(rows).min(), case
+
+
+@few
+@given(gradients(max_heads=3))
+def test_conicgrad_keeps_its_angle_and_size_at_all_scales(rows):
+    update, mean = update_in_graph(balancing.ConicGrad, rows), rows.mean(axis=0)
+    assert np.linalg.norm(update) == pytest.approx(np.linalg.norm(mean), rel=1e-6)
+    assert cosine(update, mean) >= 0.9 - 1e-7
+
+
+def test_conicgrad_between_the_mean_and_mgda():
+    close(update_of(balancing.ConicGrad(1.0, [3, 1]), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
+    close(update_of(balancing.ConicGrad(0.0), GOLDEN), np.sqrt(1.5) * reference.mgda(GOLDEN), 1e-6)
+    wider = [cosine(update_of(balancing.ConicGrad(c), GOLDEN), GOLDEN.mean(axis=0)) for c in (0.95, 0.9, 0.85)]
+    np.testing.assert_allclose(wider, [0.95, 0.9, 0.85])  # MGDA is at 0.816
+    radius = np.sin(np.arccos(0.9))  # the ball that touches the cone ends with a smaller angle
+    assert cosine(update_of(balancing.CAGrad(radius), GOLDEN), GOLDEN.mean(axis=0)) > 0.9
+    assert not update_of(balancing.ConicGrad(), [[1.0, 0.0], [-2.0, 0.0], [1.0, 0.0]]).any()  # the mean is zero
+
+
 @pytest.mark.parametrize(("seed", "scale"), list(enumerate(["min", "median", "rmse"])))
 def test_aligned_mtl_equals_a_decomposition_of_the_rows(seed, scale):
     for rows, case in cases(1.0, [seed]):

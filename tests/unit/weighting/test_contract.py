@@ -22,6 +22,7 @@ OPTIONS = {
     weighting.DWA: {"temperature": 1.0, "updates_per_epoch": 2},
     weighting.GradNorm: {"alpha": 0.5},
     weighting.RandomLossWeighting: {"seed": 5},
+    weighting.GO4Align: {"num_groups": 3, "step_size": 0.1},
     weighting.UWSO: {"temperature": 0.2},
 }
 

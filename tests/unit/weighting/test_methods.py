@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -242,10 +244,49 @@ def test_uwso_is_a_softmax_of_the_weights_that_uncertainties_would_end_with(temp
     assert np.isfinite(weighting.UWSO(temperature)([1.0, 0.0])).all()
 
 
+def best_groups(values, num_groups):
+    """Of all divisions into groups, the means of the one with the smallest squared distances."""
+    labels = itertools.product(range(num_groups), repeat=len(values))
+    means = [np.array([values[np.equal(label, group)].mean() for group in label]) for label in map(np.array, labels)]
+    return min(means, key=lambda mean: ((values - mean) ** 2).sum())
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3, 6])
+def test_go4align_follows_the_paper(num_groups):
+    for scale in (1e-6, 1.0, 1e6):
+        losses = np.float64(np.float32(scale * np.array([0.5, 2.0, 30.0, 0.4, 25.0])))
+        method, risks = built(weighting.GO4Align(num_groups, 0.1 / scale), 5), np.zeros(5)
+        present = tf.constant([True] * 5)
+        for factor in (1.0, 0.5, 0.7):
+            risks += factor * losses
+            values = special.softmax(-0.1 / scale * risks) * losses.sum() / (losses + 1e-8 / factor)
+            weights, total = method.weigh(as_tensor(factor * losses), present)
+            expected = best_groups(values, min(num_groups, 5))
+            np.testing.assert_allclose(weights, expected, rtol=1e-3)
+            np.testing.assert_allclose(total, factor * losses @ expected, rtol=1e-3)
+            method.observe(seen(as_tensor(factor * losses), present), tf.constant(True))
+        kept = np.asarray(method.indicators)
+        method.observe(seen(as_tensor(losses), present), tf.constant(False))  # a skipped update
+        np.testing.assert_array_equal(np.asarray(method.indicators), kept)
+    assert np.isnan(weighting.GO4Align()([1.0, -1.0])).any()
+    assert np.isfinite(weighting.GO4Align()([1.0, 0.0])).all()
+
+
 def test_absent_heads_do_not_matter():
     active = tf.constant([True, False, True])
     two = LOSSES[[0, 2]]
-    for name in ("LogLoss", "GeometricMean", "SmoothTchebycheff", "FAMO", "Uncertainty", "IMTLL", "GradNorm", "DWA", "UWSO"):
+    for name in (
+        "LogLoss",
+        "GeometricMean",
+        "SmoothTchebycheff",
+        "FAMO",
+        "Uncertainty",
+        "IMTLL",
+        "GradNorm",
+        "DWA",
+        "UWSO",
+        "GO4Align",
+    ):
         weights = built(weighting.get(name)).weigh(as_tensor([LOSSES[0], 0, LOSSES[2]]), active)[0].numpy()
         expected = built(weighting.get(name), 2).weigh(as_tensor(two), tf.constant([True, True]))[0]
         np.testing.assert_allclose(weights[[0, 2]], expected, rtol=1e-5, err_msg=name)

@@ -1,0 +1,55 @@
+"""Generates the tables and figures of `docs/results.md` from the lines in `benchmarks/results`.
+
+`python docs/results_tables.py` rewrites them; a test checks that the tables are up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+FIGURES = ROOT / "docs" / "results"
+
+
+def tables() -> dict[str, str]:
+    """The tables by the command that prints them."""
+    from benchmarks import _molecules_table, _multimnist_table
+    from benchmarks._published import RESULTS
+
+    return {
+        "benchmarks.molecules": _molecules_table.tables(RESULTS, list(_molecules_table.NAMES)),
+        "benchmarks.multimnist": _multimnist_table.tables(RESULTS, list(_multimnist_table.TASKS)),
+    }
+
+
+def filled(text: str) -> str:
+    """The page with its tables replaced by those of the lines.
+
+    Args:
+        text: The page, with `<!-- python -m COMMAND --table -->` before and `<!-- end -->` after each command's tables.
+    """
+    for command, table in tables().items():
+        begin, end = f"<!-- python -m {command} --table -->\n", "<!-- end -->\n"
+        text = re.sub(f"{re.escape(begin)}.*?{end}", lambda _, made=f"{begin}\n{table}\n{end}": made, text, flags=re.DOTALL)
+    return text
+
+
+def main() -> None:
+    """Writes the tables into the page, and draws the figures."""
+    from benchmarks import _molecules_table, _multimnist_table
+    from benchmarks._published import RESULTS
+
+    page = ROOT / "docs" / "results.md"
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    FIGURES.mkdir(exist_ok=True)
+    drawn = {"molecules.png": _molecules_table.draw(RESULTS), "multimnist.png": _multimnist_table.draw(RESULTS)}
+    for name, figure in drawn.items():
+        if figure is not None:
+            figure.savefig(FIGURES / name, dpi=80)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Principal pivoting: complementarity problems whose matrix is safely positive definite, in a few large steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from multihead.balancing._rows import UnitRows
+
+MOST_ROUNDS = 25
+"""Solutions take 2 to 8 rounds; who needs more goes round in circles."""
+
+MOST_EXACT = 128
+"""The largest number of heads for which there is an exact method where pivoting fails."""
+
+Trial = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""From the matrix restricted to the passive set, and that set, to the weights and slopes that belong to it."""
+
+
+def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
+
+    Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
+    has the wrong sign. When none has, the weights solve the problem: the signs are the certificate. Usually the number of
+    rounds hardly depends on the number of indices, but the rounds may go round in circles: the caller then needs another
+    method.
+
+    Args:
+        matrix: `[n, n]` float64, positive definite; see `definiteness`.
+        start: `[..., n]` booleans: the passive set of the first round. Where it is empty, 0 is the solution.
+        trial: Gets the matrix with the identity outside of the passive set, `[..., n, n]`, and the set; returns the weights,
+            0 outside of the set, and the slopes, both `[..., n]`.
+        noise: Magnitude of the rounding errors of slopes.
+
+    Returns:
+        `[..., n]` float64 weights, and a boolean scalar: whether they solve all problems.
+
+    Source: Kostreva, Block Pivot Methods for Solving the Complementarity Problem, Linear Algebra Appl. 21, 1978; for many
+    indices with the safeguard of Portugal, Judice and Vicente, Math. Comput. 63, 1994.
+    """
+    size = int(matrix.shape[-1])
+    identity, most = tf.constant(np.eye(size)), MOST_ROUNDS if size <= MOST_EXACT else 8 * MOST_ROUNDS
+
+    caution = (tf.constant(size + 1), tf.constant(3)) if size > MOST_EXACT else ()
+
+    def step(
+        count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor, *caution: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        if caution:
+            wrong, *rest = _cautious(wrong, *caution)
+            caution = tuple(rest)
+        passive = tf.math.logical_xor(passive, wrong)
+        both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
+        weights, slopes = trial(tf.where(both, matrix, identity), passive)
+        return count + 1, passive, tf.where(passive, weights < -1e-13, slopes < -noise), weights, *caution
+
+    def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
+        return (count < most) & tf.reduce_any(wrong)
+
+    state = (tf.constant(0), tf.zeros_like(start), start, tf.zeros(start.shape, tf.float64), *caution)
+    _, _, wrong, weights, *_ = tf.while_loop(is_unfinished, step, state)
+    return tf.maximum(weights, 0.0), ~tf.reduce_any(wrong)
+
+
+def _cautious(wrong: tf.Tensor, fewest: tf.Tensor, left: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Exchanges only the last wrong index once the number of wrong ones has not fallen for three rounds.
+
+    Such single exchanges cannot go round in circles.
+    """
+    number = tf.reduce_sum(tf.cast(wrong, tf.int32))
+    left = tf.where(number < fewest, tf.constant(3), left - 1)
+    last = tf.reverse(tf.cumsum(tf.cast(tf.reverse(wrong, [-1]), tf.int32), axis=-1), [-1])  # 1 from the last on
+    return wrong & ((left >= 0) | (last <= 1)), tf.minimum(fewest, number), left
+
+
+def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Solves `min v . matrix v / 2 + v . linear` subject to `v >= 0`, for several `linear` at once.
+
+    Args:
+        matrix: `[n, n]` float64, positive definite.
+        linear: `[num_targets, n]` float64.
+        noise: Magnitude of the rounding errors of slopes.
+
+    Returns:
+        As `pivot`.
+    """
+
+    def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = tf.squeeze(tf.linalg.solve(masked, tf.expand_dims(tf.where(passive, -linear, 0.0), -1)), -1)
+        return weights, linear + tf.matmul(weights, matrix)
+
+    return pivot(matrix, linear < -noise, trial, noise)
+
+
+def completed(rows: UnitRows) -> tf.Tensor:
+    """The cosines, with 1 in the diagonal of idle heads."""
+    return tf.linalg.set_diag(rows.cosines, tf.ones_like(rows.active))
+
+
+def regularized(rows: UnitRows) -> tf.Tensor:
+    """The completed cosines, as if each unit row had a small component of its own that no other has.
+
+    It exceeds what rounding can take from the smallest eigenvalue.
+    """
+    own = max(2 * rows.num_heads * rows.noise, 1e-9)
+    return completed(rows) + own * tf.eye(rows.num_heads, dtype=tf.float64)
+
+
+def definiteness(rows: UnitRows) -> tf.Tensor:
+    """Whether the rows are so far from being linearly dependent that rounding does not matter, a boolean scalar.
+
+    With `e` the smallest eigenvalue of the cosines, every unit row keeps a squared norm of at least `e / num_heads` in its
+    projection onto the dual cone, and this is above what counts as opposed; and the vector with product 1 with each row has
+    products above 1/2 despite rounding.
+    """
+    limit = max(rows.num_heads * (2 * rows.noise ** (2 / 3) + rows.tolerance), 1e-6)
+    return tf.linalg.eigvalsh(completed(rows))[0] > limit

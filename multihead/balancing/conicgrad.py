@@ -1,0 +1,115 @@
+"""Conic gradient descent (ConicGrad)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from multihead._ground.keras import keras
+from multihead._ground.validation import check_between
+from multihead.balancing._base import MAX_HEADS
+from multihead.balancing._cone import quickly
+from multihead.balancing._improvement import followed, inverse_norms, mean_of, shifted
+from multihead.balancing._pivoting import nonnegative
+from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._rows import unit_rows
+
+
+@keras.saving.register_keras_serializable(package="multihead")
+class ConicGrad(PreferenceBalancer):
+    """Maximizes the smallest improvement over all heads, within an angle of the mean gradient and at its norm.
+
+    As `CAGrad`, but within a cone around the mean gradient instead of a ball, so that the size of the update does not
+    depend on the heads' conflict.
+
+    Formula: `d = argmax min_k d . g_k` subject to `d . g_0 >= c |d| |g_0|` and `|d| = |g_0|`, with
+    `g_0 = sum_k p_k g_k / sum_k p_k` and `p` the `preference`.
+
+    What it fixes: direction, the more the smaller `c`: `c = 1` gives the mean gradient, `c = 0` the direction of `MGDA`.
+    The update may still conflict with a head. Size of the update: the norm of the *mean* gradient; 0 where heads oppose each
+    other so that the gradients with the smallest improvement cancel.
+
+    Args:
+        c: The smallest cosine between the update and the mean gradient, from 0 to 1.
+        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: `c` or the preference is out of range, or there are more than 128 heads.
+
+    Example:
+        >>> ConicGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        [0.2836, 1.2082, 1.2082]
+
+    Source: Hassanpour et al., Fantastic Multi-Task Gradient Updates and How to Find Them In a Cone, arXiv 2502.00217,
+    2025. There the angle enters by a Lagrange multiplier that is not determined, and the heads' weights by gradient steps;
+    here the stated problem is solved exactly. The default of `c` is ours: about the largest angle of `CAGrad(c=0.4)`.
+    """
+
+    max_heads = MAX_HEADS
+
+    def __init__(
+        self,
+        c: float = 0.9,
+        preference: Sequence[float] | Mapping[str, float] | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(preference, name=name)
+        self.c = check_between("c", c, 0.0, 1.0)
+
+    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+        rows = unit_rows(gramian)
+        mean, products, unit, exists = mean_of(rows, self._preference_vector(rows.num_heads))
+        if rows.num_heads == 1 or self.c == 1:
+            return rows.coefficients(mean)
+        direction = mean / unit
+
+        def cosine_of(weights: tf.Tensor) -> tf.Tensor:
+            square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
+            return tf.math.divide_no_nan(tf.reduce_sum(weights * products), tf.sqrt(tf.maximum(square, 0.0)))
+
+        def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            inverses = inverse_norms(rows)
+            lifted = matrix + tf.expand_dims(inverses, 1) * inverses
+            shortest, is_shortest = nonnegative(lifted, tf.expand_dims(-inverses, 0), rows.noise)  # the direction of MGDA
+            is_within = is_shortest & (cosine_of(shortest[0]) >= self.c)
+            shift, is_solved = shifted(rows, matrix, products, self._level)
+            turned = direction + shift
+            is_solved &= is_shortest & (tf.abs(cosine_of(turned) - self.c) <= 1e-10)
+            return tf.where(is_within, shortest[0], turned), is_within | is_solved
+
+        def exact() -> tf.Tensor:
+            return direction + followed(rows, products, self._is_within, functools.partial(_fraction, self.c, products))
+
+        weights = quickly(rows, quick, exact)
+        square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
+        is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
+        scale = tf.where(is_nothing, 0.0 * unit, unit / tf.sqrt(tf.where(is_nothing, 1.0 + 0.0 * square, square)))
+        return rows.coefficients(tf.where(exists, weights * scale, mean))
+
+    def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+        """The `m` at which the cosine is `c`: the larger root of a quadratic."""
+        rest = tf.maximum(1.0 - d, 0.0)  # the squared distance of the mean's direction from the heads' span
+        root = self.c * tf.sqrt(tf.maximum(rest * (b * b + a * (rest - self.c**2)), 0.0))
+        below = self.c**2 * a - b * b
+        falling = tf.math.divide_no_nan(rest * (rest - self.c**2), root - rest * b)
+        rising = tf.where(below > 0, (rest * b + root) / tf.where(below > 0, below, 1.0), 1e6 / tf.sqrt(a))
+        return tf.where(b < 0, falling, rising)
+
+    def _is_within(self, along: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
+        """Whether displacements have this inner product with the mean's direction and still leave a larger cosine."""
+        return 1.0 + along > self.c * tf.sqrt(tf.maximum(1.0 + 2.0 * along + squares, 0.0))
+
+
+def _fraction(
+    c: float, products: tf.Tensor, first: tf.Tensor, step: tf.Tensor, pulled: tf.Tensor, square: tf.Tensor
+) -> tf.Tensor:
+    """Where between two displacements the cosine is `c`: the smallest positive root of a quadratic."""
+    along, more = tf.reduce_sum(products * first), tf.reduce_sum(products * step)
+    constant = (1.0 + along) ** 2 - c**2 * (1.0 + 2.0 * along + square)
+    half = (1.0 + along) * more - c**2 * (more + tf.reduce_sum(first * pulled))
+    root = tf.sqrt(tf.maximum(half**2 - (more**2 - c**2 * tf.reduce_sum(step * pulled)) * constant, 0.0))
+    return tf.math.divide_no_nan(constant, root - half)
