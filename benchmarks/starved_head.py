@@ -100,6 +100,7 @@ def arms(epochs: int) -> dict[str, dict[str, Any]]:
         "plain sum, topics weight 10": {**both, "weight": 10.0},
         "plain sum, topics weight 100": {**both, "weight": 100.0},
         "what `diagnose` suggests": {**both, "how": "suggestion"},
+        "EqualNorms": {**both, "how": "EqualNorms"},
     }
 
 

@@ -17,6 +17,8 @@ EXTRAS = {
     "sklearn": "benchmarks",
     "tensorboard": "tensorboard",
     "keras_hub": "hub",
+    "fastapi": "serving",
+    "uvicorn": "serving",
 }
 
 

@@ -22,6 +22,11 @@ from examples._command_line import InputError
 REQUIRED_BY_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
 
 
+@tf.function
+def _sum(strategy: tf.distribute.Strategy, own: tf.Tensor) -> tf.Tensor:
+    return strategy.reduce("SUM", strategy.run(lambda: own), axis=None)
+
+
 @dataclass(frozen=True)
 class Worker:
     """This process among the workers of a job.
@@ -54,12 +59,7 @@ class Worker:
         if self.number == 1:
             return np.array(values, np.float64)
         own = tf.constant(values, tf.float64) * self.number / self.strategy.num_replicas_in_sync
-
-        @tf.function
-        def add() -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(lambda: own), axis=None)
-
-        return add().numpy()
+        return _sum(self.strategy, own).numpy()
 
     def of_each(self, value: float) -> list[float]:
         """The values of all workers, in order; every worker must call it."""
@@ -99,11 +99,14 @@ class Worker:
 
     def fed(self, batches: tf.data.Dataset, validation: tf.data.Dataset, *, by_row: bool) -> dict[str, Any]:
         """The arguments of `fit` for batches of known number, and batches for validation; `by_row` as in `--shard`."""
-        if self.is_alone:
+        if self.is_alone and by_row:
             return {"x": batches, "validation_data": validation}
+        steps = int(batches.cardinality())
+        if self.is_alone:  # in the same order as on workers
+            return {"x": batches.repeat(), "steps_per_epoch": steps, "validation_data": validation}
         return {
             "x": self.distributed(batches, whole=by_row),
-            "steps_per_epoch": int(batches.cardinality()),
+            "steps_per_epoch": steps,
             "validation_data": self.distributed(validation, whole=True),
             "validation_steps": int(validation.cardinality()),
         }
@@ -139,12 +142,14 @@ def batches_of_files(
     steps = int(max(worker.of_each(max(own for _, own in found))))
     filled = []
     for batches, own in found:
-        empty = tf.nest.map_structure(
-            lambda spec: tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype), batches.element_spec
-        )
+        empty = tf.nest.map_structure(_empty, batches.element_spec)
         filled.append(batches.concatenate(tf.data.Dataset.from_tensors(empty).repeat(steps - own)))
     joined = tf.data.Dataset.zip(tuple(filled)).map(lambda *batches: tf.nest.map_structure(_joined, *batches))
     return joined.apply(tf.data.experimental.assert_cardinality(steps)), steps
+
+
+def _empty(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
 
 
 def _joined(*values: tf.Tensor) -> tf.Tensor:

@@ -157,11 +157,12 @@ def draw(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
             color = _style.BLUE if row in (1, len(found) - 1) else _style.GREY
             axis.hlines(row, 0, np.mean(values), color=color, lw=2, alpha=0.5)
             axis.plot(values, [row] * len(values), "o", color=color, ms=6)
-            axis.text(
-                np.mean(values), row - 0.2, f"{np.mean([each[head] for each in scored]):.2f}", color=color, ha="center"
-            )
+            shown = f"{np.mean([each[head] for each in scored]):.2f}".replace("-", "−")
+            side = "center" if np.mean(values) > 0.1 else "left"
+            axis.text(np.mean(values), row - 0.2, shown, color=color, ha=side)
         axis.set(title=title, xlim=(0, 1.08), ylim=(len(found) - 0.5, -0.7))
         axis.set_yticks(range(len(found)), list(found))
+        axis.set_xticks([0, 0.5, 1])
         axis.grid(axis="x", alpha=0.3)
     return figure
 

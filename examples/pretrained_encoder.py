@@ -252,7 +252,7 @@ def kept(
 def body(session: Session) -> None:
     """Pretrains or loads a backbone, trains it in every way, adds a head, and saves all of it."""
     options = session.options
-    orders, texts, before, updates = (60, 60, 2, 2) if session.quick else (options.orders, 5000, 800, 300)
+    orders, texts, before, updates = (60, 60, 2, 2) if session.quick else (options.orders, 5000, 600, 200)
     rows = draw_rows(max(orders, texts), held_out=False, seed=session.seed)
     if options.preset is None:
         size = 16 if session.quick else 64

@@ -1,10 +1,12 @@
-"""Reference models in plain Keras: sequence encoders, and heads that decode, classify, tag and predict numbers."""
+"""Reference models in plain Keras: sequence encoders, experts, and heads that decode, classify, tag and predict numbers."""
 
 from . import search
 from ._search import Decoded
 from .classifier import Classifier
 from .decoder import Seq2SeqDecoder
 from .encoder import Seq2SeqEncoder
+from .expert_head import ExpertHead
+from .experts import CGC, MMoE
 from .price import PriceClassifier
 from .regressor import Regressor
 from .tagger import TokenTagger
@@ -13,8 +15,11 @@ from .transformer_encoder import TransformerEncoder
 from .weights import load_weights, save_weights
 
 __all__ = [
+    "CGC",
     "Classifier",
     "Decoded",
+    "ExpertHead",
+    "MMoE",
     "PriceClassifier",
     "Regressor",
     "Seq2SeqDecoder",

@@ -105,7 +105,28 @@ def check_ids(argument: str, value: Any) -> tf.Tensor:
     return ids
 
 
-def check_representation(argument: str, value: Any, needed: Sequence[str], reader: str) -> None:
+def check_names(argument: str, value: Any) -> tuple[str, ...]:
+    """Returns different names as a tuple.
+
+    Raises:
+        ValueError: If they are not a sequence of different, nonempty strings.
+    """
+    names = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(
+            f"`{argument}` must be a list of different names. Received: {argument}={value!r}. "
+            f"Pass, for example, {argument}=['price', 'size']."
+        )
+    return tuple(names)
+
+
+def check_representation(
+    argument: str,
+    value: Any,
+    needed: Sequence[str],
+    reader: str,
+    source: str = "`Seq2SeqEncoder` or `TransformerEncoder`",
+) -> None:
     """Checks that a representation is a dict with the entries that a head reads.
 
     Raises:
@@ -114,11 +135,11 @@ def check_representation(argument: str, value: Any, needed: Sequence[str], reade
     if not isinstance(value, dict):
         raise ValueError(
             f"`{argument}` must be a dict with {list(needed)} for {reader}. "
-            f"Received: {type(value).__name__}. Pass what `Seq2SeqEncoder` or `TransformerEncoder` returns."
+            f"Received: {type(value).__name__}. Pass what {source} returns."
         )
     missing = [key for key in needed if key not in value]
     if missing:
         raise ValueError(
             f"`{argument}` must hold {list(needed)} for {reader}. Received: keys {sorted(value)}, "
-            f"without {missing}. Pass what `Seq2SeqEncoder` or `TransformerEncoder` returns."
+            f"without {missing}. Pass what {source} returns."
         )

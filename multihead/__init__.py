@@ -6,10 +6,12 @@ sums and counts, a weighting of the losses, a balancer for the gradients, and cl
 
 from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
-from multihead import accumulation, balancing, callbacks, clipping, comparison, losses, plots, scaling, schedules, weighting
-from multihead.heads._labels.class_weights import class_weights
+import importlib as _importlib
+from typing import Any as _Any
+
+from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
 from multihead._version import __version__
-from multihead.comparison._compare import compare
+from multihead.heads._labels.class_weights import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
@@ -34,3 +36,17 @@ __all__ = [
     "schedules",
     "weighting",
 ]
+
+_LATER = {"callbacks": "callbacks", "compare": "comparison._compare", "comparison": "comparison", "plots": "plots"}
+"""The names that are imported where they are first used, and their modules: a step of training needs none of them."""
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
+    return getattr(module, name) if name == "compare" else module
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -45,6 +45,7 @@ from multihead._trainer import saving
 from multihead._trainer.built import Built
 from multihead._trainer.custom_loop import ComputedGradients, pairs_of, to_apply
 from multihead._trainer.data import check_every_head, with_checked_labels
+from multihead._trainer.directions import tell_directions
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
@@ -65,7 +66,6 @@ from multihead._update.observe import observe
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead.callbacks._directions import tell_directions
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads._head import Head, Weight, check_weight, weigh_classes
@@ -529,7 +529,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if session is not None and session.labels_are_checked:
             spec = replace(spec, check_labels=False)
         update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
-        applied = apply_update(spec, self.optimizer, update, logs.next_batch(len(batches)))
+        applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
         return over_replicas(logs.training_logs)

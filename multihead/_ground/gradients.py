@@ -56,6 +56,16 @@ def is_finite(gradient: Gradient) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
 
 
+def all_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all of some boolean scalars hold; a boolean scalar."""
+    return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else flags[0] if flags else tf.constant(True)
+
+
+def any_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether any of some boolean scalars holds; a boolean scalar."""
+    return tf.reduce_any(tf.stack(flags)) if len(flags) > 1 else flags[0] if flags else tf.constant(False)
+
+
 def half_square(gradient: Any) -> tf.Tensor:
     """Half of the squared Euclidean norm of a gradient without duplicate rows, float64, in which squares do not overflow."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

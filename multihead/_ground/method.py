@@ -63,7 +63,7 @@ class Method(NamesArguments, keras.layers.Layer):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in _CALLED_IN_GRAPHS:
-            method = inspect.getattr_static(cls, name, None)
+            method = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
             if inspect.isfunction(method) and users(method) is not method:  # not a `tf.function`, which converts itself
                 setattr(cls, name, users(method))
 

@@ -117,9 +117,14 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
     return [slots[id(tensor_variable(variable))] for variable in variables]
 
 
+def has_loss_scaling(optimizer: Any) -> bool:
+    """Whether this is a wrapper that scales losses."""
+    return optimizer_core(optimizer) is not optimizer
+
+
 def loss_scale(optimizer: Any) -> tf.Tensor | None:
     """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
-    if optimizer_core(optimizer) is optimizer:
+    if not has_loss_scaling(optimizer):
         return None
     if KERAS_3:
         return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
@@ -144,7 +149,7 @@ def record_finite(optimizer: Any, finite: bool) -> None:
 
     Must run in a cross-replica context. Does nothing without loss scaling.
     """
-    if optimizer_core(optimizer) is optimizer:
+    if not has_loss_scaling(optimizer):
         return
     if not KERAS_3:
         if hasattr(optimizer._loss_scale, "update"):

@@ -16,6 +16,12 @@ def num_replicas() -> int:
     return 1 if context is None else int(context.num_replicas_in_sync)
 
 
+def part_of(value: tf.Tensor) -> tf.Tensor:
+    """What a replica adds to a sum over replicas that is to be a value which all of them have."""
+    number = num_replicas()
+    return value if number == 1 else value / number
+
+
 def on_any_replica(flags: tf.Tensor) -> tf.Tensor:
     """Where booleans hold on at least one replica."""
     return flags if num_replicas() == 1 else all_reduce_sum(tf.cast(flags, tf.float32)) > 0

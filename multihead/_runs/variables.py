@@ -52,7 +52,7 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
 def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     built = trainer._built
-    own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state]
+    own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state, built.spec.faults.of_epoch]
     return [*own, built.logs.sums.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
 
 

@@ -54,7 +54,7 @@ class ComputedGradients(list[Any]):
     def loss(self) -> tf.Tensor:
         """The total loss of the update, a float32 scalar, with weights, regularization and `add_loss` losses."""
         update = self._found()
-        return replicas.all_reduce_sum(update.total.total + update.added_loss)
+        return replicas.all_reduce_sum(update.total_loss)
 
     def _found(self) -> Update:
         if self._update is None:

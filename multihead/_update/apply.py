@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.gradients import deduplicate, is_finite, map_values
+from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.keras import in_xla
-from multihead._ground.optimizers import apply_reduced_gradients, loss_scale, record_finite, without_reduction
+from multihead._ground.optimizers import (
+    apply_reduced_gradients,
+    has_loss_scaling,
+    loss_scale,
+    record_finite,
+    without_reduction,
+)
 from multihead._ground.replicas import assign, local
+from multihead._update.faults import Batch as Position
+from multihead._update.faults import Faults, Seen
 from multihead._update.network import Gradients, Ownership
 from multihead._update.roll_back import RollBack
 from multihead._update.scale import Scaling, apply_scaled
@@ -30,29 +39,36 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     return replace(update, clipped=clipped)
 
 
-def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
+def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: Position = None) -> tf.Tensor:
     """Applies a clipped update once, or skips it completely, and remembers what was not finite; see `apply_once`.
 
     Args:
         spec: How updates are applied.
         optimizer: The built optimizer.
         update: The update.
-        batch: The position of the update's first batch in the epoch, if it is known.
+        batch: Gives the position of the update's first batch in the epoch, if it is known.
 
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    scale = loss_scale(optimizer)
-    applied = apply_once(spec, optimizer, update)
-    if all(gradient is None for gradient in update.clipped.all):
-        return applied
-    with tf.control_dependencies([applied]):
-        checks = spec.faults.observe(update, applied, batch, scale)
-    with tf.control_dependencies(checks):
-        return tf.identity(applied)
+    return apply_once(spec, optimizer, update, Observed(spec.faults, batch, loss_scale(optimizer)))
 
 
-def apply_once(spec: UpdateSpec, optimizer: Any, update: Change) -> tf.Tensor:
+class Observed(NamedTuple):
+    """Who remembers updates that are not finite.
+
+    Attributes:
+        faults: Remembers them.
+        batch: Gives the position of the update's first batch in the epoch, if it is known.
+        loss_scale: The factor of loss scaling, or None.
+    """
+
+    faults: Faults
+    batch: Position
+    loss_scale: tf.Tensor | None
+
+
+def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Observed | None = None) -> tf.Tensor:
     """Applies one update, or skips it completely if a loss or gradient is not finite, or there is nothing to train.
 
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
@@ -62,6 +78,7 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change) -> tf.Tensor:
         spec: The network and the ownership of its variables.
         optimizer: The built optimizer.
         update: The update, clipped.
+        observed: Who remembers updates that are not finite, if anyone does.
 
     Returns:
         Whether the update was applied, a boolean scalar.
@@ -71,22 +88,22 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change) -> tf.Tensor:
     if not positions and network.frozen:  # all that the active heads train: the update counts, and nothing changes
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         positions = [i for i in range(len(gradients)) if i not in network.frozen]
-    context = tf.distribute.get_replica_context()
+    context, targets = tf.distribute.get_replica_context(), [network.variables.all[i] for i in positions]
+    once = _Once(optimizer, targets, spec.ownership, update.roll_back, _scaling(spec, positions), observed)
+    scale = None if observed is None else observed.loss_scale
+    seen = Seen(update.reported, update.trains_any, update.step, scale)
     if not positions:
-        context.merge_call(update.roll_back.restore_all, args=(update.roll_back.values,))
+        context.merge_call(once.leave, args=(seen, update.roll_back.values))
         return tf.constant(False)
-    targets = [network.variables.all[i] for i in positions]
-    once = _Once(optimizer, targets, spec.ownership, update.roll_back, _scaling(spec, positions))
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(positions, targets)]
     # What `update.broken` has not looked at: clipped, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
     flags = [is_finite(gradient) for gradient in present if id(gradient) not in known]
-    finite = ~update.broken.is_any & (tf.reduce_all(tf.stack(flags)) if flags else True)
-    applies = finite & update.trains_any
+    finite = all_of([~update.broken.is_any, *flags])
+    applies = finite & seen.trains_any
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    args = (present, finite, applies, update.active, update.step, update.roll_back.values)
-    context.merge_call(once.apply_or_skip, args=args)
+    context.merge_call(once.apply_or_skip, args=(present, finite, applies, update.active, seen, update.roll_back.values))
     return applies
 
 
@@ -116,25 +133,36 @@ class _Once:
     ownership: Ownership
     roll_back: RollBack
     scaling: Scaling | None
+    observed: Observed | None
 
     def apply_or_skip(
-        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, applies: Any, active: Any, step: Any, saved: Any
+        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, applies: Any, active: Any, seen: Any, saved: Any
     ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
+        finite, local_seen = local(strategy, finite), _local(strategy, seen)
 
-        def apply() -> tf.Tensor:
-            self._apply_to_active(strategy, gradients, active, step)
+        def apply() -> None:
+            self._apply_to_active(strategy, gradients, active, local_seen.step)
             record_finite(self.optimizer, True)
-            return tf.constant(True)
+            if self.observed is not None and self.observed.faults.drops_heads:
+                self.observed.faults.dropped(strategy, local_seen, self.observed.batch)
 
-        def skip() -> tf.Tensor:
+        def skip() -> None:
             self.roll_back.restore_all(strategy, saved)
-            tf.cond(local(strategy, finite), lambda: True, lambda: _done(lambda: record_finite(self.optimizer, False)))
-            return tf.constant(False)
+            if has_loss_scaling(self.optimizer):
+                tf.cond(finite, lambda: None, lambda: record_finite(self.optimizer, False))
+            if self.observed is not None:
+                self.observed.faults.skipped(strategy, local_seen, self.observed.batch)
 
         tf.cond(local(strategy, applies), apply, skip)
 
-    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: Any) -> None:
+    def leave(self, strategy: tf.distribute.Strategy, seen: Any, saved: Any) -> None:
+        """Restores the saved values after an update that has no gradients."""
+        self.roll_back.restore_all(strategy, saved)
+        if self.observed is not None:
+            self.observed.faults.count_skipped(strategy, _local(strategy, seen))
+
+    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: tf.Tensor) -> None:
         def apply() -> None:
             with without_reduction(self.optimizer):
                 strategy.extended.call_for_each_replica(
@@ -144,42 +172,57 @@ class _Once:
         if self.scaling is None:
             apply()
         else:
-            apply_scaled(strategy, self.optimizer, self.scaling, local(strategy, step), apply)
+            apply_scaled(strategy, self.optimizer, self.scaling, step, apply)
 
-    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: Any) -> None:
-        of_heads, groups = local(strategy, active), self.ownership.groups
-        everyone = tf.reduce_all(of_heads)
+    def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: tf.Tensor) -> None:
+        of_heads = tf.unstack(local(strategy, active))
+        # What all heads train is trained by any update.
+        groups = [(owners, group) for owners, group in self.ownership.groups if len(owners) < len(of_heads)]
         variables = [variable for _, group in groups for variable in group]
-        before = _values_unless(everyone, variables)
+        unless_idle = _always if _are_few(variables) else partial(_if_any_is_idle, of_heads)
+        before = unless_idle(lambda: RollBack(variables).values, [variable.dtype for variable in variables])
         with tf.control_dependencies(before):
             self._apply(strategy, gradients, step)
 
-        def restore() -> None:
+        def restore() -> list[tf.Tensor]:
             old_values = iter(before)
             for owners, group in groups:
-                is_trained = tf.reduce_any(tf.gather(of_heads, owners))
+                is_trained = any_of([of_heads[k] for k in owners])
                 for variable in group:
                     assign(strategy, variable, tf.where(is_trained, variable.value(), next(old_values)))
+            return []
 
-        tf.cond(everyone, lambda: True, lambda: _done(restore))
+        if variables:
+            unless_idle(restore, [])
 
 
 _FEW = 2**16
 """The number of elements, 256 KiB in single precision, up to which variables are copied without a condition."""
 
 
-def _values_unless(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """Copies of variables, or nothing instead of each if the condition holds, since to copy a large head takes long."""
-
-    def copies() -> list[tf.Tensor]:
-        return RollBack(variables).values
-
+def _are_few(variables: Sequence[tf.Variable]) -> bool:
+    """Whether to copy variables costs less than a condition; XLA, too, does without one, whose branches must be alike."""
     sizes = [variable.shape.num_elements() for variable in variables]
-    if in_xla() or (None not in sizes and sum(sizes) <= _FEW):  # branches that XLA compiles must return the same shapes
-        return copies()
-    return list(tf.cond(condition, lambda: [tf.zeros([0], variable.dtype) for variable in variables], copies))
+    return in_xla() or (None not in sizes and sum(sizes) <= _FEW)
 
 
-def _done(action: Callable[[], None]) -> tf.Tensor:
-    action()
-    return tf.constant(True)
+def _always(action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    return action()
+
+
+def _if_any_is_idle(
+    active: Sequence[tf.Tensor], action: Callable[[], list[tf.Tensor]], dtypes: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """The result of an action if a head is idle; otherwise nothing runs, since to copy a large head takes long.
+
+    Args:
+        active: For each head, whether it is active.
+        action: Returns tensors.
+        dtypes: Their dtypes.
+    """
+    return list(tf.cond(all_of(active), lambda: [tf.zeros([0], dtype) for dtype in dtypes], action))
+
+
+def _local(strategy: tf.distribute.Strategy, seen: Seen) -> Seen:
+    """What is known of an update, as the first replica knows it."""
+    return tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)

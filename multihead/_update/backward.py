@@ -18,7 +18,7 @@ from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
 from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import Encoded, HeadsPass
-from multihead._update.head_gradients import LossFactors, gradients_of_heads
+from multihead._update.head_gradients import LossFactors, gradients_of_heads, sum_of
 from multihead._update.labels import count_labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -32,7 +32,7 @@ class Sums(NamedTuple):
     Attributes:
         losses: `[num_heads]` loss sums, not divided by counts.
         counts: `[num_heads]` counts of labelled elements.
-        added_loss: Regularization and `add_loss` losses, times the micro-batch's factor.
+        added_loss: Regularization and `add_loss` losses, times the micro-batch's factor; None without any.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
         broken: `[num_heads]`: in how many micro-batches a gradient at the representation, or of a shared variable, is not
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
 
     losses: tf.Tensor
     counts: tf.Tensor
-    added_loss: tf.Tensor
+    added_loss: tf.Tensor | None
     own: list[list[Gradient]]
     added_own: list[list[Gradient]]
     broken: tf.Tensor
@@ -54,10 +54,10 @@ class Sums(NamedTuple):
         return cls(
             losses=tf.stack([zero if head is None else head.loss_sum for head in heads]),
             counts=count_labels(micro_batch.labels),
-            added_loss=tf.add_n([encoded.added_loss * encoded.factors.added, *(head.added_loss for head in passed.present)]),
+            added_loss=sum_of([encoded.added_loss_of_part, *(head.added_loss for head in passed.present)]),
             own=[none if head is None else head.of_loss.own for none, head in zip(nothing, heads)],
             added_own=[none if head is None else head.of_added.own for none, head in zip(nothing, heads)],
-            broken=tf.stack([zero if head is None else head.is_broken() for head in heads]),
+            broken=tf.cast(~tf.stack([True if head is None else head.is_whole() for head in heads]), tf.float32),
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -56,15 +57,15 @@ class Broken(NamedTuple):
         variables = _broken(gradients.all)
         flags = tf.stack([~tf.math.is_finite(loss_sums), at_representation > 0])
         losses, at_representation = tf.unstack(replicas.on_any_replica(flags))
-        heads = losses | _broken_heads(network, variables) | at_representation
+        found = [losses, at_representation, _broken_heads(network, variables)]
         if norms is not None:
-            heads |= ~tf.math.is_finite(norms)
-        return cls(heads=active & heads, losses=active & losses, variables=variables)
+            found.append(~tf.math.is_finite(norms))
+        return cls(heads=active & reduce(tf.logical_or, found), losses=active & losses, variables=variables)
 
     @property
     def is_any(self) -> tf.Tensor:
         """Whether there is anything, a boolean scalar."""
-        return tf.reduce_any(self.heads) | tf.reduce_any(self.variables)
+        return tf.reduce_any(tf.concat([self.heads, self.variables], axis=0))
 
     def __or__(self, other: Broken) -> Broken:
         return Broken(*map(tf.logical_or, self, other))
@@ -72,12 +73,13 @@ class Broken(NamedTuple):
 
 def _broken(gradients: Sequence[Gradient]) -> tf.Tensor:
     """A boolean per gradient: whether it is not finite."""
-    flags = [tf.constant(False) if gradient is None else ~is_finite(gradient) for gradient in gradients]
-    return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+    return (
+        ~tf.stack([True if each is None else is_finite(each) for each in gradients]) if gradients else tf.zeros([0], tf.bool)
+    )
 
 
 def _broken_heads(network: Network, variables: tf.Tensor) -> tf.Tensor:
     """`[num_heads]` booleans: whether a gradient of one of the head's own variables is not finite."""
-    first = len(network.variables.encoder)
-    positions = [[first + i for i in own] for own in network.own]
-    return tf.stack([tf.reduce_any(tf.gather(variables, own)) if own else tf.constant(False) for own in positions])
+    first, number = len(network.variables.encoder), len(network.variables.all)
+    own = [[i - first in positions for i in range(number)] for positions in network.own]
+    return tf.reduce_any(tf.constant(own, tf.bool) & variables, axis=1)

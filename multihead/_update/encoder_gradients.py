@@ -24,16 +24,14 @@ class Encoded(NamedTuple):
         factors: The factors of the losses.
         tape: The tape that recorded the pass.
         representation: The detached representation.
-        losses: The encoder's regularization and `add_loss` losses.
-        added_loss: Their sum, float32.
+        added_loss: The sum of the encoder's regularization and `add_loss` losses, float32; None without any.
     """
 
     network: Network
     factors: LossFactors
     tape: tf.GradientTape
     representation: DetachedRepresentation
-    losses: list[tf.Tensor]
-    added_loss: tf.Tensor
+    added_loss: tf.Tensor | None
 
     @classmethod
     def of(cls, network: Network, inputs: Any, factors: LossFactors, *, persistent: bool) -> Encoded:
@@ -49,16 +47,19 @@ class Encoded(NamedTuple):
             tape.watch(trained(network.encoder_tensors, network.trains_encoder))
             with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, inputs, training=True)
-            losses = list(getattr(network.encoder, "losses", []))
-            added_loss = sum_of(losses)
+            added_loss = sum_of(list(getattr(network.encoder, "losses", [])))
         return cls(
             network=network,
             factors=factors,
             tape=tape,
             representation=DetachedRepresentation(representation),
-            losses=losses,
             added_loss=added_loss,
         )
+
+    @property
+    def added_loss_of_part(self) -> tf.Tensor | None:
+        """`added_loss` times the micro-batch's factor."""
+        return None if self.added_loss is None else self.added_loss * self.factors.added
 
     def gradients(self, of_leaves: Sequence[tf.Tensor | None], *, with_added: bool) -> list[Gradient]:
         """The encoder's backward pass: one gradient per encoder variable.
@@ -67,14 +68,14 @@ class Encoded(NamedTuple):
             of_leaves: One gradient per leaf of the representation, or None.
             with_added: Whether the gradients of the encoder's added losses are included.
         """
-        network, factor = self.network, self.factors.scaled_up(1.0)
+        network = self.network
         variables = trained(network.encoder_tensors, network.trains_encoder)
         pairs = [
-            (leaf, tf.cast(gradient * tf.cast(factor, gradient.dtype), leaf.dtype))
+            (leaf, tf.cast(self.factors.scaled_up(gradient), leaf.dtype))
             for leaf, gradient in zip(self.representation.attached, of_leaves)
             if gradient is not None
         ]
-        if with_added and self.losses:
+        if with_added and self.added_loss is not None:
             pairs.append((self.added_loss, self.factors.scaled_up(self.factors.added)))
         if not pairs or not variables:
             return [None] * len(network.encoder_tensors)

@@ -20,13 +20,13 @@ class Evaluated(NamedTuple):
     Attributes:
         loss_sums: `[num_heads]` unweighted loss sums over labelled elements.
         counts: `[num_heads]` counts of these elements.
-        added_loss: Regularization and `add_loss` losses, of the encoder and of the heads that would be trained.
+        added_loss: Regularization and `add_loss` losses, of the encoder and of the heads that would be trained; or None.
         num_examples: The number of examples, float32.
     """
 
     loss_sums: tf.Tensor
     counts: tf.Tensor
-    added_loss: tf.Tensor
+    added_loss: tf.Tensor | None
     num_examples: tf.Tensor
 
 
@@ -41,7 +41,7 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     counts = count_labels(labels)
-    sums, added = [], [sum_of(list(getattr(network.encoder, "losses", [])))]
+    sums, added = list[Any](), [sum_of(list(getattr(network.encoder, "losses", [])))]
     for k, (head, of_head) in enumerate(zip(network.heads, labels)):
         if of_head is None:
             sums.append(tf.constant(0.0))
@@ -49,6 +49,7 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
         predictions = head.predict(representation, of_head.targets, training=False)
         sums.append(head.loss_sum(of_head.targets, predictions, of_head.weights))
         head.update_metrics(of_head.in_units, predictions, of_head.weights)
-        is_trained = (counts[k] > 0) & (weights[k] > 0)
-        added.append(tf.where(is_trained, sum_of(list(getattr(head.module, "losses", []))), 0.0))
-    return Evaluated(tf.stack(sums), counts, tf.add_n(added), tf.cast(batch_size(inputs), tf.float32))
+        of_module = sum_of(list(getattr(head.module, "losses", [])))
+        if of_module is not None:
+            added.append(tf.where((counts[k] > 0) & (weights[k] > 0), of_module, 0.0))
+    return Evaluated(tf.stack(sums), counts, sum_of(added), tf.cast(batch_size(inputs), tf.float32))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.errors import stop_unless
 from multihead._ground.keras import first_replica_variable, variable_name
+from multihead._ground.replicas import assign
 from multihead._ground.validation import quoted
 from multihead._update.broken import Broken
 from multihead._update.network import Network
@@ -22,9 +23,9 @@ class Memory(NamedTuple):
     """What `Faults` remembers between updates: names for the parts of one int64 vector.
 
     Attributes:
-        vector: `[4 + num_heads + number of variables]`: how many faults there were since an update was applied; whether
-            training must stop; then of the last fault: the number of updates before it, the position in the epoch of its
-            first batch, or -1, and which heads and which variables were not finite.
+        vector: `[4 + num_heads + number of variables]`: how many updates in a row were skipped up to the last fault;
+            whether training must stop; then of the last fault: the number of updates before it, the position in the epoch
+            of its first batch, or -1, and which heads and which variables were not finite.
         num_heads: The number of heads.
     """
 
@@ -45,7 +46,7 @@ class Memory(NamedTuple):
 
     @property
     def in_a_row(self) -> Any:
-        """The number of faults since an update was applied."""
+        """The number of updates in a row that were skipped up to the last fault, which is one of them."""
         return self.vector[0]
 
     @property
@@ -74,6 +75,73 @@ class Memory(NamedTuple):
         return self.vector[4 + self.num_heads :]
 
 
+class Counted(NamedTuple):
+    """What `Faults` counts in an epoch: names for the parts of one int64 vector.
+
+    Attributes:
+        vector: `[2 + num_heads + number of variables]`: the number of skipped updates; of those that only lower the factor
+            of loss scaling; and in how many others each head, and each variable, was not finite.
+        num_heads: The number of heads.
+    """
+
+    vector: Any
+    num_heads: int
+
+    @property
+    def skipped(self) -> Any:
+        """The number of skipped updates, those with which loss scaling lowers its factor included."""
+        return self.vector[0]
+
+    @property
+    def overflows(self) -> Any:
+        """The number of those with which loss scaling lowers its factor."""
+        return self.vector[1]
+
+    @property
+    def heads(self) -> Any:
+        """The positions of heads that were not finite."""
+        return [k for k, number in enumerate(self.vector[2 : 2 + self.num_heads]) if number]
+
+    @property
+    def variables(self) -> Any:
+        """The positions of variables whose gradients were not finite."""
+        return [i for i, number in enumerate(self.vector[2 + self.num_heads :]) if number]
+
+
+Batch = Callable[[], tf.Tensor] | None
+"""Gives the position in the epoch of an update's first batch; None if it is not known."""
+
+
+class Seen(NamedTuple):
+    """What is known of an update where it is applied or skipped, outside of the replicas.
+
+    Attributes:
+        broken: Which losses and gradients were not finite, those of dropped heads included.
+        trains_any: Whether there was anything to train, a boolean scalar.
+        step: The number of updates applied before it.
+        loss_scale: The factor of loss scaling, or None.
+    """
+
+    broken: Broken
+    trains_any: tf.Tensor
+    step: tf.Tensor
+    loss_scale: tf.Tensor | None
+
+    @property
+    def is_fault(self) -> tf.Tensor:
+        """Whether the update, which was skipped, was skipped for a fault, not to lower the factor of loss scaling."""
+        if self.loss_scale is None:
+            return self.trains_any
+        return self.trains_any & (tf.reduce_any(self.broken.losses) | (self.loss_scale <= 1))
+
+    @property
+    def overflows(self) -> tf.Tensor:
+        """Whether it was skipped only so that loss scaling halves its factor, to a value above 1; a boolean scalar."""
+        if self.loss_scale is None:
+            return tf.constant(False)
+        return self.trains_any & ~tf.reduce_any(self.broken.losses) & (self.loss_scale > 2)
+
+
 class Faults:
     """Counts updates that are skipped because they are not finite, remembers the last one, and stops training.
 
@@ -93,8 +161,12 @@ class Faults:
         self._limit = limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        size = 4 + len(self._heads) + len(self._variables)
-        self.state = first_replica_variable(tf.zeros([size], tf.int64))  # the vector of `Memory`
+        self.state = self._vector(4)  # that of `Memory`
+        self.of_epoch = self._vector(2)  # that of `Counted`
+
+    def _vector(self, num_scalars: int) -> tf.Variable:
+        """A vector of some numbers, one per head, and one per variable."""
+        return first_replica_variable(tf.zeros([num_scalars + len(self._heads) + len(self._variables)], tf.int64))
 
     @property
     def drops_heads(self) -> bool:
@@ -112,41 +184,61 @@ class Faults:
         heads = broken.heads if loss_scale is None else tf.where(loss_scale > 1, broken.losses, broken.heads)
         return heads & tf.reduce_any(update.active & ~heads)
 
-    def observe(
-        self, update: Change, applied: tf.Tensor, batch: tf.Tensor | None, loss_scale: tf.Tensor | None
-    ) -> list[Any]:
-        """Remembers an update, and stops if it must.
+    def reset_epoch(self) -> None:
+        """Forgets the counts of an epoch."""
+        self.of_epoch.assign(tf.zeros_like(self.of_epoch))
+
+    def counted(self) -> Counted:
+        """The counts of the epoch so far, as Python knows them."""
+        return Counted(tf.convert_to_tensor(self.of_epoch).numpy().tolist(), len(self._heads))
+
+    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch) -> None:
+        """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
         Args:
-            update: The update.
-            applied: Whether it was applied.
-            batch: The position of its first batch in the epoch, if it is known.
-            loss_scale: The factor of loss scaling, or None.
-
-        Returns:
-            Control dependencies of what must not run otherwise.
+            strategy: The strategy.
+            seen: The update.
+            batch: Gives the position of its first batch in the epoch; None if it is not known.
         """
-        broken, skipped = update.reported, ~applied & update.trains_any
-        is_counted = tf.constant(True)
-        if loss_scale is not None:
-            is_counted = tf.reduce_any(broken.losses) | (loss_scale <= 1)
-        fault = skipped & is_counted
-        before = Memory(tf.identity(self.state.read_value()), len(self._heads))
-        earlier, was_stopped = before.in_a_row, before.stops
-        run = tf.where(fault, earlier + 1, tf.where(applied, tf.constant(0, tf.int64), earlier))
-        stops = fault & tf.constant(self.mode == "raise")
-        if self._limit is not None:
-            stops |= fault & (run >= self._limit)
-        counts = {"in_a_row": run, "stops": tf.maximum(was_stopped, tf.cast(stops, tf.int64))}
-        place = {"step": update.step, "batch": tf.constant(-1, tf.int64) if batch is None else batch}
-        last = Memory.of(**counts, **place, heads=broken.heads, variables=broken.variables)
-        is_new = (fault | (applied & broken.is_any)) & tf.equal(was_stopped, 0)
-        done = self.state.assign(tf.where(is_new, last.vector, before.counting(**counts).vector))
+        before, fault = self._before(), seen.is_fault
+        # No update was applied since a fault after as many updates, so that both are in a row.
+        run = tf.where(tf.equal(before.step, seen.step), before.in_a_row, 0) + 1
+        stops = fault
+        if self.mode != "raise":
+            stops = tf.constant(False) if self._limit is None else fault & (run >= self._limit)
+        self._remember(strategy, seen, batch, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
+        self.count_skipped(strategy, seen)
         if tf.executing_eagerly():
             self.stop()
-            return []
-        with tf.control_dependencies([tf.identity(done)]):
-            return stop_unless(~stops, lambda: self._in_numbers(update.step, run, broken))
+        elif self.mode == "raise" or self._limit is not None:
+            stop_unless(~stops, lambda: self._in_numbers(seen.step, run, seen.broken))
+
+    def count_skipped(self, strategy: tf.distribute.Strategy, seen: Seen) -> None:
+        """Counts an update that was not applied; in the cross-replica context."""
+        overflows = tf.cast(seen.overflows, tf.int64)
+        self._count(strategy, seen, tf.stack([1, overflows]), 1 - overflows)
+
+    def dropped(self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch) -> None:
+        """Remembers the heads that sat out an update, which was applied; in the cross-replica context."""
+        before = self._before()
+        is_new = seen.broken.is_any & tf.equal(before.stops, 0)
+        self._remember(strategy, seen, batch, is_new, in_a_row=0, stops=False)
+        self._count(strategy, seen, tf.zeros([2], tf.int64), 1)
+
+    def _before(self) -> Memory:
+        return Memory(tf.unstack(self.state.read_value()), len(self._heads))
+
+    def _remember(
+        self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch, is_new: tf.Tensor, **counts: Any
+    ) -> None:
+        """Replaces the last fault by an update, if it is a new one."""
+        place = {"step": seen.step, "batch": -1 if batch is None else batch()}
+        new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
+        assign(strategy, self.state, tf.where(is_new, new.vector, self.state.read_value()))
+
+    def _count(self, strategy: tf.distribute.Strategy, seen: Seen, scalars: Any, factor: Any) -> None:
+        broken = tf.cast(tf.concat([seen.broken.heads, seen.broken.variables], axis=0), tf.int64) * factor
+        assign(strategy, self.of_epoch, self.of_epoch.read_value() + tf.concat([scalars, broken], axis=0))
 
     def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, broken: Broken) -> list[Any]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""

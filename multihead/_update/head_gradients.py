@@ -8,30 +8,32 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import computed_if, is_finite, scaled
+from multihead._ground.gradients import all_of, computed_if, is_finite, scaled
 from multihead._ground.keras import Gradient, in_inference_mode
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
+from multihead.heads._head import sum_of_losses
 
 
 class LossFactors(NamedTuple):
     """The factors of the losses of a micro-batch.
 
     Attributes:
-        heads: `[num_heads]`: weight divided by the count of the whole update for an active head, 0 for an idle one.
+        heads: For each head, weight divided by the count of the whole update if it is active, 0 if it is idle.
         added: For losses that count once per update: the micro-batch's fraction of the update's examples.
         scale: The factor of loss scaling, or None.
     """
 
-    heads: tf.Tensor
+    heads: Sequence[tf.Tensor]
     added: tf.Tensor
     scale: tf.Tensor | None
 
-    def scaled_up(self, factor: Any) -> tf.Tensor:
-        """A factor times that of loss scaling."""
-        return tf.convert_to_tensor(factor) if self.scale is None else factor * self.scale
+    def scaled_up(self, value: Any) -> tf.Tensor:
+        """A factor, or a gradient, times the factor of loss scaling."""
+        value = tf.convert_to_tensor(value)
+        return value if self.scale is None else value * tf.cast(self.scale, value.dtype)
 
     def scaled_down(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Gradients without loss scaling."""
@@ -57,21 +59,20 @@ class HeadGradients(NamedTuple):
 
     Attributes:
         loss_sum: `sum_i s_i * loss_i`, float32.
-        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32.
+        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32; or None.
         of_loss: The gradients of the loss sum times the head's factor.
         of_added: The gradients of `added_loss`.
     """
 
     loss_sum: tf.Tensor
-    added_loss: tf.Tensor
+    added_loss: tf.Tensor | None
     of_loss: LossGradients
     of_added: LossGradients
 
-    def is_broken(self) -> tf.Tensor:
-        """1 if a gradient, other than of the head's own variables, is not finite, else 0."""
+    def is_whole(self) -> tf.Tensor:
+        """Whether all gradients, other than of the head's own variables, are finite; a boolean scalar."""
         found = (gradient for loss in (self.of_loss, self.of_added) for gradient in loss.representation + loss.shared)
-        finite = [is_finite(gradient) for gradient in found if gradient is not None]
-        return 1.0 - tf.cast(tf.reduce_all(tf.stack(finite)), tf.float32) if finite else tf.constant(0.0)
+        return all_of([is_finite(gradient) for gradient in found if gradient is not None])
 
 
 def trained(tensors: Sequence[Any], is_trained: Sequence[bool]) -> list[Any]:
@@ -85,9 +86,10 @@ def of_all(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gr
     return [next(found) if is_one else None for is_one in is_trained]
 
 
-def sum_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of some losses, float32; 0 for none."""
-    return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.constant(0.0)
+def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+    """The sum of some losses, float32; None for none."""
+    found = [tf.cast(loss, tf.float32) for loss in losses if loss is not None]
+    return tf.add_n(found) if found else None
 
 
 def head_gradients(
@@ -105,12 +107,11 @@ def head_gradients(
         tape.watch(sources)
         with in_inference_mode(network.frozen_layers):
             predictions = head.predict(representation.nest, labels.targets, training=True)
-        loss_sum = head.loss_sum(labels.targets, predictions, labels.weights)
-        added_losses = list(getattr(head.module, "losses", []))
-        added_loss = sum_of(added_losses)
+        losses = head.losses(labels.targets, predictions, labels.weights)
+        added_loss = sum_of(list(getattr(head.module, "losses", [])))
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
-        found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factors.scaled_up(factor)))
+        found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factor))
         num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
         return LossGradients(
             representation=[None if each is None else tf.convert_to_tensor(each) for each in found[:num_leaves]],
@@ -118,11 +119,12 @@ def head_gradients(
             shared=of_all(found[end:], trains_shared),
         )
 
-    of_loss = gradients(loss_sum, factors.heads[k])
+    # Elements without a label have a weight of 0, so that nothing of their loss counts.
+    of_loss = gradients(losses, factors.scaled_up(factors.heads[k]) * labels.weights)
     of_added = tf.nest.map_structure(lambda _: None, of_loss)
-    if added_losses:  # they count once per update, without a weight, but not for an idle head
+    if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
         added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
-        of_added, added_loss = gradients(added_loss, added_factor), added_loss * added_factor
+        of_added, added_loss = gradients(added_loss, factors.scaled_up(added_factor)), added_loss * added_factor
     head.update_metrics(labels.in_units, predictions, labels.weights)
     is_deaf = head.reads_floats(representation.nest) and not trains_shared
     if is_deaf and all(gradient is None for gradient in of_loss.representation):
@@ -131,6 +133,7 @@ def head_gradients(
             "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
             "and operations that have no gradient; a head for integer outputs alone names them in `reads`."
         )
+    loss_sum = sum_of_losses(losses, labels.weights)
     return HeadGradients(loss_sum=loss_sum, added_loss=added_loss, of_loss=of_loss, of_added=of_added)
 
 

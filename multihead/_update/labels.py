@@ -121,5 +121,7 @@ def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labe
     """
     counts = tf.add_n([count_labels(of_batch) for of_batch in labels])
     num_examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
+    if replicas.num_replicas() == 1:
+        return counts, num_examples
     reduced = replicas.all_reduce_sum(tf.concat([counts, [num_examples]], axis=0))
     return reduced[:-1], reduced[-1]

@@ -100,7 +100,7 @@ def accumulate(
         micro_batches: The micro-batches. Empty ones are skipped, because layers such as batch normalization cannot
             handle them.
         shapes: A nest of the result's structure with the dense shape of each tensor; None where the result is always
-            None.
+            None. Not used for a single micro-batch.
         num_folds: Number of separate sums: micro-batch `i` is added to sum `i mod num_folds`.
 
     Returns:

@@ -46,12 +46,15 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
     conditional = _may_be_idle(spec, batches)
 
+    shapes = encoder_pass.shapes(network) if len(micro_batches) > 1 else None
+    per_element = tf.unstack(weights.per_element)
+
     def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
         fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
-        factors = LossFactors(heads=weights.per_element, added=fraction, scale=scale)
+        factors = LossFactors(heads=per_element, added=fraction, scale=scale)
         return micro_batch_gradients(network, micro_batch, factors, active, conditional, encoder_pass)
 
-    folds = accumulate(gradients, micro_batches, encoder_pass.shapes(network), combiner.num_folds)
+    folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
     gathered = reduce(plus, folds)
     sums = gathered.sums
 
@@ -88,7 +91,9 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
 def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """`[num_heads]` booleans: which heads are trained."""
-    trainable = (head_weights > 0) & (spec.awake > 0)
+    trainable = head_weights * spec.awake > 0
+    if spec.schedule.always_all:
+        return trainable & (counts > 0)
     scheduled = spec.schedule.active(step)
     # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
     scheduled |= ~tf.reduce_any(scheduled & trainable)

@@ -59,7 +59,7 @@ class Update(Change):
     Attributes:
         loss_sums: `[num_heads]` unweighted loss sums over this replica's labelled elements.
         counts: `[num_heads]` counts of these elements; 0 for idle heads.
-        added_loss: This replica's regularization and `add_loss` losses.
+        added_loss: This replica's regularization and `add_loss` losses; None without any.
         num_examples: The number of examples over all replicas, float32.
         combined: The encoder's gradient, and how it was combined.
         norms: `[num_heads]` norms of the heads' weighted gradients, or None; see `Combined.norms`.
@@ -74,7 +74,7 @@ class Update(Change):
 
     loss_sums: tf.Tensor
     counts: tf.Tensor
-    added_loss: tf.Tensor
+    added_loss: tf.Tensor | None
     num_examples: tf.Tensor
     combined: Combined
     norms: tf.Tensor | None
@@ -85,11 +85,10 @@ class Update(Change):
     rates: Rates
     loss_scale: tf.Tensor | None
 
-    def overflows(self, applied: tf.Tensor) -> tf.Tensor:
-        """Whether it is skipped only so that loss scaling halves its scale, to a value above 1; a boolean scalar."""
-        if self.loss_scale is None:
-            return tf.constant(False)
-        return ~applied & self.trains_any & ~tf.reduce_any(self.reported.losses) & (self.loss_scale > 2)
+    @property
+    def total_loss(self) -> tf.Tensor:
+        """This replica's contribution to the total loss, with added losses."""
+        return self.total.total if self.added_loss is None else self.total.total + self.added_loss
 
     @property
     def total_counts(self) -> tf.Tensor:

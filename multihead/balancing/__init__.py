@@ -24,6 +24,7 @@ from multihead.balancing.mgda import MGDA
 from multihead.balancing.moco import MoCo
 from multihead.balancing.nash_mtl import NashMTL
 from multihead.balancing.norm_budget import NormBudget
+from multihead.balancing.norm_floor import NormFloor
 from multihead.balancing.pcgrad import PCGrad
 from multihead.balancing.sdmgrad import SDMGrad
 from multihead.balancing.sum import Sum
@@ -49,6 +50,7 @@ __all__ = [
     "MoCo",
     "NashMTL",
     "NormBudget",
+    "NormFloor",
     "PCGrad",
     "SDMGrad",
     "Sum",

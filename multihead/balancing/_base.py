@@ -14,7 +14,7 @@ from multihead._ground.names import names_arguments
 from multihead._ground.validation import quoted
 
 MAX_HEADS = 128
-"""The largest number of heads for methods whose time grows with its fourth power."""
+"""The largest number of heads for methods that need the exact solvers, whose time grows with its fourth power."""
 
 MANY_HEADS = 1024
 """The largest number of heads for methods whose time grows with its third power."""

@@ -49,7 +49,8 @@ def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tu
         count: tf.Tensor, passive: tf.Tensor, wrong: tf.Tensor, _: tf.Tensor, *caution: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         if caution:
-            wrong, *caution = _cautious(wrong, *caution)
+            wrong, *rest = _cautious(wrong, *caution)
+            caution = tuple(rest)
         passive = tf.math.logical_xor(passive, wrong)
         both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
         weights, slopes = trial(tf.where(both, matrix, identity), passive)

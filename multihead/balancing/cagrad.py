@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
-from multihead.balancing._base import MANY_HEADS
+from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import dual_cone, quickly, well_inside
 from multihead.balancing._improvement import end_of_path, followed, mean_of, shifted
 from multihead.balancing._preference import PreferenceBalancer
@@ -34,7 +34,7 @@ class CAGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of range, or there are more than 1024 heads.
+        ValueError: `c` or the preference is out of range, or there are more than 128 heads.
 
     Example:
         >>> CAGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -44,7 +44,7 @@ class CAGrad(PreferenceBalancer):
     some implementations, the update is not divided by `1 + c` or a similar factor.
     """
 
-    max_heads = MANY_HEADS
+    max_heads = MAX_HEADS
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
-from multihead.balancing._base import MANY_HEADS
+from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import quickly
 from multihead.balancing._improvement import followed, inverse_norms, mean_of, shifted
 from multihead.balancing._pivoting import nonnegative
@@ -37,7 +37,7 @@ class ConicGrad(PreferenceBalancer):
         name: Name of the layer.
 
     Raises:
-        ValueError: `c` or the preference is out of range, or there are more than 1024 heads.
+        ValueError: `c` or the preference is out of range, or there are more than 128 heads.
 
     Example:
         >>> ConicGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -48,7 +48,7 @@ class ConicGrad(PreferenceBalancer):
     here the stated problem is solved exactly. The default of `c` is ours: about the largest angle of `CAGrad(c=0.4)`.
     """
 
-    max_heads = MANY_HEADS
+    max_heads = MAX_HEADS
 
     def __init__(
         self,

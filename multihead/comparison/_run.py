@@ -15,9 +15,9 @@ from multihead._data.data import Data
 from multihead._ground.keras import KerasHooks
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import as_python, check_head_names, quoted
+from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack
-from multihead.callbacks._directions import direction
 from multihead.comparison._arms import made
 from multihead.comparison._data import (
     TEST,

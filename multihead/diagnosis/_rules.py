@@ -17,11 +17,16 @@ from multihead.diagnosis._suggestion import (
     MUCH_LARGER,
     comparable,
     explained,
+    floor,
     in_raw_units,
+    is_noise,
     largest,
     left_behind,
     level_of,
-    preference,
+    meant,
+    paces,
+    ratios,
+    raw_both_ways,
     scales,
     starved,
     suggest,
@@ -157,6 +162,21 @@ def different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
                 "done",
                 [heads[k]],
             )
+        elif ratios(found)[k] <= MUCH_LARGER:
+            yield Finding(
+                f"The gradient of {heads[k]!r} is small because of its weight, {plain(found.weights[k])}. If it is an "
+                "auxiliary head, that is as it should be; give it a weight of 1 if it should count as much as the others.",
+                "small weight",
+                [heads[k]],
+            )
+        elif is_noise(found, k):
+            yield Finding(
+                f"{heads[k]!r} predicts no better than a constant, and its gradient is nothing but noise in these batches: "
+                "its labels may not depend on the inputs. A larger share of the encoder would only disturb the others. "
+                "Train it alone to see whether it can learn, or diagnose with more batches (`batches=`).",
+                "noise",
+                [heads[k]],
+            )
         elif found.progress[k] == "noisy":
             yield Finding(
                 f"The gradient of {heads[k]!r} is small, and in these batches mostly noise: there may be little left to "
@@ -238,22 +258,46 @@ def _advice(found: Diagnosis, spec: UpdateSpec) -> str:
     if spec.weighting is not None or spec.balancer is not None:
         configured = type(spec.weighting or spec.balancer).__name__
         return f"{configured} is configured already; watch whether it brings these heads together."
+    if raw_both_ways(found):
+        return (
+            "Scale the labels first, and change nothing else: some are far above unit scale and others far below it, and a "
+            "balancer would make the larger errors larger. Then diagnose again."
+        )
     if not suggest(found, spec):
         return (
             "That may change as soon as the modules have learned: change nothing yet, train an epoch, and diagnose again. "
-            "If it stays so, try `balancer=balancing.EqualNorms()` and compare."
+            "If it stays so, try `balancer=balancing.NormFloor()` and compare."
         )
     weights = ", ".join(
         f"{plain(found.weights[k] * found.factors[head])} for {head!r}" for k, head in enumerate(found.heads)
     )
-    leader = found.heads[largest(found)]
-    say = f"leaves {leader!r} a third of the encoder's update and the others equal parts of the rest"
-    if preference(found) is None:
-        say = "gives each head the same say in the encoder"
     return (
-        f"Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `EqualNorms`, which {say}, and "
-        "follows the norms as they change; the heads' weights then have no effect there. Compare each head with the plain "
-        f"sum on held-out data. Without a balancer, these weights do part of it: {weights}."
+        "Balance the heads: `trainer.compile(optimizer, **diagnosis.suggestion)` uses `NormFloor`, which scales smaller "
+        f"gradients up to {floor(found):.0%} of the largest{_as_meant(found)} and leaves the others in proportion. "
+        f"{_of_pace(found)} A lower floor costs less, a higher one helps more. Compare each head with the plain sum on "
+        f"held-out data. Without a balancer, these weights do part of it: {weights}."
+    )
+
+
+def _as_meant(found: Diagnosis) -> str:
+    """That weights below 1 stay in force."""
+    names = [repr(found.heads[k]) for k in comparable(found) if meant(found)[k] < 1]
+    return f" (times the weight of {listed(names)}, which is below 1)" if names else ""
+
+
+def _of_pace(found: Diagnosis) -> str:
+    """Who gains and who pays, by the law of the pace; see `NormFloor`."""
+    before, after = paces(found), paces(found, floor(found))
+    gain, pay = [[k for k in comparable(found) if sign * (after - before)[k] > 0.005] for sign in (1, -1)]
+    said = f"By these norms, {_moves(found, gain, before, after)}"
+    return f"{said}; the cost is that {_moves(found, pay, before, after)}." if pay else f"{said}, at almost no cost."
+
+
+def _moves(found: Diagnosis, heads: Sequence[int], before: np.ndarray, after: np.ndarray) -> str:
+    """The paces of some heads with the suggestion and in the plain sum."""
+    alone = (" of its pace alone" if i == 0 else "" for i in range(len(heads)))
+    return listed(
+        [f"{found.heads[k]!r} moves at {after[k]:.0%}{words} instead of {before[k]:.1%}" for k, words in zip(heads, alone)]
     )
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.autograph import call_users
-from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
+from multihead._ground.keras import call_module, entries_for, in_xla, serialized, tensor_variable
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
@@ -170,7 +170,7 @@ class Head:
             ValueError: A function returns something other than one number.
         """
         if self._weight_variable is not None:
-            return tf.identity(tensor_variable(self._weight_variable).read_value())
+            return tensor_variable(self._weight_variable).read_value()
         weight = call_users(self._weight, step) if callable(self._weight) else self._weight
         try:
             result = tf.convert_to_tensor(weight)
@@ -298,8 +298,8 @@ class Head:
         """
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
 
-    def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is.
+    def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """The loss of each element, float32, of the shape of the weights; see `sum_of_losses`.
 
         Raises:
             ValueError: The predictions are no probabilities, which the loss takes; in a graph, when it runs.
@@ -310,11 +310,15 @@ class Head:
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
         if self.loss.known is None and seen.dtype.is_floating:
             seen = with_valid_labels(seen, weights)
-        # XLA leaves that check out: there a reshape of another number of values fails.
-        values = tf.reshape(self.loss.values(seen, predictions), tf.shape(weights))
-        if self.checks_range:
-            values = with_checked_range(values, self.name, self.loss, predictions)
-        return tf.reduce_sum(tf.where(weights > 0, values, tf.zeros_like(values)) * weights)
+        values = self.loss.values(seen, predictions)
+        if over is None or values.shape.rank != weights.shape.rank or in_xla():
+            # XLA leaves that check out: there a reshape of another number of values fails.
+            values = tf.reshape(values, tf.shape(weights))
+        return with_checked_range(values, self.name, self.loss, predictions) if self.checks_range else values
+
+    def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
+        return sum_of_losses(self.losses(targets, predictions, weights), weights)
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
         """Adds the labelled elements to the metrics, without class weights.
@@ -329,6 +333,11 @@ class Head:
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
             metric.update(targets, predictions, weights)
+
+
+def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
+    return tf.reduce_sum(tf.math.multiply_no_nan(losses, weights))
 
 
 def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:

@@ -157,22 +157,24 @@ class ElementLoss(NamesArguments):
         Raises:
             ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
         """
-        return tf.cast(self._computed(targets, predictions), tf.float32)
+        values = tf.cast(self._computed(targets, predictions), tf.float32)
+        rank = with_columns(predictions.shape).rank
+        return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
     def _computed(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
         if predictions.shape.rank == 1:
-            predictions = with_logits(lambda tensor: tensor[:, tf.newaxis], predictions)
+            predictions = with_logits(lambda tensor: tf.expand_dims(tensor, -1), predictions)
         shape = predictions.shape
         targets = aligned(targets, shape, self.over)
         if self.known is None:
             targets = targets_for_loss(targets, predictions)
         elif self.over != CLASSES:
             targets = tf.cast(targets, predictions.dtype)
-        if self.over == ELEMENTS:  # the mean over a last axis of one is the term itself
-            targets, predictions = targets[..., tf.newaxis], with_logits(lambda t: t[..., tf.newaxis], predictions)
+        if self.over == ELEMENTS and shape[-1] != 1:  # the mean over a last axis of one is the term itself
+            targets, predictions = tf.expand_dims(targets, -1), with_logits(lambda t: tf.expand_dims(t, -1), predictions)
         values = tf.convert_to_tensor(self._called(targets, predictions))
         rank = values.shape.rank
         if not rank or not values.shape.is_compatible_with(shape[:rank]) or keras_mask(values) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -25,17 +25,31 @@ class Elements(NamedTuple):
         """The axes within an element."""
         return list(range(self.rank, self.targets.shape.rank))
 
+    @property
+    def sizes(self) -> Any:
+        """How many elements there are along each axis, as numbers if they are known."""
+        shape = self.targets.shape[: self.rank]
+        return (
+            shape
+            if shape.is_fully_defined()
+            else tf.shape(self.targets)[: self.rank]
+            if self.inner
+            else tf.shape(self.targets)
+        )
+
     def spread(self, values: tf.Tensor) -> tf.Tensor:
         """Values for all elements, from values for the first axes of the elements.
 
         The number of rows must be that of the targets: XLA omits other checks, but fails in this reshape.
         """
-        sizes = tf.shape(self.targets)[: self.rank]
+        sizes = self.sizes
         ones = [1] * (self.rank - values.shape.rank)
         return tf.broadcast_to(tf.reshape(values, tf.concat([sizes[:1], tf.shape(values)[1:], ones], axis=0)), sizes)
 
     def with_inner(self, values: tf.Tensor) -> tf.Tensor:
         """Values of the elements with an axis of one for each axis within an element."""
+        if not self.inner:
+            return values
         return tf.reshape(values, tf.concat([tf.shape(values), [1] * len(self.inner)], axis=0))
 
     def classes(self, targets: tf.Tensor) -> tf.Tensor:
@@ -59,7 +73,7 @@ def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.T
         over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
     """
     change = _change_of_rank(targets.shape, shape, over)
-    return targets[..., tf.newaxis] if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
+    return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
 
 
 def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:

@@ -1,13 +1,57 @@
-"""The metric that holds the losses and the counts of an epoch or of an evaluation."""
+"""The metric that holds the losses, the counts and the figures of an epoch or of an evaluation."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._update.faults import Faults
+
+
+class Sums(NamedTuple):
+    """Sums over updates, or over batches of an evaluation, and of how many elements, updates or examples; one scalar each.
+
+    Attributes:
+        losses: For each head, the loss.
+        figures: For each figure of updates, its value.
+        rest: The losses that do not belong to a head, times the number of examples that they count for.
+        weighted: For each head, the loss times the weight of the head.
+    """
+
+    losses: list[Any]
+    figures: list[Any]
+    rest: Any
+    weighted: list[Any]
+
+    @classmethod
+    def of(cls, values: tf.Tensor, num_heads: int) -> Sums:
+        """Names the parts of a vector."""
+        flat = tf.unstack(values)
+        return cls(flat[:num_heads], flat[num_heads : -num_heads - 1], flat[-num_heads - 1], flat[-num_heads:])
+
+
+class Read(NamedTuple):
+    """What `EpochSums` holds.
+
+    Attributes:
+        sums: The sums.
+        exist: Whether each of them is of anything.
+        means: The sums over their counts; 0 for nothing.
+        known: The same; NaN for nothing.
+    """
+
+    sums: Sums
+    exist: Sums
+    means: Sums
+    known: Sums
+
+    @property
+    def total_loss(self) -> tf.Tensor:
+        """The total loss; NaN if nothing was added."""
+        return tf.where(self.exist.rest, tf.add_n([*self.means.weighted, self.means.rest]), float("nan"))
 
 
 class EpochSums(keras.metrics.Metric):
@@ -19,65 +63,64 @@ class EpochSums(keras.metrics.Metric):
 
     Args:
         num_heads: The number of heads.
-        num_variables: The number of trainable variables.
+        num_figures: The number of figures of updates.
+        faults: Counts updates that are not finite, epoch by epoch.
 
     Attributes:
-        sums: The vector; for the names and sizes of its parts see `add`.
+        sums: The vector: the parts of `Sums`, then of how many elements, updates and examples each is.
         batches: The variable that counts the batches of the epoch.
     """
 
-    def __init__(self, num_heads: int, num_variables: int) -> None:
+    def __init__(self, num_heads: int, num_figures: int, faults: Faults) -> None:
         super().__init__(name="loss", dtype="float32")
-        of_heads = dict.fromkeys(("losses", "weighted", "counts", "broken_heads"), num_heads)
-        scalars = dict.fromkeys(("rest", "examples", "skipped", "overflows"), 1)
-        self._sizes = {**of_heads, **scalars, "broken_variables": num_variables}
-        self.sums = self.add_weight(name="sums", shape=(sum(self._sizes.values()),), initializer="zeros", dtype="float32")
+        self._num_heads, self._num_figures = num_heads, num_figures
+        self._faults = Untracked(faults)
+        size = 2 * (2 * num_heads + num_figures + 1)
+        self.sums = self.add_weight(name="sums", shape=(size,), initializer="zeros", dtype="float32")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
-    def add(self, **parts: tf.Tensor) -> None:
-        """Adds this replica's part of an update, or of a batch of an evaluation; 0 for what is not given.
+    def add(
+        self,
+        *,
+        losses: tf.Tensor,
+        counts: tf.Tensor,
+        examples: tf.Tensor,
+        weighted: tf.Tensor | None = None,
+        rest: tf.Tensor | None = None,
+        figures: tuple[tf.Tensor, tf.Tensor] | None = None,
+    ) -> None:
+        """Adds this replica's part of an update, or of a batch of an evaluation.
 
         Args:
-            **parts: `losses`: `[num_heads]` loss sums; `weighted`: the same times the weights of their heads; `counts`:
-                their counts; `rest`: losses that do not belong to a head, times the number of examples that they count
-                for; `examples`: that number; `skipped`: skipped updates; `overflows`: those of them with which loss scaling
-                lowers its scale; `broken_heads` and `broken_variables`: other updates with gradients that are not finite.
+            losses: `[num_heads]` loss sums.
+            counts: Their counts.
+            examples: The number of examples.
+            weighted: The loss sums times the weights of their heads; None counts as 0.
+            rest: Losses that do not belong to a head, times the number of examples; None counts as 0.
+            figures: The figures of an update, and for how many updates each counts; None counts as 0.
         """
-        values = [
-            tf.reshape(parts[name], [size]) if name in parts else tf.zeros([size]) for name, size in self._sizes.items()
-        ]
-        tensor_variable(self.sums).assign_add(tf.concat(values, axis=0))
+        values, numbers = (tf.zeros([self._num_figures]),) * 2 if figures is None else figures
+        rest = tf.zeros([1]) if rest is None else tf.reshape(rest, [1])
+        weighted = tf.zeros_like(losses) if weighted is None else weighted
+        added = [losses, values, rest, weighted, counts, numbers, tf.reshape(examples, [1]), counts]
+        tensor_variable(self.sums).assign_add(tf.concat(added, axis=0))
 
     def update_state(self, **parts: tf.Tensor) -> None:
         """As `add`, which Keras does not wrap."""
         self.add(**parts)
 
     def reset_state(self) -> None:
-        """Resets all sums to zero."""
+        """Resets all sums to zero, and the counts of updates that are not finite."""
         self.sums.assign(tf.zeros(self.sums.shape))
         self.batches.value.assign(0)
+        self._faults.value.reset_epoch()
 
-    def parts(self) -> dict[str, tf.Tensor]:
-        """The parts of the vector by name, `[num_heads]` for those of heads."""
-        vector = tf.convert_to_tensor(tensor_variable(self.sums))
-        return dict(zip(self._sizes, tf.split(vector, list(self._sizes.values()))))
+    def read(self) -> Read:
+        """The sums so far."""
+        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2)
+        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
+        return Read(*(Sums.of(each, self._num_heads) for each in (sums, exist, means, tf.where(exist, means, float("nan")))))
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        return total_loss(self.parts())
-
-
-def total_loss(parts: dict[str, Any]) -> tf.Tensor:
-    """The total loss of `EpochSums.parts`; NaN if nothing was added."""
-    of_heads = tf.math.divide_no_nan(parts["weighted"], parts["counts"])
-    return tf.where(parts["examples"][0] > 0, tf.reduce_sum(of_heads) + mean_rest(parts), float("nan"))
-
-
-def mean_rest(parts: dict[str, Any]) -> tf.Tensor:
-    """The losses that do not belong to a head, as a mean over examples; 0 without any."""
-    return tf.math.divide_no_nan(parts["rest"], parts["examples"])[0]
-
-
-def mean_losses(parts: dict[str, Any]) -> tf.Tensor:
-    """`[num_heads]`: the heads' losses over their labelled elements; NaN for a head without any."""
-    return tf.where(parts["counts"] > 0, tf.math.divide_no_nan(parts["losses"], parts["counts"]), float("nan"))
+        return self.read().total_loss

@@ -39,14 +39,15 @@ class UpdateFigures:
         """The metric that holds them, as a list; empty if no figure is shown."""
         return [self._recorded] if self.layout.shown else []
 
-    def update(self, update: Update, applied: tf.Tensor) -> None:
-        """Adds one update; see `telemetry.LogMetrics`."""
+    def update(self, update: Update, applied: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """This replica's part of the figures, and for how many updates each counts; None if none is shown."""
         if not self.layout.shown:
-            return
+            return None
         found = [self._value(figure, len(names), update) for figure, names in self.layout.shown]
         values = tf.concat([value for value, _ in found], axis=0)
         is_counted = applied & tf.concat([counts for _, counts in found], axis=0) & tf.math.is_finite(values)
         self._recorded.update_state(values, is_counted, self._values_of_layers(update, applied), applied)
+        return tf.where(is_counted, values, 0.0), replicas.part_of(tf.cast(is_counted, tf.float32))
 
     def _value(self, figure: Figure, number: int, update: Update) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of a figure, `[number]` float32, and for which of its values the update counts."""
@@ -54,10 +55,10 @@ class UpdateFigures:
         if found is None or not number:
             return tf.zeros([number]), tf.zeros([number], tf.bool)
         found = tf.cast(found, tf.float32)
-        if figure.metric is not None and replicas.num_replicas() > 1:
-            found = found / replicas.num_replicas()
+        if figure.metric is not None:
+            found = replicas.part_of(found)
         if figure.per == "update":
-            return found[tf.newaxis], tf.ones([1], tf.bool)
+            return tf.reshape(found, [1]), tf.ones([1], tf.bool)
         if figure.per == "head":
             return found, active
         both = tf.stack([active[i] & active[j] for i, j in pairs])
@@ -65,6 +66,8 @@ class UpdateFigures:
 
     def _values_of_layers(self, update: Update, applied: tf.Tensor) -> tf.Tensor:
         """The figures of all layers in one vector; NaN in updates that do not measure them."""
+        if not self.layout.num_of_layers:
+            return tf.zeros([0])
         measured = self._spec.measures_layers_at(update.step)
         nothing = tf.fill([self.layout.num_of_layers], float("nan"))
         if update.by_layer is None or measured is None:
@@ -83,13 +86,20 @@ class UpdateFigures:
                 "cosine": tf.concat(pairs, axis=1) if pairs else of_heads[:, :0],
                 "update_norm": tf.cast(norms[:, -1:], tf.float32),
             }
-            return tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1]) / replicas.num_replicas()
+            return replicas.part_of(tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1]))
 
         return tf.cond(measured & applied, values, lambda: nothing)
 
-    def by_name(self) -> dict[str, tf.Tensor]:
-        """The figures of the epoch so far and the running averages, by name."""
-        return self._recorded.by_name() if self.layout.shown else {}
+    def by_name(self, sums: Sequence[Any], means: Sequence[Any]) -> dict[str, tf.Tensor]:
+        """The figures of the epoch so far and the running averages, by name.
+
+        Args:
+            sums: The sum of each figure over the updates.
+            means: Their means; 0 for those that counted in no update.
+        """
+        values = [total if is_sum else mean for total, mean, is_sum in zip(sums, means, self.layout.is_sum)]
+        averages = self._recorded.averages_by_name() if self.layout.shown else {}
+        return {**dict(zip(self.layout.names, values)), **averages}
 
     def latest(self) -> list[dict[str, Any]]:
         """The figures of the latest updates by name, oldest first; see `Layout.line`."""

@@ -20,7 +20,7 @@ from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
-from multihead.telemetry._epoch_sums import EpochSums, mean_losses, mean_rest, total_loss
+from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
 
@@ -92,7 +92,7 @@ def _losses(update: Update) -> tf.Tensor:
 
 
 LOSSES = (
-    Figure("loss", lambda update: update.total.total + update.added_loss, _shows_norms, "update", None, averaged=True),
+    Figure("loss", lambda update: update.total_loss, _shows_norms, "update", None, averaged=True),
     Figure("loss", _losses, _shows_norms, metric=None, averaged=True),
 )
 """The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
@@ -130,8 +130,8 @@ class LogMetrics:
         self.weighting = spec.weighting
         self.faults = spec.faults
         self.variables = spec.network.variables.all
-        self.sums = EpochSums(len(self.heads), len(self.variables))
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
+        self.sums = EpochSums(len(self.heads), len(self.figures.layout.names), self.faults)
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None
 
@@ -150,46 +150,40 @@ class LogMetrics:
             applied: Whether it was applied.
             num_replicas: The number of replicas that add their updates.
         """
-        is_counted, part = applied & tf.math.is_finite(update.loss_sums), 1.0 / num_replicas
+        is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses = tf.where(is_counted, update.loss_sums, 0.0)
-        weighted, rest = losses * update.losses.given.of_heads, update.added_loss
+        weighted, rest, is_usable = losses * update.losses.given.of_heads, update.added_loss, applied
         if self.weighting is not None:  # its total need not be a sum over heads
-            weighted, rest = tf.zeros_like(losses), rest + update.total.total
-        is_usable = applied & tf.math.is_finite(rest)
-        num_examples = tf.where(is_usable, update.num_examples, 0.0)
-        overflows = update.overflows(applied)
-        fault = tf.where(overflows, 0.0, part)
+            weighted, rest = None, update.total_loss
+        if rest is not None:
+            is_usable = applied & tf.math.is_finite(rest)
+            rest = tf.where(is_usable, rest * update.num_examples, 0.0)
+        examples = tf.where(is_usable, update.num_examples, 0.0)
         self.sums.add(
             losses=losses,
             weighted=weighted,
             counts=tf.where(is_counted, update.counts, 0.0),
-            rest=tf.where(is_usable, rest, 0.0) * num_examples,
-            examples=num_examples * part,
-            skipped=tf.where(applied, 0.0, part),
-            overflows=part - fault,
-            broken_heads=tf.cast(update.reported.heads, tf.float32) * fault,
-            broken_variables=tf.cast(update.reported.variables, tf.float32) * fault,
+            rest=rest,
+            examples=examples if num_replicas == 1 else examples / num_replicas,
+            figures=self.figures.update(update, applied),
         )
-        self.figures.update(update, applied)
 
-    def next_batch(self, number: int) -> tf.Tensor:
-        """The position in the epoch of the next batch, from 0, after which that many are counted."""
-        position = tf.identity(self.sums.batches.value.read_value())
-        with tf.control_dependencies([position]):
-            self.sums.batches.value.assign(position + number)
-        return position
+    def count_batches(self, number: int) -> Callable[[], tf.Tensor]:
+        """Counts batches; gives the position in the epoch of the first of them, from 0, until the next are counted."""
+        batches = self.sums.batches.value
+        batches.assign_add(tf.constant(number, tf.int64))
+        return lambda: batches.read_value() - number
 
     def add_evaluated(self, found: Evaluated) -> None:
         """Adds this replica's part of one batch of an evaluation."""
-        rest = found.added_loss * found.num_examples
+        rest = None if found.added_loss is None else found.added_loss * found.num_examples
         self.sums.add(losses=found.loss_sums, counts=found.counts, rest=rest, examples=found.num_examples)
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        sums = {name: value.numpy() for name, value in self.sums.parts().items()}
-        overflows = round(float(sums["overflows"][0]))
-        skipped = round(float(sums["skipped"][0])) - overflows
-        heads, variables = (sums[name].nonzero()[0].tolist() for name in ("broken_heads", "broken_variables"))
+        counted = self.faults.counted()
+        overflows, heads, variables = counted.overflows, counted.heads, counted.variables
+        skipped = counted.skipped - overflows
         names = quoted(variable_name(self.variables[i]) for i in variables)
         whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
@@ -230,16 +224,15 @@ class LogMetrics:
     @unchecked()
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
-        sums = self.sums.parts()
-        logs: dict[str, Any] = {"loss": total_loss(sums)}
-        found, layout = self.figures.by_name(), self.figures.layout
+        read, layout = self.sums.read(), self.figures.layout
+        found = self.figures.by_name(read.sums.figures, read.means.figures)
+        logs: dict[str, Any] = {"loss": read.total_loss}
         logs.update({name: found[name] for name in layout.logged("update")})
-        losses, labelled = tf.unstack(mean_losses(sums)), tf.unstack(sums["counts"] > 0)
         for k, head in enumerate(self.heads):
-            logs.update(_head_logs(head, losses[k], labelled[k]))
+            logs.update(_head_logs(head, read.known.losses[k], read.exist.losses[k]))
             logs.update({name: found[name] for name in layout.logged("head", k)})
         logs.update({name: found[name] for name in layout.logged("pair")})
-        logs["skipped_updates"] = sums["skipped"][0]
+        logs["skipped_updates"] = tf.cast(tf.unstack(self.faults.of_epoch.read_value())[0], tf.float32)
         return logs
 
     @unchecked()
@@ -251,17 +244,18 @@ class LogMetrics:
             present: The heads that have targets in the data.
             step: The number of updates applied so far.
         """
-        sums, logs = self.sums.parts(), dict[str, Any]()
-        means, labelled = mean_losses(sums), sums["counts"] > 0
-        for head, loss, has_labels in zip(self.heads, tf.unstack(means), tf.unstack(labelled)):
-            logs.update(_head_logs(head, loss, has_labels) if head.name in present else {})
+        read, logs = self.sums.read(), dict[str, Any]()
+        means, labelled = tf.stack(read.known.losses), tf.stack(read.exist.losses)
+        for k, head in enumerate(self.heads):
+            found = _head_logs(head, read.known.losses[k], read.exist.losses[k])
+            logs.update(found if head.name in present else {})
         active = labelled & (weights > 0)
         losses = tf.where(active, weights * means, 0.0)
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total + mean_rest(sums), tf.reduce_any(active)), **logs}
+        return {"loss": _or_nan(total + read.means.rest, tf.reduce_any(active)), **logs}
 
 
 def _names_of(head: Head) -> list[str]:

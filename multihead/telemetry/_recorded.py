@@ -1,4 +1,4 @@
-"""The metric that holds the figures of updates: their means over an epoch, running averages, and the latest updates."""
+"""The metric that holds the running averages of figures, and those of the latest updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECAY = 0.98
 
 
 class Recorded(keras.metrics.Metric):
-    """The figures of updates, in a few vectors, so that any number of figures costs few operations.
+    """Running averages of figures and the figures of the latest updates, in a few vectors: any number costs few operations.
 
     A replica holds its part of each figure; a read from outside adds up the parts.
 
@@ -31,10 +31,8 @@ class Recorded(keras.metrics.Metric):
         super().__init__(name="recorded", dtype="float32")
         self._layout = layout
         self._positions = [layout.columns[name] for name in layout.averaged]
-        size, num_averages = len(layout.names), len(layout.averaged)
+        num_averages = len(layout.averaged)
         options: Any = {"initializer": "zeros", "dtype": "float32"}
-        self.totals = self.add_weight(name="totals", shape=(size,), **options)
-        self.weights_of_totals = self.add_weight(name="weights_of_totals", shape=(size,), **options)
         self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
         self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
         self.latest = self.add_weight(name="latest", shape=(latest, len(layout.columns)), **options)
@@ -49,15 +47,14 @@ class Recorded(keras.metrics.Metric):
             of_layers: This replica's part of the figures of all layers; NaN where there is none.
             applied: Whether the update was applied.
         """
-        part = 1.0 / replicas.num_replicas()
-        used = tf.where(counts, values, 0.0)
-        self.totals.assign_add(used)
-        self.weights_of_totals.assign_add(tf.where(counts, part, 0.0))
         columns = [tf.where(counts, values, float("nan"))]
         if self._positions:
-            columns.append(self._average(tf.gather(used, self._positions), tf.gather(counts, self._positions), part))
-        columns += [of_layers, [tf.where(applied, part, 0.0)]]
-        row = tf.concat(columns, axis=0)[tf.newaxis]
+            used, is_used = tf.gather(tf.where(counts, values, 0.0), self._positions), tf.gather(counts, self._positions)
+            columns.append(self._average(used, is_used, 1.0 / replicas.num_replicas()))
+        if of_layers.shape[0]:
+            columns.append(of_layers)
+        row = tf.concat([*columns, tf.reshape(replicas.part_of(tf.cast(applied, tf.float32)), [1])], axis=0)
+        row = tf.expand_dims(row, 0)
         kept = tensor_variable(self.latest)
         kept.assign(row if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], row], axis=0))
         self._num_recorded.value.assign_add(1)
@@ -77,23 +74,17 @@ class Recorded(keras.metrics.Metric):
         return tf.where(number > 0, new, float("nan"))
 
     def reset_state(self) -> None:
-        """Resets the sums over the epoch; running averages and the latest updates stay."""
-        for variable in (self.totals, self.weights_of_totals):
-            variable.assign(tf.zeros(variable.shape))
+        """Nothing here is of one epoch."""
 
     def result(self) -> tf.Tensor:
-        """All figures over the epoch so far; 0 for those that counted in no update."""
-        totals, weights = (tf.convert_to_tensor(tensor_variable(v)) for v in (self.totals, self.weights_of_totals))
-        return tf.where(self._layout.is_sum, totals, tf.math.divide_no_nan(totals, weights))
-
-    def by_name(self) -> dict[str, tf.Tensor]:
-        """The results and the running averages, by name."""
-        names, averaged = self._layout.names, self._layout.averaged
+        """The running averages; NaN for those without any update."""
         averages = tf.convert_to_tensor(tensor_variable(self.averages))
-        counts = tf.convert_to_tensor(tensor_variable(self.average_counts))
-        known = tf.unstack(tf.where(counts > 0, averages, float("nan")), num=len(averaged))
-        results = dict(zip(names, tf.unstack(self.result(), num=len(names))))
-        return {**results, **{f"{name}_average": value for name, value in zip(averaged, known)}}
+        return tf.where(tf.convert_to_tensor(tensor_variable(self.average_counts)) > 0, averages, float("nan"))
+
+    def averages_by_name(self) -> dict[str, tf.Tensor]:
+        """The running averages, by name."""
+        averaged = self._layout.averaged
+        return dict(zip([f"{name}_average" for name in averaged], tf.unstack(self.result()))) if averaged else {}
 
     @property
     def number_variable(self) -> tf.Variable:

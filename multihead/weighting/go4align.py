@@ -60,7 +60,7 @@ class GO4Align(Weighting):
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         indicators = tensor_variable(self.indicators)
-        indicators.assign_sub(tf.where(update.active & applied, self.step_size * update.losses, 0.0))
+        indicators.assign_sub(self.step_size * tf.where(update.active & applied, update.losses, 0.0))
 
 
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:

@@ -164,7 +164,7 @@ def draw(path, picture):
 
 
 DECODER = {"vocabulary_size": 9, "embedding_size": 2, "units": 2}
-PREFERRING = ("AlignedMTL", "CAGrad", "DualProj", "EqualNorms", "SDMGrad", "Sum", "UPGrad")
+PREFERRING = ("AlignedMTL", "CAGrad", "DualProj", "EqualNorms", "NormFloor", "SDMGrad", "Sum", "UPGrad")
 PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", "weights")
 
 
@@ -300,6 +300,7 @@ FREE = (
     r".*\.(directory|folder|path|log_dir|filepath|inputs)",
     r"mix_datasets\.datasets",
     r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
+    r"models\.(MMoE|CGC)\.heads",  # which names the heads
     r"testing\..*",
     r"compare\.(file|measure)",
     r"callbacks\.Checkpoint\.strict",

@@ -19,7 +19,7 @@ def test_a_summed_loss_is_to_be_balanced_and_every_arm_is_trained(tmp_path, caps
     output = tmp_path / "found.json"
     suggestions.main(["--models", "summed", "--seeds", "1", "--quick", "--output", str(output)])
     found = json.loads(output.read_text(encoding="utf-8"))["summed"]
-    assert found["suggestions"] == [dict.fromkeys("abc", "EqualNorms")]
+    assert found["suggestions"] == [dict.fromkeys("abc", "NormFloor")]
     runs = [found["plain sum"][0], found["suggestion"][0], found["by hand"]["runs"][0]]
     assert all(set(run) == {"a", "b", "c"} for run in runs) and runs[0] != runs[1]
     assert "summed" in capsys.readouterr().out

@@ -109,11 +109,12 @@ def test_mirrored(tmp_path, one_table, two_replicas, monkeypatch):
 def test_by_file_and_killed(tmp_path):
     options = [*files(tmp_path / "data", [15, 20, 25]), "--shard", "file"]
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]
-    killed, again = run_workers("example_worker", [[arguments, 6], [[*arguments, "--resume"]]], tmp_path, 2 * TIMEOUT)
+    killed, again = run_workers("example_worker", [[arguments, 8], [[*arguments, "--resume"]]], tmp_path, 2 * TIMEOUT)
     logs = [(tmp_path / f"{number}_{index}.log").read_text() for number in range(2) for index in range(2)]
     assert killed == [1, -9], logs[0][-3000:]
     assert "The other workers must run until `fit` ends, but one of them has stopped." in logs[0]
     assert again == [0, 0], logs[2][-3000:]
+    assert "epoch 1/2" in logs[0] and "epoch 1/2" not in logs[2]  # it continues with the second epoch of six updates
     # The first worker has two of the three files.
     first, second = speeds_in(logs[2:])
     assert first / second == pytest.approx((15 + 25) / 20, rel=0.3)

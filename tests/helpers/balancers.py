@@ -16,11 +16,15 @@ METHODS = sorted(
 CHAINS = {"Chain": lambda: balancing.Chain(balancing.EqualNorms(), balancing.UPGrad())}
 ALL = [*METHODS, *CHAINS]
 
-STATEFUL = ("GradVac", "MetaBalance", "DBMTL", "MoCo", "SDMGrad", "ExcessMTL")
+STATEFUL = ("GradVac", "MetaBalance", "NormFloor", "DBMTL", "MoCo", "SDMGrad", "ExcessMTL")
+
+
+# With its default, this one changes nothing on rows of similar norms.
+CHANGED = {"NormFloor": lambda: balancing.NormFloor(0.9)}
 
 
 def make(name):
-    return CHAINS[name]() if name in CHAINS else getattr(balancing, name)()
+    return {**CHAINS, **CHANGED}.get(name, getattr(balancing, name, None))()
 
 
 def update_of(name, rows, dtype=np.float64, **used):

@@ -25,6 +25,7 @@ STAGES = {
 """The beginnings of the paths of each stage's files, the first that fits counts; the rest is `"others"`."""
 
 CONDITIONS = ("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase")
+ASSIGNMENTS = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 
 
 def operations(step: tf.types.experimental.ConcreteFunction) -> list[tf.Operation]:
@@ -55,6 +56,8 @@ def stage_of(operation: tf.Operation) -> str:
 
 
 def by_stage(step: tf.types.experimental.ConcreteFunction) -> Counter[str]:
-    """The number of operations of each stage, and of conditions and loops."""
+    """The number of operations of each stage; among all, of conditions and loops, and of assignments of variables."""
     found = operations(step)
-    return Counter(map(stage_of, found)) + Counter(conditions=sum(each.type in CONDITIONS for each in found))
+    conditions = sum(each.type in CONDITIONS for each in found)
+    assignments = sum(each.type.startswith(ASSIGNMENTS) for each in found)
+    return Counter(map(stage_of, found)) + Counter(conditions=conditions, assignments=assignments)

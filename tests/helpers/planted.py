@@ -104,10 +104,10 @@ def done(seed):
     return trainer, batches(x, {"done": predictions["done"] + 0.01 * noise, "learning": learning})
 
 
-def limited(seed, weight=1.0):
+def limited(seed, loss="mse"):
     """A head that predicts all that can be predicted of noisy labels, and one that has learned half of what it can."""
     x = inputs(seed)
-    trainer = trainer_of(encoder(), {"limited": number(weight=weight), "learning": number()})
+    trainer = trainer_of(encoder(), {"limited": number(loss), "learning": number()})
     flat = x.reshape(-1, INPUTS)
     predictions = {name: np.array(values).reshape(BATCHES, ROWS, 1) for name, values in trainer(flat).items()}
     one, other = np.random.default_rng(seed).normal(size=(2, *x.shape[:2], 1)).astype("float32")
@@ -117,7 +117,47 @@ def limited(seed, weight=1.0):
 
 def starved_and_noisy(seed):
     """The same with a loss of the first head that is far too small."""
-    return limited(seed, weight=0.003)
+    return limited(seed, lambda y, p: 0.003 * tf.square(y - p))
+
+
+def auxiliary(seed):
+    """A head with a small weight on purpose, one whose loss is far too large, and one between them."""
+    x = inputs(seed)
+    heads = {"main": number(), "large": number(lambda y, p: 100 * tf.square(y - p)), "again": number(weight=0.05)}
+    return trainer_of(encoder(), heads), batches(x, {name: labels(x, seed + k) for k, name in enumerate(heads)})
+
+
+def small_on_purpose(seed):
+    """A head with a small weight on purpose, and nothing else."""
+    x = inputs(seed)
+    trainer = trainer_of(encoder(), {"main": number(), "again": number(weight=0.02)})
+    return trainer, batches(x, {"main": labels(x, seed), "again": labels(x, seed + 1)})
+
+
+def only_noise(seed):
+    """A trained head of which the labels do not depend on the inputs, with a loss that is far too small."""
+    x = inputs(seed)
+    loss = lambda y, p: 0.003 * tf.square(y - p)  # noqa: E731
+    zeros = keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
+    trainer = trainer_of(encoder(), {"noise": (zeros, loss, {}), "learning": number()})
+    noise = np.random.default_rng(60 + seed).normal(size=(BATCHES, ROWS, 1)).astype("float32")
+    return trainer, batches(x, {"noise": noise - noise.mean(axis=1, keepdims=True), "learning": labels(x, seed)})
+
+
+def learns_well(seed):
+    """A head whose mean loss is small, as that of pixels in 0 to 1 is, and that has learned most of it."""
+    x = inputs(seed)
+    trainer = trainer_of(encoder(), {"pixels": number(lambda y, p: 0.003 * tf.square(y - p)), "learning": number()})
+    flat = x.reshape(-1, INPUTS)
+    predictions = {name: np.array(values).reshape(BATCHES, ROWS, 1) for name, values in trainer(flat).items()}
+    return trainer, batches(x, {"pixels": 1.8 * predictions["pixels"], "learning": labels(x, seed)})
+
+
+def raw_both_ways(seed):
+    """Labels far above unit scale, and labels far below it."""
+    x = inputs(seed)
+    trainer = trainer_of(encoder(), {"cents": number(), "megatons": number()})
+    return trainer, batches(x, {"cents": 1000 * labels(x, seed), "megatons": 0.001 * labels(x, seed + 1)})
 
 
 def frozen(seed):

@@ -19,9 +19,9 @@ FILES = sorted(MODELS.glob("*.py"))
 STAGES = [
     {"_masks", "_names", "_recurrent"},
     {"_checks", "weights"},
-    {"_attention", "_blocks", "_bridge", "_pooled", "_search", "encoder", "tagger"},
-    {"_cell", "_loops", "classifier", "regressor", "transformer_encoder"},
-    {"_addons_loops", "_native_loops", "price", "search", "transformer_decoder"},
+    {"_attention", "_bank", "_blocks", "_bridge", "_pooled", "_search", "encoder", "tagger"},
+    {"_cell", "_loops", "classifier", "expert_head", "regressor", "transformer_encoder"},
+    {"_addons_loops", "_native_loops", "experts", "price", "search", "transformer_decoder"},
     {"decoder"},
     {"__init__"},
 ]

@@ -210,6 +210,12 @@ def test_import_explains_a_broken_tensorflow(tmp_path: Path) -> None:
     assert re.match(r"ImportError: TensorFlow is installed, but importing it fails \(numpy.core.umath", message)
 
 
+def test_what_is_imported_at_its_first_use_is_known_and_nothing_else() -> None:
+    assert set(multihead.__all__) <= set(dir(multihead))
+    with pytest.raises(AttributeError, match="module 'multihead' has no attribute 'compares'"):
+        multihead.compares  # noqa: B018
+
+
 def test_public_names_exist_and_nothing_else_is_public() -> None:
     for name in multihead.__all__:
         assert hasattr(multihead, name)

@@ -54,6 +54,13 @@ PRINTED = {
     "custom_loop": ["True 3", "['kind', 'size'] True", "['kind', 'size'] 11", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
     "watching": ["True", "('price', 'size') 30"],
     "exporting": ["['price', 'size'] True", "True"],
+    "serving": [
+        "{'inputs': ('string', 1)}",
+        "{'price_best': 'int64', 'size': 'float32'}",
+        "[True, True]",
+        "True",
+    ],
+    "experts": ["[0.5 0.5]", "{'income': (200, 1), 'age': (200, 1)}", "(200, 2, 16)", "True"],
 }
 
 NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
@@ -61,6 +68,7 @@ NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
 
 
 @pytest.mark.filterwarnings("ignore:(currentThread|getName):DeprecationWarning")  # of KerasTuner
+@pytest.mark.filterwarnings("ignore:\\s*Warning. tf.lite.Interpreter is deprecated:UserWarning")  # docs/howto/serving.md
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[pytest.mark.thorough] * (page.stem in LONG)) for page in PAGES],

@@ -63,14 +63,10 @@ class Problem(NamedTuple):
 
     def message(self) -> list[Any]:
         """The parts of an error message, with the first value that breaks the rule."""
-        broken = tf.cast(tf.reshape(self.broken, [-1]), tf.int32)
-        received = tf.reshape(self.received, [-1])
-        # XLA compiles this for a batch without examples, too, where a largest entry does not exist.
-        place = tf.argmax(tf.concat([broken, [1]], axis=0))
-        first = tf.gather(tf.concat([received, tf.zeros([1], received.dtype)], axis=0), place)
-        first = tf.cast(first, tf.float32) if first.dtype.is_floating else first
-        parts = " (", tf.reduce_sum(broken), " of ", tf.size(broken), " values break this). "
-        return [f"{self.rule}. Received: ", first, *parts, self.remedy]
+        wrong = tf.gather_nd(self.received, tf.where(self.broken))
+        first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
+        parts = " (", tf.size(wrong), " of ", tf.size(self.broken), f" values break this). {self.remedy}"
+        return [f"{self.rule}. Received: ", first, *parts]
 
 
 def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
@@ -164,8 +160,8 @@ def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape
 def find_problems(
     spec: LabelSpec,
     elements: Elements,
-    lacking: tf.Tensor,
-    considered: tf.Tensor,
+    lacking: tf.Tensor | None,
+    considered: tf.Tensor | None,
     given: tf.Tensor | None,
     predictions: tf.TensorSpec,
 ) -> list[Problem]:
@@ -174,30 +170,40 @@ def find_problems(
     Args:
         spec: The rules for the head's labels.
         elements: The elements.
-        lacking: Which targets mark a missing label.
-        considered: Which elements are not left out by weights and masks.
+        lacking: Which targets mark a missing label; None if none can.
+        considered: Which elements are not left out by weights and masks; None if none is.
         given: The elements' sample weights, or None.
         predictions: The spec of the predictions.
     """
-    targets, inner, inside = elements.targets, elements.inner, elements.with_inner(considered)
+    targets, inner = elements.targets, elements.inner
+    inside = None if considered is None else elements.with_inner(considered)
+    present = both(inside, None if lacking is None else ~lacking)
     numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
-        Problem(broken & inside & ~lacking, numbers, f"{spec.targets} must be {rule}", _MARK)
+        Problem(both(broken, present), numbers, f"{spec.targets} must be {rule}", _MARK)
         for broken, rule in _broken_ranges(spec, numbers, predictions.shape[-1], bool(inner))
     ]
-    if inner and (spec.ignore_labels or targets.dtype.is_floating):
+    if inner and lacking is not None:
         some = tf.reduce_any(lacking, axis=inner, keepdims=True) & ~tf.reduce_all(lacking, axis=inner, keepdims=True)
         rule = (
             f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
             "value for all of a row's labels"
         )
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
-        problems.append(Problem(some & inside & lacking, numbers, rule, remedy))
+        problems.append(Problem(both(some & lacking, inside), numbers, rule, remedy))
     if given is not None:
-        broken = considered & ~tf.reduce_any(lacking, axis=inner) & ~((given >= 0) & tf.math.is_finite(given))
+        labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=inner)
+        broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))
         remedy = "A weight of 0 leaves an element out."
         problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
     return problems
+
+
+def both(one: Any, other: Any) -> Any:
+    """Where both of two conditions hold; None stands for one that always does."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def _broken_ranges(

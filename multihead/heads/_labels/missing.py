@@ -6,6 +6,7 @@ predictions leaves it out, and where its weight is 0. Every other counts by its 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -13,7 +14,7 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.keras import in_xla
 from multihead._ground.validation import check_dense
-from multihead.heads._labels.checks import LabelSpec, Problem, check_specs, find_problems
+from multihead.heads._labels.checks import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._shapes import Elements, aligned, with_columns
 
 
@@ -29,32 +30,44 @@ def mask_missing(
     """Finds the labels of a batch; see `Head.mask_missing`."""
     rank = check_specs(spec, targets, predictions)
     elements = Elements(aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over), rank)
-    seen = elements.targets
-    lacking = tf.math.is_nan(seen) if seen.dtype.is_floating else tf.zeros_like(seen, tf.bool)
-    for label in spec.ignore_labels:
-        lacking |= tf.equal(seen, tf.cast(label, seen.dtype))
-    labelled = ~tf.reduce_any(lacking, axis=elements.inner)
+    seen, inner = elements.targets, elements.inner
+    lacking = _lacking(spec, seen)
+    labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
 
-    considered = tf.ones_like(labelled)
+    considered, given = None, None
     if mask is not None:
         mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
-        considered &= _spread(mask, elements, f"The Keras mask of the predictions of head {spec.name!r}")
-    given = None
+        considered = _spread(mask, elements, f"The Keras mask of the predictions of head {spec.name!r}")
     if sample_weight is not None:
         check_dense(spec.weights, sample_weight)
         given = _spread(tf.cast(_copy(sample_weight), tf.float32), elements, spec.weights)
-        considered &= given != 0  # NaN is not 0
-    counted = labelled & considered
-    weights = tf.cast(counted, tf.float32) if given is None else tf.where(counted & (given > 0), given, 0.0)
+        considered = both(considered, given != 0)  # NaN is not 0
+    problems = find_problems(spec, elements, lacking, considered, given, predictions) if check else []
+    counted = both(labelled, considered if given is None else both(considered, given > 0))
+    weights = _weights(elements, counted, given)
     if spec.class_weight is not None:
-        clean = tf.where(lacking, tf.zeros_like(seen), seen)
+        clean = seen if lacking is None else tf.where(lacking, tf.zeros_like(seen), seen)
         weights *= spec.class_weight.of(elements.classes(clean))
-    if check:
-        weights = _checked(weights, find_problems(spec, elements, lacking, considered, given, predictions))
+    is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
+    weights = _checked(weights, problems)
     # Values that do not count, NaN included, are replaced before the loss is called.
-    used = elements.with_inner((weights > 0) & tf.math.is_finite(weights))
-    clean = tf.where(used, seen, tf.zeros_like(seen))
+    used = counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
+    clean = seen if used is None else tf.where(elements.with_inner(used), seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
+
+
+def _lacking(spec: LabelSpec, seen: tf.Tensor) -> tf.Tensor | None:
+    """Which targets mark a missing label; None if none can."""
+    marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating else []
+    marks += [tf.equal(seen, tf.cast(label, seen.dtype)) for label in spec.ignore_labels]
+    return functools.reduce(tf.logical_or, marks) if marks else None
+
+
+def _weights(elements: Elements, counted: tf.Tensor | None, given: tf.Tensor | None) -> tf.Tensor:
+    """The weights of the elements, float32: 0 where they do not count, otherwise the given ones, or 1."""
+    if counted is None:
+        return tf.ones(elements.sizes)
+    return tf.cast(counted, tf.float32) if given is None else tf.where(counted, given, 0.0)
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -81,9 +94,9 @@ def _copy(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor in memory of its own.
 
     TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into its input: the
-    generator's own labels would be replaced, and count in the next epoch.
+    generator's own labels would be replaced, and count in the next epoch. XLA copies what it is given.
     """
-    return tf.gather(tensor, tf.range(tf.shape(tensor)[0])) if tensor.shape.rank else tensor
+    return tensor if in_xla() else tf.raw_ops.Copy(input=tensor)
 
 
 def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -140,8 +153,17 @@ def _spread(values: tf.Tensor, elements: Elements, what: str) -> tf.Tensor:
 
 def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
-    for problem in problems:
-        wrong = tf.reduce_any(problem.broken, axis=list(range(weights.shape.rank, problem.broken.shape.rank)))
-        with tf.control_dependencies(stop_unless(~tf.reduce_any(wrong), problem.message)):
-            weights = tf.where(wrong, float("inf"), weights) if in_xla() else tf.identity(weights)
-    return weights
+    wrong = [_of_elements(problem.broken, weights) for problem in problems]
+    if in_xla():
+        return functools.reduce(lambda found, each: tf.where(each, float("inf"), found), wrong, weights)
+    checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
+    if not checks:
+        return weights
+    with tf.control_dependencies(checks):
+        return tf.identity(weights)
+
+
+def _of_elements(broken: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Which elements break a rule, from which of their labels do."""
+    axes = list(range(weights.shape.rank, broken.shape.rank))
+    return tf.reduce_any(broken, axis=axes) if axes else broken

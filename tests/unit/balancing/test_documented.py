@@ -21,7 +21,7 @@ def test_docstrings_have_a_formula_a_golden_value_a_size_and_a_source(method):
     text = " ".join(inspect.getdoc(method).split())
     assert "Formula" in text and "What it fixes:" in text and "Size of the update:" in text
     assert ">>> " in text and "[[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]" in text  # doctest runs it
-    ours = (balancing.Sum, balancing.EqualNorms, balancing.NormBudget, balancing.Chain)
+    ours = (balancing.Sum, balancing.EqualNorms, balancing.NormBudget, balancing.NormFloor, balancing.Chain)
     assert ("Source: " in text) != (method in ours)
 
 

@@ -52,7 +52,7 @@ def test_three_scales_give_a_weight_for_every_head(seed):
     trainer, data, report = diagnosed("three_scales", seed)
     finding = found(report, "scale")
     assert finding.heads == ("c", "a", "b") and "`trainer.compile(optimizer, **diagnosis.suggestion)` uses" in finding
-    assert isinstance(report.suggestion["balancer"], balancing.EqualNorms) and len(report.suggestion) == 1
+    assert isinstance(report.suggestion["balancer"], balancing.NormFloor) and len(report.suggestion) == 1
     factors = report.factors
     assert set(factors) == {"a", "b", "c"} and factors["b"] > factors["a"] > factors["c"] == 1
     assert f"do part of it: {plain(50 * factors['a'])} for 'a', {plain(factors['b'])} for 'b', 2,500 for 'c'" in finding
@@ -64,12 +64,49 @@ def test_three_scales_give_a_weight_for_every_head(seed):
 
 
 @SEEDS
-def test_of_many_heads_the_one_that_leads_keeps_a_third(seed):
+def test_of_many_heads_the_text_says_who_gains_and_who_pays_by_the_law_of_the_pace(seed):
     _, _, report = diagnosed("many", seed)
-    assert report.suggestion["balancer"].preference == {"a": 2.0}
+    assert report.suggestion["balancer"].preference is None
     finding = found(report, "scale")
-    assert finding.heads == ("a", "b", "c", "d", "e") and "leaves 'a' a third of the encoder's update" in finding
+    assert finding.heads == ("a", "b", "c", "d", "e")
     assert re.search("is [0-9.,]+ to [0-9.,]+ times as large as those of 'b', 'c', 'd' and 'e'", finding)
+    # Four heads of a half beside one: a pace of 0.5 / sqrt(1 + 4 * 0.25) and of 1 / sqrt(1 + 4 * 0.25).
+    gains, _, pays = finding.partition("; the cost is that ")
+    assert gains.count("moves at 35%") == 4
+    assert pays.startswith("'a' moves at 71% of its pace alone instead of 100.0%.")
+
+
+@SEEDS
+def test_a_small_weight_is_a_wish_and_stays_in_force(seed):
+    _, _, report = diagnosed("small_on_purpose", seed)
+    (finding,) = report.findings
+    assert finding.kind == "small weight" and finding.heads == ("again",) and report.suggestion == {}
+    _, _, report = diagnosed("auxiliary", seed)
+    assert report.suggestion["balancer"].preference == {"again": 0.05}
+    assert "(times the weight of 'again', which is below 1)" in found(report, "scale")
+
+
+@SEEDS
+def test_a_head_that_is_nothing_but_noise_is_not_fed(seed):
+    _, _, report = diagnosed("only_noise", seed)
+    finding = found(report, "noise")
+    assert finding.heads == ("noise",) and "its labels may not depend on the inputs" in finding
+    assert report.suggestion == {} and report.factors == {}
+
+
+@SEEDS
+def test_a_small_mean_loss_alone_is_no_starved_head(seed):
+    _, _, report = diagnosed("learns_well", seed)
+    assert report.losses[0] < 1e-3 and report.suggestion == {} and report.factors == {}
+    assert not {each.kind for each in report.findings} & {"scale", "sensitivity"}
+
+
+@SEEDS
+def test_units_that_are_raw_in_both_directions_are_scaled_and_nothing_else(seed):
+    _, _, report = diagnosed("raw_both_ways", seed)
+    assert [each.heads for each in report.findings if each.kind == "units"] == [("cents",), ("megatons",)]
+    assert "Scale the labels first, and change nothing else" in found(report, "scale")
+    assert report.suggestion == {} and report.factors == {}
 
 
 @SEEDS

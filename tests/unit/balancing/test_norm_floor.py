@@ -1,0 +1,113 @@
+"""`NormFloor` against its formula in NumPy float64, its guarantee and its law, over updates and scales."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import balancing
+from tests.helpers import zoo
+
+pytestmark = pytest.mark.mathematics
+
+
+class Reference:
+    """The formula of the docstring, from the sums over all updates instead of step by step."""
+
+    def __init__(self, floor, preference, beta):
+        self.floor, self.preference, self.beta, self.past = floor, np.array(preference), beta, None
+
+    def running(self, rows):
+        self.past = self.past or [[] for _ in rows]
+        for past, row in zip(self.past, rows):
+            if row.any():
+                past.append(row @ row)
+        found = np.zeros(len(rows))
+        for k, past in enumerate(self.past):
+            if past:
+                ages = self.beta ** np.arange(len(past))[::-1]
+                found[k] = np.sqrt(ages @ past / ages.sum())
+        return found
+
+    def coefficients(self, rows):
+        norms, p = self.running(rows), self.preference
+        largest = max(norms[k] / p[k] for k in range(len(rows)) if p[k] > 0)
+        targets = np.where(norms > 0, np.maximum(norms, self.floor * p * largest), 0)
+        size = np.linalg.norm(norms) / np.linalg.norm(targets)
+        return np.array([size * t / r if row.any() else 0.0 for t, r, row in zip(targets, norms, rows)])
+
+
+def after(balancer, updates):
+    balancer.build((len(updates[0]), None))
+    coefficients_of = tf.function(balancer.coefficients) if len(updates) > 10 else balancer.coefficients
+    return [coefficients_of(tf.constant(rows @ rows.T)).numpy() for rows in updates]
+
+
+@pytest.mark.parametrize("overall", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize(("floor", "preference"), [(0.0, (1, 1, 1)), (0.2, (1, 1, 1)), (1.0, (1, 2, 0.5)), (0.5, (1, 0, 3))])
+def test_the_formula_over_updates_in_which_heads_are_idle(floor, preference, overall):
+    updates = [overall * zoo.matrix("random", 3, 6.0, seed=seed) for seed in range(5)]
+    updates[1][0] = updates[2][0] = updates[3][2] = 0.0
+    reference = Reference(floor, preference, 0.9)
+    expected = [reference.coefficients(rows) for rows in updates]
+    for one, other in zip(after(balancing.NormFloor(floor, preference, 0.9), updates), expected):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_without_a_starved_head_it_is_the_plain_sum_bit_for_bit():
+    updates = [zoo.matrix("conflicting", 4, seed=seed) for seed in range(3)]
+    for coefficients in after(balancing.NormFloor(0.05), updates) + after(balancing.NormFloor(0.0), updates):
+        np.testing.assert_array_equal(coefficients, 1.0)
+
+
+@pytest.mark.parametrize("floor", [0.05, 0.2, 0.6, 1.0])
+def test_the_guarantee_and_the_law_of_the_pace(floor):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        num_heads = int(rng.integers(2, 9))
+        norms = 10.0 ** rng.uniform(-6, 6, num_heads)
+        rows = np.diag(norms)  # orthogonal
+        preference = 10.0 ** rng.uniform(-1, 1, num_heads)
+        for p in (np.ones(num_heads), preference):
+            (coefficients,) = after(balancing.NormFloor(floor, p), [rows])
+            targets = coefficients * norms
+            relative = targets / p
+            assert relative.min() >= floor * relative.max() * (1 - 1e-6)
+            np.testing.assert_allclose(np.linalg.norm(targets), np.linalg.norm(norms), rtol=1e-6)
+            # A head's progress at a step of unit size, over its progress alone, is its row times the direction.
+            pace = np.diag(rows) * (coefficients @ rows) / norms / np.linalg.norm(coefficients @ rows)
+            np.testing.assert_allclose(pace, targets / np.linalg.norm(targets), rtol=1e-6)
+            assert np.isclose((pace**2).sum(), 1)
+            if p is not preference:
+                assert (pace >= norms / np.linalg.norm(norms) / np.sqrt(1 + (num_heads - 1) * floor**2) * (1 - 1e-6)).all()
+
+
+def test_a_batch_without_a_rare_label_does_not_push_as_hard_as_one_with_it():
+    with_label, without = np.diag([10.0, 1.0]), np.diag([0.1, 1.0])
+    updates = [with_label if i % 10 == 0 else without for i in range(22)]
+    found = [after(method, updates) for method in (balancing.NormFloor(1.0, beta=0.95), balancing.EqualNorms())]
+    pushes = [[c[0] * rows[0, 0] for c, rows in zip(each, updates)] for each in found]
+    of_floor, of_batch = (push[20] / push[19] for push in pushes)
+    assert of_floor > 50 and of_batch == pytest.approx(10)  # the gradients themselves differ by a factor of 100
+
+
+def test_an_idle_head_keeps_its_state_and_its_place_in_the_maximum():
+    balancer = balancing.NormFloor(0.5)
+    first = after(balancer, [np.diag([8.0, 1.0])])[0]
+    state = [variable.numpy().copy() for variable in balancer.variables]
+    second = balancer.coefficients(tf.constant(np.diag([0.0, 1.0]))).numpy()
+    assert second[0] == 0 and second[1] == pytest.approx(first[1], rel=1e-6)
+    for variable, before in zip(balancer.variables, state):
+        assert variable.numpy()[0] == before[0]
+
+
+def test_options_are_checked_and_saved():
+    for wrong in (-0.1, 1.5, float("nan"), "much"):
+        with pytest.raises(ValueError, match="`floor` must be .* Received: "):
+            balancing.NormFloor(wrong)
+    with pytest.raises(ValueError, match="`beta` must be .* Received: "):
+        balancing.NormFloor(beta=1.0)
+    made = balancing.NormFloor(0.3, {"a": 2.0}, 0.9)
+    copy = balancing.NormFloor.from_config(made.get_config())
+    assert (copy.floor, copy.preference, copy.beta) == (0.3, {"a": 2.0}, 0.9)
