@@ -122,6 +122,8 @@ def _changes(found: Comparison) -> str:
         rows.append([arm, *figures, *of_heads, interval(difference_of(mean, 0.95), 2), *beside])
         if arm in CHANGES:
             pairs.append((float(mean.mean()), CHANGES[arm][2]))
+    others = {arm: values for arm, values in CHANGES.items() if arm not in found.arms}
+    rows += [[arm, *[""] * 5, f"{left:+.2f}, {right:+.2f}", f"{mean:+.2f}"] for arm, (left, right, mean) in others.items()]
     return markdown(columns, rows) + _agreement(pairs)
 
 
@@ -146,4 +148,6 @@ def _accuracies(found: Comparison) -> str:
         if arm != found.arms[0]:
             differences = [interval(found.difference(arm, head), 2, 100) for head in found.heads]
         rows.append([arm, *figures, *differences, *beside])
+    others = {arm: values for arm, values in ACCURACIES.items() if arm not in found.arms}
+    rows += [[arm, *[""] * 4, f"{left:.2f}", f"{right:.2f}"] for arm, (left, right) in others.items()]
     return markdown(columns, rows)

@@ -116,7 +116,8 @@ def test_quick_trains_the_arms_of_digits_and_prints_their_table(digits, tmp_path
     table = capsys.readouterr().out
     assert printed.endswith(table)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
-    assert [row[0] for row in rows] == ["arm", "---", "alone", "plain sum", "EqualNorms"]
+    assert [row[0] for row in rows[:5]] == ["arm", "---", "alone", "plain sum", "EqualNorms"]
+    assert {row[0] for row in rows[3:]} == set(_multimnist_table.CHANGES)
     assert rows[3][-2:] == ["-1.04, -16.86", "-8.95"]
     assert [axis.get_xlabel()[:11] for axis in _multimnist_table.draw(tmp_path).axes] == ["cl_accuracy"]
 
