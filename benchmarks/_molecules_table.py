@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._published import PLAIN, interval, judged_on, markdown, mean_over_heads, number_of, paired, spread
+from benchmarks._published import PLAIN, finished, interval, judged_on, markdown, mean_over_heads, number_of, paired, spread
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
-from multihead.comparison import Comparison, read
+from multihead.comparison import Comparison
 
 SKLEARN = "sklearn"
 LINEAR, UNTUNED, FOREST = "logistic regression", "logistic regression, C = 1", "random forest"
@@ -57,7 +57,7 @@ def tables(results: Path, names: Sequence[str]) -> str:
 
 def _of_set(results: Path, name: str) -> str:
     ours, path = _sklearn(results / f"{name}_{SKLEARN}.jsonl"), results / f"{name}.jsonl"
-    compared = read(path) if path.exists() else None
+    compared = finished(path)
     if not ours and compared is None:
         rows = [[model, f"{value:.3f}"] for model, value in PUBLISHED[name].items()]
         return markdown([f"{NAMES[name]}, area under the ROC curve", "published, validation"], rows)
@@ -136,7 +136,8 @@ def draw(results: Path) -> Any:
     Args:
         results: The folder of the lines.
     """
-    compared = {name: read(results / f"{name}.jsonl") for name in NAMES if (results / f"{name}.jsonl").exists()}
+    known = {name: finished(results / f"{name}.jsonl") for name in NAMES}
+    compared = {name: found for name, found in known.items() if found is not None and len(found.arms) > 1}
     if not compared:
         return None
     most = max(4, *(len(found.heads) for found in compared.values()))

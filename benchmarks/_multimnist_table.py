@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._published import AT_PARAMETERS, interval, markdown, number_of, spread
+from benchmarks._published import AT_PARAMETERS, finished, interval, markdown, number_of, spread
 from multihead.comparison import Comparison, read
 from multihead.comparison._student import difference_of, relative_changes
 
@@ -59,8 +59,9 @@ def _published(task: str) -> str:
 
 
 def files(results: Path, task: str) -> list[Path]:
-    """The files of a task, the longest training last."""
-    return sorted(results.glob(f"multimnist_{task}_*x*.jsonl"), key=lambda path: _size(path)[::-1])
+    """The files of a task with finished runs, the longest training last."""
+    found = sorted(results.glob(f"multimnist_{task}_*x*.jsonl"), key=lambda path: _size(path)[::-1])
+    return [path for path in found if finished(path)]
 
 
 def draw(results: Path) -> Any:

@@ -15,7 +15,7 @@ from multihead import balancing, weighting
 from multihead._ground.method import methods
 from multihead._ground.names import did_you_mean
 from multihead.comparison import Comparison, Difference
-from multihead.comparison._file import Line
+from multihead.comparison._file import Line, read_lines
 from multihead.comparison._student import difference_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +98,12 @@ def asked(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace
     if not options.table:
         options.results.mkdir(parents=True, exist_ok=True)
     return options
+
+
+def finished(path: Path) -> Comparison | None:
+    """The comparison of a file; None if there is no such file, or no seed of which each head alone is trained."""
+    found = Comparison(read_lines(path)) if path.exists() and path.stat().st_size else None
+    return found if found is not None and "alone" in found.arms and found.seeds else None
 
 
 def judged_on(lines: Sequence[Line], split: str) -> Comparison:

@@ -180,6 +180,9 @@ def test_without_lines_there_are_the_published_figures(tmp_path):
     assert "| multi-task net | 0.630 |" in _molecules_table.tables(tmp_path, ["sider"])
     assert "| CAGrad | -1.69 | -2.59 | -2.14 |" in _multimnist_table.tables(tmp_path, ["cl_rr"])
     assert "| MGDA | 97.26 | 95.90 |" in _multimnist_table.tables(tmp_path, ["cl_cr"])
+    recorded = (_published.RESULTS / "clintox.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "sider.jsonl").write_text("".join(recorded[:4]), encoding="utf-8")  # one head alone, and no more
+    assert "| multi-task net | 0.630 |" in _molecules_table.tables(tmp_path, ["sider"])
     assert _molecules_table.draw(tmp_path) is None and _multimnist_table.draw(tmp_path) is None
 
 
