@@ -44,10 +44,13 @@ def trainer_of(problem: Problem) -> MultiHeadTrainer:
 def suggested(problem: Problem, seed: int) -> dict[str, Any] | None:
     """What `diagnose` suggests before training: the floor and the preference; None for nothing."""
     keras.utils.set_random_seed(seed)
-    x = problem.inputs[: problem.train].astype("float32")
     kinds = {name: "int32" if head.kind == CLASSES else "float32" for name, head in problem.heads.items()}
-    y = {name: head.labels[: problem.train].astype(kinds[name]) for name, head in problem.heads.items()}
-    suggestion = trainer_of(problem).diagnose(x, y, batch_size=norm_floor.BATCH, batches=9).suggestion
+    batches = []
+    for start in range(0, min(9 * norm_floor.BATCH, problem.train), norm_floor.BATCH):
+        rows = slice(start, min(start + norm_floor.BATCH, problem.train))
+        y = {name: head.labels[rows].astype(kinds[name]) for name, head in problem.heads.items()}
+        batches.append((problem.inputs[rows].astype("float32"), y))
+    suggestion = trainer_of(problem).diagnose(batches).suggestion
     if not suggestion:
         return None
     return {"floor": suggestion["balancer"].floor, "preference": suggestion["balancer"].preference}

@@ -9,22 +9,20 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import _problems, norm_floor
+from benchmarks import _problems, norm_floor, suggested
 from multihead import MultiHeadTrainer, balancing
 from tests.helpers.sources import ROOT
 
 PAGE = (ROOT / "docs" / "concepts" / "pace.md").read_text(encoding="utf-8")
 BALANCERS = {
-    "plain sum": None,
-    "EqualNorms": balancing.EqualNorms(),
-    "floor 1": balancing.NormFloor(1.0),
-    "floor 0.2": balancing.NormFloor(0.2),
+    "EqualNorms": balancing.EqualNorms,
+    "floor 0.2": lambda: balancing.NormFloor(0.2),
 }
 
 
 @pytest.mark.programs
 def test_all_networks_at_once_are_trained_as_the_trainer_does():
-    problem, seeds, updates = _problems.summed(1), [1], 12
+    problem, seeds, updates = _problems.summed(1), [1], 6
     networks = norm_floor.Networks([problem], seeds, list(BALANCERS))
     orders = norm_floor.orders_of(problem, seeds, updates)
     networks.train(orders)
@@ -36,10 +34,10 @@ def test_all_networks_at_once_are_trained_as_the_trainer_does():
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if is_class else "mse"
             trainer.add_head(name, keras.layers.Dense(head.outputs), loss, weight=head.weight)
         rate = keras.optimizers.schedules.CosineDecay(problem.rate, updates)
-        trainer.compile(keras.optimizers.Adam(rate), balancer=balancer, telemetry=None)
+        trainer.compile(keras.optimizers.Adam(rate), balancer=balancer(), telemetry=None, run_eagerly=True)
         rows = orders[:, 0].reshape(-1)
         x, y = problem.inputs[rows].astype("float32"), {name: head.labels[rows] for name, head in problem.heads.items()}
-        trainer.predict(x[:2], verbose=0)
+        trainer.diagnose(x[:2], {name: labels[:2] for name, labels in y.items()})  # creates the variables
         start = [values[0].reshape(values.shape[1:]) for values in networks.start]
         trainer.encoder.set_weights([values.reshape(w.shape) for values, w in zip(start, trainer.encoder.get_weights())])
         for k, head in enumerate(trainer.heads.values()):
@@ -68,6 +66,17 @@ def test_the_page_shows_what_the_lines_say():
     assert norm_floor.summary(lines) in PAGE
     unseen = [make.__name__ for make in _problems.UNSEEN]
     assert norm_floor.by_head(lines, unseen) in PAGE
+    assert suggested.summary(norm_floor.read(suggested.LINES), lines) in PAGE
+
+
+@pytest.mark.programs
+def test_what_is_suggested_is_written_once(tmp_path, capsys):
+    output = tmp_path / "lines.jsonl"
+    for _ in range(2):
+        suggested.main(["--problems", "wine", "--seeds", "1", "--output", str(output)])
+    (line,) = norm_floor.read(output)
+    assert line == {"problem": "wine", "suggested": [{"floor": 0.5, "preference": None}]}
+    assert "| `wine` | 1 of 1 | grower" in capsys.readouterr().out
 
 
 def test_better_and_hurt_are_beyond_the_interval_of_paired_differences():

@@ -1,4 +1,7 @@
-"""Comparisons that train: the same start and order for each arm, rates by the tuning seed, equal cost, and going on."""
+"""Comparisons that train: the same start and order for each arm, rates by the tuning seed, equal cost, and going on.
+
+Those that make many runs are programs.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def runs(lines, kind="final"):
     return [line for line in lines if line.get("run") == kind]
 
 
+@pytest.mark.programs
 def test_every_arm_of_a_seed_has_the_same_start_and_the_same_order_of_data(first):
     found, _, _ = first
     for seed in (0, 1, 1000):
@@ -49,6 +53,7 @@ def test_every_arm_of_a_seed_has_the_same_start_and_the_same_order_of_data(first
     assert alone == {"kind": {"encoder", "kind"}, "size": {"encoder", "size"}}
 
 
+@pytest.mark.programs
 def test_epochs_are_updates_and_equal_cost_is_that_of_measured_times(first):
     found, _, _ = first
     assert found.updates["alone"] == found.updates["size 0.1"] == 6  # 20 examples in batches of 8, twice
@@ -61,6 +66,7 @@ def test_epochs_are_updates_and_equal_cost_is_that_of_measured_times(first):
     assert "size 0.1, equal cost" not in found.arms
 
 
+@pytest.mark.programs
 def test_rates_are_chosen_on_the_tuning_seed_for_every_arm_and_each_head_alone(first):
     found, _, _ = first
     tuned = runs(found.lines, "tune")
@@ -73,6 +79,7 @@ def test_rates_are_chosen_on_the_tuning_seed_for_every_arm_and_each_head_alone(f
     assert found.rates["size alone"] == min(by_rate, key=by_rate.get) == 0.05
 
 
+@pytest.mark.programs
 def test_a_line_is_the_run_that_it_describes(first):
     """The same training by hand, without anything of `compare`."""
     found, _, _ = first
@@ -107,6 +114,7 @@ def _moments(values):
     return Moments(np.array(float(len(values))), values.mean(0).astype("float64"), ((values - values.mean(0)) ** 2).sum(0))
 
 
+@pytest.mark.programs
 def test_a_second_call_repeats_nothing_and_adds_arms_and_seeds(first, monkeypatch):
     found, path, (arms, options) = first
     before = path.read_text(encoding="utf-8")
@@ -126,6 +134,7 @@ def test_a_second_call_repeats_nothing_and_adds_arms_and_seeds(first, monkeypatc
     assert comparison.read(path).seeds == (0,)  # that all arms of the file have
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -200,6 +209,7 @@ def test_weights_of_examples_and_nests_of_inputs_are_fed():
     np.testing.assert_array_equal(found["size"], weights["size"][place])
 
 
+@pytest.mark.programs
 def test_data_sets_that_shuffle_come_in_the_same_order_if_a_function_makes_them():
     options = {**OPTIONS, "rates": 0.05, "equal_cost": False}
     found = compare(compared.build, compared.datasets, {"plain sum": {}}, 1, {"epochs": 2}, **options)
@@ -299,6 +309,7 @@ def test_starts_that_differ_are_an_error():
         compare(restless, compared.arrays, {"a": {}}, 1, 1, **OPTIONS, rates=0.01, equal_cost=False)
 
 
+@pytest.mark.programs
 def test_rates_with_which_nothing_stays_finite(monkeypatch):
     options = {**OPTIONS, "equal_cost": False, "options": {**EAGER, "max_skipped_updates": 1}}
     build, arms = unscaled, {"plain sum": {}}

@@ -83,6 +83,7 @@ class Stopped(RuntimeError):
     """As if the program was killed."""
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("build", [compared.build, pytest.param(compared.build_with_dropout, marks=pytest.mark.thorough)])
 def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_path, build):
     arms = {"size 0.1": {"weights": {"size": 0.1}}}
@@ -125,6 +126,7 @@ def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_
         a_comparison({"size 0.1": {"weights": {"size": 0.2}}}, **given, file=file)
 
 
+@pytest.mark.programs
 def test_arms_differ_by_weights_and_options_and_leave_the_objects_of_the_user_alone():
     balancer = multihead.balancing.EqualNorms()
     arms = {"one": {"balancer": balancer}, "by name": {"balancer": "EqualNorms", "balance_at": "parameters"}, "sum": {}}
