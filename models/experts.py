@@ -119,7 +119,8 @@ class MMoE(AbstractExperts):
         ...     head = encoder.head(keras.layers.Dense(1))
         ...     trainer.add_head(name, head, "mse", reads=name)
         >>> trainer.compile("adam", balancer="UPGrad", run_eagerly=True)
-        >>> history = trainer.fit(x, {"income": x[:, :1], "age": x[:, 1:2]}, verbose=0)
+        >>> targets = {"income": x[:, :1], "age": x[:, 1:2]}
+        >>> history = trainer.fit(x, targets, verbose=0)
         >>> encoder(x)["age"]["experts"].shape
         TensorShape([32, 4, 8])
 
@@ -181,14 +182,15 @@ class CGC(AbstractExperts):
     Example:
         >>> from multihead import MultiHeadTrainer
         >>> x = tf.random.stateless_normal([32, 20], seed=[0, 1])
-        >>> encoder = CGC(["income", "age"], shared_experts=2, own_experts=1, units=8)
+        >>> names = ["income", "age"]
+        >>> encoder = CGC(names, shared_experts=2, own_experts=1, units=8)
         >>> trainer = MultiHeadTrainer(encoder)
         >>> for name in encoder.heads:
         ...     head = encoder.head(keras.layers.Dense(1))
         ...     trainer.add_head(name, head, "mse", reads=name)
         >>> trainer.compile("adam", balancer="UPGrad")
-        >>> trainer(x)["age"].shape, encoder(x)["age"]["experts"].shape
-        (TensorShape([32, 1]), TensorShape([32, 2, 8]))
+        >>> encoder(x)["age"]["experts"].shape
+        TensorShape([32, 2, 8])
 
     Source: Tang et al. (2020), "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning (MTL) Model for
     Personalized Recommendations", section 4.1: one level of extraction.

@@ -12,12 +12,16 @@ LABELS = r"^((?:Formula|What it fixes|Size of the update|State|Source)(?:, [^:]{
 
 
 class OfThePackage(griffe.Extension):
-    """Finds `multihead.models`, whose files are in `models/`, and shows examples as code and labels in bold."""
+    """Finds `multihead.models`, whose files are in `models/`, and `multihead.compare`, which is imported when first used.
+
+    Shows examples as code and labels in bold.
+    """
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         """Called when a package is loaded."""
         if pkg.path == "multihead":
             pkg.set_member("models", loader.load("models", try_relative_path=False))
+            pkg.set_member("compare", griffe.Alias("compare", "multihead.comparison._compare.compare"))
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each module, class, function and attribute."""

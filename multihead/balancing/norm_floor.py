@@ -46,7 +46,8 @@ class NormFloor(PreferenceBalancer):
         ValueError: An argument is out of range, or all preferences are 0.
 
     Example:
-        >>> NormFloor(floor=1.0)([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
+        >>> rows = [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]
+        >>> NormFloor(floor=1.0)(rows).numpy().tolist()
         [0.1615, 2.1056, 2.1056]
     """
 

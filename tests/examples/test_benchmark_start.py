@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import start
 
-pytestmark = pytest.mark.programs
+pytestmark = [pytest.mark.programs, pytest.mark.thorough]
 
 
 def test_it_prints_the_import_and_the_first_fit_beside_keras(capsys):

@@ -291,7 +291,7 @@ def test_the_program(tmp_path, capsys, without_graphs):
     assert finding.startswith("The representation gradient of 'price' is ") and figures["options"]["seeds"] == 1
     assert (
         "summed over the batch" in finding
-        and "EqualNorms" in finding
+        and "`NormFloor`" in finding
         and "leaves almost nothing of the gradient of 'reply'" in finding
     )
     for axis in ("examples", "seconds"):

@@ -106,6 +106,7 @@ def test_mirrored(tmp_path, one_table, two_replicas, monkeypatch):
     assert_equal(train(tmp_path / "out", *options, "--strategy", "mirrored"), alone)
 
 
+@pytest.mark.thorough
 def test_by_file_and_killed(tmp_path):
     options = [*files(tmp_path / "data", [15, 20, 25]), "--shard", "file"]
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]
