@@ -1,8 +1,8 @@
 """Bytes that replicas exchange per update, by where gradients are balanced, and how long that takes on a network.
 
 A replica sends and receives `2 (R - 1) / R` times the bytes of what is summed over `R` replicas (a ring). Times are of the
-network's bandwidth alone; the time of a step stands beside them. Run `python -m benchmarks.exchange`; a test compares the
-formula with the collective operations of two workers.
+network's bandwidth alone; their fraction of an update is given, too. Run
+`python -m benchmarks.exchange`; a test compares the formula with the collective operations of two workers.
 """
 
 from __future__ import annotations

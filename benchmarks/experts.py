@@ -1,4 +1,4 @@
-"""Experts or a shared bottom? Two heads on the synthetic data of Ma et al. (2018), whose tasks correlate as told.
+"""Experts or a shared bottom? Two heads on the synthetic data of Ma et al. (2018), whose tasks have a given correlation.
 
     python -m benchmarks.experts [--correlations 1 0.5 0] [--seeds 5] [--epochs 16] [--quick] [--table]
 
@@ -9,7 +9,7 @@ variance of the noise of 0.01. Here `c = 1`, `a = 1, 2, 3, 4` and `b = 0, 1, 2, 
 The models have as many weights below the heads as in section 4.2, gates aside: eight experts of 16 units, or a bottom of 113
 units, or a bottom of 56 units for each head, which is a model for each head. All towers have 8 hidden units. For each model
 and correlation the learning rate is chosen on a seed that is not reported, by the validation loss, and decays to 0 by a
-cosine. Every run is a line of `--output`; a command with the same options goes on where it stopped. `--table` only prints.
+cosine. Every run is a line of `--output`; a command with the same options continues where it stopped. `--table` only prints.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ its mean over assays.
 
 The data are `molecules/{tox21,sider,clintox}.csv.gz` in the folder `--data`: columns `smiles` and one per assay, empty
 where it was not measured. An arm is `"plain sum"`, a balancer or a weighting by the name of its class, or a balancer with
-`", parameters"`. Finished runs are lines in `--results`; the command goes on where it stopped, also with other arms or more
-seeds. `--table` prints the tables of the lines beside the published ones.
+`", parameters"`. Finished runs are lines in `--results`; the command continues where it stopped, also with other arms or
+more seeds. `--table` prints the tables of the lines beside the published ones.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ all arms have one rate and no dropout.
 
 An arm is `"plain sum"`; a balancer or a weighting by the name of its class; a balancer with `", parameters"`, which acts
 there instead of at the representation; or a head and its weight: `"cl 0.1"`. Finished runs are lines in `--results`; the
-command goes on where it stopped, also with other arms or more seeds; each number of images (`--every`) and epochs has a
+command continues where it stopped, also with other arms or more seeds; each number of images (`--every`) and epochs has a
 file of its own. `--table` prints the tables of the lines beside the published ones.
 
 The data are `multimnist.npz` in the folder `--data`. Without it, `keras.datasets.mnist` is used, and the pairs are drawn by

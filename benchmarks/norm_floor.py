@@ -4,9 +4,10 @@
     python -m benchmarks.norm_floor --show [--picture docs/concepts/pace.png]
 
 Every arm trains each problem from the same initial weights on the same batches. Twelve problems served to find the rule and
-its default; the other fourteen were made when it was fixed, and have not changed it. A head's figure is R2, accuracy or, for
-a rare yes, the area under the ROC curve on held-out examples. A head counts as better or hurt if the 95 % interval of its
-paired differences from the plain sum does not contain 0: of heads that are not affected, one in twenty does.
+its default; the other fourteen were made after both were fixed, and have changed neither. A head's figure is R2, accuracy
+or, for a rare yes, the area under the ROC curve on held-out examples. A head counts as better or hurt if the 95 % interval
+of its paired differences from the plain sum does not contain 0; by chance, so does one in twenty of the heads that nothing
+affects.
 
 All arms and seeds of a problem train at once, as one batch of networks, which is many times as fast as one after the other;
 `tests/examples/test_benchmark_norm_floor.py` compares this with the trainer. A problem and an arm are a line of JSON in

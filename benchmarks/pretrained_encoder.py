@@ -4,7 +4,7 @@
 
 For each seed, a small KerasHub backbone is pretrained on the texts of 5,000 orders by masked tokens, as in
 `examples.pretrained_encoder`, and trained in each of its ways, with a price head and a tag head, on the first orders. Every
-run has the same number of updates. A finished run is a line in `--output`; the command goes on where it was stopped, and
+run has the same number of updates. A finished run is a line in `--output`; the command continues where it stopped, and
 prints the table of all lines. `--write` writes it into `docs/howto/keras_hub.md` instead of training.
 """
 

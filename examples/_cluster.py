@@ -34,14 +34,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ray-workers",
         metavar="N",
         type=whole(1),
-        help="start N workers by Ray Train, on the cluster of RAY_ADDRESS or here",
+        help="experimental: start N workers by Ray Train, on the cluster of RAY_ADDRESS or on this machine",
     )
     add(
         "--ray-restarts",
         metavar="N",
         type=whole(0),
         default=3,
-        help="how often Ray starts all workers again after a failure",
+        help="how often Ray is to start all workers again after a failure",
     )
     add("--port", metavar="N", type=whole(1, below=65536), default=8888, help="first port of the workers on a node of SLURM")
 
@@ -91,7 +91,9 @@ def check_files(files: int, workers: int, batch_size: int) -> None:
 
 
 def run_by_ray(work: Callable[[dict[str, Any]], None], options: dict[str, Any], workers: int, restarts: int) -> None:
-    """Runs a function in workers that Ray Train starts, and all of them again whenever one fails.
+    """Runs a function in workers that Ray Train starts, and asks it to start all of them again whenever one fails.
+
+    Experimental: no run has been seen to end yet.
 
     Ray's `TensorflowTrainer` sets `TF_CONFIG` in each worker. Without the environment variable `RAY_ADDRESS`, a small
     cluster is started on this machine. All machines need this folder, under the same path.

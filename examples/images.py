@@ -1,9 +1,9 @@
 """What do three heads on one image encoder need, if one of them has raw units and one lacks most of its labels?
 
-MobileNetV2 without its last blocks, with random weights, on scikit-learn's handwritten digits: which digit it is, whether it
-is even or odd, with 60 % of these labels missing, and the sum of the pixels, a number of about 300. Ways to train: the plain
-sum; what `diagnose` suggests; the best of some balancers, chosen on validation data; `Uncertainty`; and everything that
-`diagnose` says, which is to scale the numbers first. The learning rate decays to zero in each of them.
+MobileNetV2 without its last blocks, with random weights, on scikit-learn's handwritten digits. The heads predict which
+digit it is; whether it is even or odd, with 60 % of these labels missing; and the sum of the pixels, about 300. They are
+trained with the plain sum; with what `diagnose` suggests; with the best of some balancers, chosen on validation data; with
+`Uncertainty`; and with all that `diagnose` says, which is to scale the sum first. The rate decays to zero each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many machines, the least of it: a model of your own, trained by workers that read TF_CONFIG and share one folder."""
+"""A short program for many machines: your own model, trained by workers that read TF_CONFIG and share one folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build() -> MultiHeadTrainer:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains; after a worker was killed, the same command on all of them continues."""
+    """Trains; after a worker was killed, start the same command on all of them again to resume."""
     parser = argparse.ArgumentParser("python -m examples.many_machines", description=__doc__)
     parser.add_argument("--output", default="runs/many_machines", help="a folder that all workers share")
     parser.add_argument("--epochs", type=int, default=5)

@@ -3,7 +3,7 @@
 A backbone of KerasHub reads the workshop's orders. One head predicts the price range from its pooled output, one a tag for
 every token from its sequence output. Without --preset, nothing is downloaded: a small backbone is built from a configuration
 and pretrained on the texts of orders, with a head that predicts masked tokens. Four ways to train it are compared. Then a
-head is added to the trained model, while the old heads' data are replayed; what was trained is saved, loaded and exported.
+head is added to the trained model while the old heads' data are replayed. All models are saved, loaded and exported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WAYS = {
     "LoRA": Way(lambda updates: 1.0, rate=3.0, rank=8),
     "frozen, then unfrozen": Way(lambda updates: Stages({0: 0, max(1, updates // 5): LayerwiseDecay(0.8)})),
 }
-"""Few parameters take larger steps: the rates were fixed before any result was seen, and are not tuned."""
+"""With few trained parameters the rate is larger. The rates were fixed before any result was seen, and are not tuned."""
 
 
 class Start(NamedTuple):

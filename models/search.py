@@ -10,8 +10,8 @@ A step is a function `step(ids, state)`, or `step(ids, state, memory)` if a memo
 
 It returns the logits of the next ids, floating `[rows, vocabulary]`, the vocabulary known when the graph is made, and the
 new state, with the structure, dtypes and shapes of the old one. Log probabilities are the log-softmax of the logits; an id
-with a logit of minus infinity, or of the lowest float32, is never part of a result. A step that needs its position counts
-in its state, an integer per row: `position + 1`.
+with a logit of minus infinity, or of the lowest float32, is never part of a result. A step that needs its position keeps
+it in its state, as an integer per row: `position + 1`.
 
 `greedy` and `sample` pass one row per example. `beam` passes `beam_width` rows per example, those of an example one after
 another, and reorders the state's rows from step to step; the memory keeps one entry per example, and a step that reads it
@@ -152,7 +152,7 @@ def beam(
 
     Args:
         step: The step; see `multihead.models.search`.
-        state: Its first state, tensors `[batch, ...]`, one row per example: beams are made from it.
+        state: Its first state, tensors `[batch, ...]`, one row per example, from which the beams are made.
         memory: What does not change, tensors `[batch, ...]`; None for a step without the third argument.
         start_id: The id before the first, an integer, or integers `[batch]`.
         end_id: The id that ends a sequence.

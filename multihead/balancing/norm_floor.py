@@ -14,11 +14,11 @@ from multihead.balancing._rows import unit_rows
 
 @keras.saving.register_keras_serializable(package="multihead")
 class NormFloor(PreferenceBalancer):
-    """Scales gradients up so that no head's running norm is below a fixed part of the largest one.
+    """Scales gradients up so that no head's running norm is below a fixed fraction of the largest.
 
-    For heads of which some starve, when those that do well must not pay for it: the other heads keep their proportions,
-    and their loss weights keep their effect. Conflicts in direction remain; add `UPGrad` after it with `Chain` to remove
-    them as well.
+    For models in which some heads starve, and those that do well must pay little for the others. Gradients above the floor
+    keep their proportions, and the heads' loss weights keep their effect there. Conflicts in direction remain; add `UPGrad`
+    after it with `Chain` to remove them as well.
 
     Formula: `s_k <- beta s_k + (1 - beta) |g_k|^2`, and `r_k = sqrt(s_k / (1 - beta^n))` after `n` updates of the head, its
     running root mean square; `t_k = max(r_k, floor p_k max_j r_j / p_j)`, with `p` the `preference`; and
@@ -26,8 +26,8 @@ class NormFloor(PreferenceBalancer):
 
     Guarantee: `t_i / t_j >= floor p_i / p_j` for any two heads whose preference is above 0. `floor=0` is the plain sum,
     `floor=1` has `t` in proportion to `p`, as `EqualNorms` has the norms of each batch. If the heads' gradients are
-    orthogonal on average and the step's size is normalized, as Adam's is, a head's pace is `t_k / |t|` of its pace alone;
-    with equal preferences it is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its pace in the plain sum.
+    orthogonal on average and the optimizer normalizes the update, as Adam does, a head's pace is `t_k / |t|` of its pace
+    alone; with equal preferences it is never below `1 / sqrt(1 + (num_heads - 1) floor^2)` of its pace in the plain sum.
 
     What it fixes: magnitude. Size of the update: that of the plain sum, as a root mean square over updates, if the gradients
     are orthogonal; the gradient of a single head is unchanged.
@@ -37,7 +37,7 @@ class NormFloor(PreferenceBalancer):
     do not depend on which heads have labels in a batch. Call `reset` after a head was switched off for good.
 
     Args:
-        floor: The part of the largest running norm that each head has at least, from 0 to 1.
+        floor: The smallest fraction of the largest running norm that a head is given, from 0 to 1.
         preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
         beta: Decay rate of the running squares, at least 0 and below 1.
         name: Name of the layer.

@@ -108,7 +108,7 @@ def compare(
         ...     build,
         ...     {"train": part, "validation": part},
         ...     {"plain sum": {}},
-        ...     seeds=2,
+        ...     seeds=1,
         ...     budget=3,
         ...     rates=0.01,
         ...     equal_cost=False,
@@ -116,9 +116,9 @@ def compare(
         ...     verbose=0,
         ... )
         >>> found.arms, found.seeds
-        (('alone', 'plain sum'), (0, 1))
+        (('alone', 'plain sum'), (0,))
         >>> found.values("plain sum", "a").shape
-        (2,)
+        (1,)
     """
     check_callables(build, optimizer, measure)
     by_name = read_arms(arms)

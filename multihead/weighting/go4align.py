@@ -20,14 +20,14 @@ class GO4Align(Weighting):
     weights are constants in the gradient; 1e-8 is added to each `L_k` in the denominator.
 
     What it fixes: the scales of losses: with a group for each head, the weights are at first those of `LogLoss` times the
-    mean loss. One group gives all heads the same weight. Over many updates, a head whose loss stays above the others' loses
-    weight, so `step_size` times the number of updates times the losses must stay small. Losses must not be negative: an
-    update with a negative loss is skipped.
+    mean loss; with one group, all heads have the same weight. Over many updates, a head whose loss stays above the others'
+    loses weight, so `step_size` times the number of updates times the losses must stay small. Losses must not be negative:
+    an update with a negative loss is skipped.
 
     State: `indicators`, `[num_heads]` float32, the `-step_size R_k`. That of an idle head does not change.
 
     Args:
-        num_groups: At least 1; chosen for each data set.
+        num_groups: The largest number of groups, at least 1; to be chosen for each data set.
         step_size: At least 0: how fast the indicators change.
         name: Name of the layer.
 

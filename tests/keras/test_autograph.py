@@ -280,6 +280,7 @@ def test_users_control_flow_over_tensors_works_in_fit(kinds, converted):
 @pytest.mark.first_cases(1)
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+@pytest.mark.thorough
 def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(options, converted):
     def parts(rule):
         kinds = ("head as a layer", "loss function", "coefficients", "total", "clipping")

@@ -344,6 +344,7 @@ def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
 
 
 @pytest.mark.parametrize("c", [0.3, 0.7, 0.95])
+@pytest.mark.first_cases(1)
 def test_conicgrad_equals_scipy_within_its_cone(c):
     of_few_columns = [(rows[:, :2], f"{case}, dependent") for rows, case in cases(0.5, [0], [3])]
     for rows, case in [*cases(0.5, [1, 2], [2, 5]), *of_few_columns]:

@@ -160,6 +160,7 @@ def test_a_file_of_other_settings_is_refused(first, change, message):
     assert path.read_text(encoding="utf-8") == before
 
 
+@pytest.mark.programs
 def test_progress_is_a_line_for_each_run(capsys):
     options = {**OPTIONS, "verbose": 1, "rates": 0.05, "equal_cost": False}
     compare(compared.build, compared.arrays, {"plain sum": {}}, [3], 1, **options)
@@ -304,6 +305,7 @@ def restless():
     return trainer
 
 
+@pytest.mark.programs
 def test_starts_that_differ_are_an_error():
     with pytest.raises(ValueError, match="`build` must make the same initial weights whenever .*other weights of encoder"):
         compare(restless, compared.arrays, {"a": {}}, 1, 1, **OPTIONS, rates=0.01, equal_cost=False)
@@ -346,6 +348,7 @@ def explained(trainer, part):
     return found
 
 
+@pytest.mark.programs
 def test_figures_of_a_function_of_ones_own():
     metrics = {"kind": ("kind_right", "max"), "size": ("size_r2", "max")}
     options = {**OPTIONS, "rates": 0.05, "equal_cost": False, "measure": explained, "metrics": metrics}

@@ -162,6 +162,7 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
         main(["compare", str(tmp_path / "my_other_study.py")])
 
 
+@pytest.mark.programs
 def test_data_sets_are_read_once_for_each_run_and_may_be_sparse_in_labels():
     x, y = compared.examples(12)
     y["kind"] = np.where(np.arange(12) % 2, y["kind"], -1)
