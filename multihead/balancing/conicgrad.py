@@ -27,9 +27,9 @@ class ConicGrad(PreferenceBalancer):
     Formula: `d = argmax min_k d . g_k` subject to `d . g_0 >= c |d| |g_0|` and `|d| = |g_0|`, with
     `g_0 = sum_k p_k g_k / sum_k p_k` and `p` the `preference`.
 
-    What it fixes: direction, the more so the smaller `c` is: `c = 1` gives the mean gradient, `c = 0` the direction of
-    `MGDA`. The update may still conflict with a head. Size of the update: the norm of the *mean* gradient; 0 where heads
-    oppose each other so that the gradients with the smallest improvement cancel.
+    What it fixes: direction, the more so the lower `c`: `c = 1` gives the mean gradient, `c = 0` the direction of `MGDA`.
+    The update may still conflict with a head. Size of the update: the norm of the *mean* gradient; 0 where heads oppose each
+    other so that the gradients with the smallest improvement cancel.
 
     Args:
         c: The smallest cosine between the update and the mean gradient, from 0 to 1.
