@@ -322,7 +322,7 @@ def draw(lines: Sequence[Line], path: Path) -> None:
                 place = {"xytext": (-5, -13), "ha": "right"} if left else {"xytext": (5, 4)}
                 axes.annotate(line["arm"], means, textcoords="offset points", **place)
         axes.set(title=f"{problem}, as measured", xlabel=larger, ylabel=smaller)
-        axes.margins(0.5, 0.3)
+        axes.margins(0.7, 0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
