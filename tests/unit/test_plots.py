@@ -16,6 +16,12 @@ from multihead._display.drawing import spread
 HEADS = ("price", "size", "kind")
 
 
+@pytest.fixture(autouse=True)
+def _command_is_not_imported(monkeypatch):
+    """`runpy` warns if another test has imported the command."""
+    monkeypatch.delitem(sys.modules, "multihead.__main__", raising=False)
+
+
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory):
     """A ledger of 60 updates, in which `size` is idle in every second one and its loss does not fall."""
