@@ -21,7 +21,6 @@ CASES = [
 
 
 @pytest.mark.programs
-@pytest.mark.addons
 def test_two_workers_exchange_what_the_formula_says(tmp_path):
     cases = [(heads, options) for _, heads, options in CASES]
     codes = run_workers("exchanging_worker", [[cases]], tmp_path, timeout=400)

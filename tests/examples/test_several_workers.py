@@ -17,7 +17,7 @@ from tests.helpers.example_worker import HEADS
 from tests.helpers.sources import ROOT
 from tests.helpers.workers import run_workers
 
-pytestmark = [pytest.mark.programs, pytest.mark.addons]
+pytestmark = pytest.mark.programs
 
 SMALL = ["--epochs", "2", "--units", "3", "--embedding", "2", "--batch-size", "16", "--dropout", "0", "--attention", "none"]
 TIMEOUT = 400
@@ -73,6 +73,7 @@ def speeds_in(logs):
     return found
 
 
+@pytest.mark.addons
 @pytest.mark.thorough
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
@@ -90,6 +91,7 @@ def test_workers_that_ray_starts_and_starts_again(tmp_path, one_table):
     assert_equal(weights_in(tmp_path / "out"), alone)
 
 
+@pytest.mark.addons
 def test_by_row_from_slurm(tmp_path, one_table):
     options, alone = one_table
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]

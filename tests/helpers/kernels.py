@@ -1,4 +1,5 @@
-"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, and plain context managers.
+"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, plain context managers, and
+iterators over data that nothing tunes.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
 `tf.random.set_seed`, because those of random operations count their draws. Making all others anew takes longer than the update
@@ -11,6 +12,8 @@ import contextlib
 import functools
 import random
 
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.util import tf_contextlib
@@ -33,6 +36,16 @@ def trace_with_plain_contexts() -> None:
     TensorFlow's decorator keeps the signature of what it decorates, for messages; to find that takes 8 percent of a trace.
     """
     tf_contextlib.contextmanager = contextlib.contextmanager
+
+
+def read_without_tuning() -> None:
+    """From here on, no thread tunes an iterator's buffers: whoever frees an iterator waits for that thread to end.
+
+    The wait is some hundredths of a second, after each of thousands of calls of `fit`, `evaluate` and `predict`.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    dataset_ops.DatasetV2._apply_debug_options = lambda self: dataset_ops._OptionsDataset(self, options)
 
 
 def forget() -> None:

@@ -25,3 +25,4 @@ tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 # Each test seeds, and many of them several times.
 kernels.seed_without_forgetting()
 kernels.trace_with_plain_contexts()
+kernels.read_without_tuning()
