@@ -13,7 +13,7 @@ import pytest
 from examples import many_machines
 from tests.helpers.workers import run_workers
 
-pytestmark = [pytest.mark.programs, pytest.mark.addons]
+pytestmark = pytest.mark.programs
 
 OPTIONS = ["--rows", "130", "--epochs", "2"]
 

@@ -19,6 +19,9 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
 
+# To leave TensorFlow's own frames out of tracebacks takes three calls of Python for each of its functions.
+tf.debugging.disable_traceback_filtering()
+
 # Optimizing a graph (Grappler) takes half the time of its first run, and most tests run it once or twice.
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 

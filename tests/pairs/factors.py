@@ -6,6 +6,7 @@ cannot be combined are in `EXCLUDED`; no row has one.
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
 from covertable import make
@@ -224,6 +225,15 @@ def rows(salt: str = "0") -> list[dict[str, str]]:
     )
     found = [*base, *of_the_loop]
     return [dict(row) for row in found]
+
+
+def any_row(seed: int) -> dict[str, str]:
+    """A row that may stand in a covering array: values at random, none of which exclude each other."""
+    draw = random.Random(seed)
+    while True:
+        row = {name: draw.choice(values) for name, values in FACTORS.items()}
+        if not any(set(pair) <= set(row.items()) for pair in EXCLUDED):
+            return row
 
 
 def as_text(row: dict[str, str]) -> str:
