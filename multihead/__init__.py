@@ -7,6 +7,7 @@ sums and counts, a weighting of the losses, a balancer for the gradients, and cl
 from multihead import _compatibility  # noqa: F401, I001 - explains an unsupported TensorFlow before anything imports it
 
 import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
@@ -15,6 +16,10 @@ from multihead.heads._labels.class_weights import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
+
+if _TYPE_CHECKING:  # the names of `_LATER`
+    from multihead import callbacks, comparison, plots
+    from multihead.comparison._compare import compare
 
 __all__ = [
     "ByPath",

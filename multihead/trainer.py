@@ -759,7 +759,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         return saving.decode_trainer(cls, config, custom_objects)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the trainer's own state, and what of its modules Keras would not save."""
+        """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
         super().save_own_variables(store)
         if self._session is None:
             draw_from_variables(self)

@@ -52,7 +52,7 @@ def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
     """`compute` of each nest, in a loop where the graph allows it.
 
     Args:
-        compute: From a nest of tensors to a nest of tensors; what of it is None depends on the specs only.
+        compute: From a nest of tensors to a nest of tensors and None; where it is None depends on the specs only.
         nests: The nests.
     """
     if len(nests) == 1 or not can_loop():
