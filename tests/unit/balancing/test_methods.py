@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multihead import balancing
+from multihead.balancing._cone import completed
 from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
 from tests.helpers.cases import quick
@@ -341,6 +343,25 @@ def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
     assert np.linalg.norm(update_of(balancing.CAGrad(0.1), rows) - rows.mean(axis=0)) == pytest.approx(
         0.1 * np.linalg.norm(rows.mean(axis=0))
     )
+
+
+@pytest.mark.parametrize("method", ["CAGrad", "ConicGrad", "DualProj", "MGDA", "UPGrad"])
+def test_the_quick_way_and_the_exact_way_agree(method, monkeypatch):
+    """Of rows that are clearly independent, and conflict, the quick way never needs the other."""
+    module = sys.modules[type(balancing.get(method)).__module__]
+    for rows, case in cases(0.5, [0, 1], [3, 5]):
+        found = []
+        for way in (lambda rows, quick, exact: exact(), quick_or_error):
+            monkeypatch.setattr(module, "quickly", way)
+            found.append(update_of(balancing.get(method), rows))
+        close(found[0], found[1], 1e-6, f"{method}, {case}")
+
+
+def quick_or_error(rows, quick, exact):
+    """What replaces `quickly`: no exact way if the quick one fails."""
+    weights, is_solved = quick(completed(rows))
+    assert is_solved
+    return weights
 
 
 @pytest.mark.parametrize("c", [0.3, 0.7, 0.95])

@@ -84,6 +84,8 @@ def test_weights_of_the_losses_wait_for_the_last_micro_batch():
     early = combiner.at_representation(at_representation(), known)
     np.testing.assert_allclose(early.gradients[0], factors @ ROWS, rtol=1e-5)
     np.testing.assert_allclose(times_factors(early.coefficients, known), factors, rtol=1e-5)
+    unmeasured = SumHeads().at_representation(at_representation(), known)
+    np.testing.assert_allclose(unmeasured.gradients[0], factors @ ROWS, rtol=1e-5)
     found = combiner.combine(Net(), gathered(), [gathered()], known)
     np.testing.assert_allclose(found.gradients[0], factors @ ROWS + REST, rtol=1e-5)
     np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from multihead._update.faults import Memory
+from multihead._update.faults import Faults, Memory
 
 PARTS = {"in_a_row": 2, "stops": 1, "step": 30, "batch": -1, "heads": [False, True], "variables": [True, False, True]}
 
@@ -27,3 +30,31 @@ def test_other_counts_keep_the_last_fault():
     assert int(memory.in_a_row) == int(memory.stops) == 0
     assert int(memory.step) == 30 and memory.heads.numpy().tolist() == [0, 1]
     assert memory.variables.numpy().tolist() == [1, 0, 1]
+
+
+def faults():
+    heads = [SimpleNamespace(name=name) for name in ("a", "b", "c")]
+    return Faults(SimpleNamespace(heads=heads, variables=SimpleNamespace(all=[])), "drop_head", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "active", "dropped"),
+    [
+        ([True, False, False], [True, True, True], [True, False, False]),
+        ([True, True, True], [True, True, True], [False, False, False]),  # no head is left: the update is skipped
+        ([True, True, False], [True, True, False], [False, False, False]),
+        ([False, False, False], [True, True, True], [False, False, False]),
+    ],
+)
+def test_heads_are_dropped_if_another_is_left_to_train(broken, active, dropped):
+    update = SimpleNamespace(broken=SimpleNamespace(heads=tf.constant(broken)), active=tf.constant(active))
+    assert faults().to_drop(update, None).numpy().tolist() == dropped
+
+
+def test_the_message_of_a_graph_names_every_head():
+    broken = SimpleNamespace(heads=tf.constant([False, True, False]), variables=tf.constant([False, True]))
+    parts = faults()._in_numbers(tf.constant(7), tf.constant(2), broken)
+    assert "".join(part if isinstance(part, str) else str(int(part)) for part in parts) == (
+        "`on_nonfinite`: a loss or gradient is not finite, in the update after 7 updates; head 'a': 0, head 'b': 1, "
+        "head 'c': 0 (1: not finite); first of the trainer's variables: number 1; skipped in a row: 2"
+    )
