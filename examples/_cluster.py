@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ray-workers",
         metavar="N",
         type=whole(1),
-        help="experimental: start N workers by Ray Train, on the cluster of RAY_ADDRESS or on this machine",
+        help="start N workers by Ray Train, on the cluster of RAY_ADDRESS or on this machine",
     )
     add(
         "--ray-restarts",
@@ -91,9 +91,7 @@ def check_files(files: int, workers: int, batch_size: int) -> None:
 
 
 def run_by_ray(work: Callable[[dict[str, Any]], None], options: dict[str, Any], workers: int, restarts: int) -> None:
-    """Runs a function in workers that Ray Train starts, and asks it to start all of them again whenever one fails.
-
-    Experimental: no run has been seen to end yet.
+    """Runs a function in workers that Ray Train starts, and all of them again whenever one fails.
 
     Ray's `TensorflowTrainer` sets `TF_CONFIG` in each worker. Without the environment variable `RAY_ADDRESS`, a small
     cluster is started on this machine. All machines need this folder, under the same path.
@@ -149,6 +147,8 @@ def _ray() -> tuple[Any, Any, Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's own limit of 60 seconds starts the workers again and again where importing TensorFlow takes longer.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
+    # Ray's own 15 leaves its workers hardly any time on a machine that does anything else.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         return tuple(importlib.import_module(name) for name in ("ray", "ray.train", "ray.train.tensorflow"))
     except ImportError as error:
