@@ -296,15 +296,17 @@ def test_absent_heads_do_not_matter():
 @pytest.mark.parametrize("name", ["Uncertainty", "IMTLL", "GradNorm"])
 def test_what_is_learned_does_not_depend_on_absent_heads(name):
     active, norms = tf.constant([True, False, True]), as_tensor([1.0, 5.0, 3.0])
-    found = []
+    found, objectives = [], []
     for heads, those, mask in ((3, [0, 1, 2], active), (2, [0, 2], tf.constant([True, True]))):
         method = built(weighting.get(name), heads)
         method.observe(seen(as_tensor(LOSSES[those]), active=mask), tf.constant(True))
         later = as_tensor((LOSSES * [0.9, 0.0, 0.4])[those])
         found.append([float(gradient) for gradient in method.gradients(later, tf.gather(norms, those), mask)])
+        objectives.append(float(method.objective(later, tf.gather(norms, those), mask)))
     assert found[0][1] == 0
     np.testing.assert_allclose([found[0][0], found[0][2]], found[1], rtol=1e-5)
     assert np.all(np.abs(found[1]) > 1e-3)
+    assert objectives[0] == pytest.approx(objectives[1], rel=1e-5)
 
 
 def test_reset():
