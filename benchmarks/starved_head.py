@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import _results
-from multihead import MultiHeadTrainer
+from multihead import MultiHeadTrainer, balancing
 
 FIGURES = {"topics": "topics, average precision", "hours": "hours, R²"}
 NUM_TOPICS, NUM_TRAINING = 60, 3000
@@ -101,6 +101,7 @@ def arms(epochs: int) -> dict[str, dict[str, Any]]:
         "plain sum, topics weight 100": {**both, "weight": 100.0},
         "what `diagnose` suggests": {**both, "how": "suggestion"},
         "EqualNorms": {**both, "how": "EqualNorms"},
+        **{f"NormFloor({floor})": {**both, "how": balancing.NormFloor(floor)} for floor in (0.2, 0.5, 1.0)},
     }
 
 
