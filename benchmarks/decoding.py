@@ -7,8 +7,8 @@ of one to `--source-length` tokens and outputs of the same lengths, so that sequ
 ones do. Timing starts at the representation, which is the same for all. The engines alternate, so that other load on the
 machine affects them equally; a speed is the median over rounds, and a ratio the median of the ratios in each round.
 
-The second table says how near the native steps are to their bound on a processor: the time of their matrix products alone, at
-the same sizes, divided by the time of the steps. Here no sequence ends, so all rows take part in each step.
+The second table says how near the native steps are to their bound on a processor: the time of their matrix products
+alone, at the same sizes, divided by the time of the steps. Here no sequence ends, so all rows take part in each step.
 """
 
 from __future__ import annotations

@@ -165,7 +165,8 @@ class FastStep:
         self._table = _variable(cell.embedding.embeddings)
         self._layers = [cell_step(layer) for layer in cell.recurrent_layers]
         if self._attention is not None:
-            self._vector_weights = [weight_tensor(each, self._dtype) for each in (cell.vector_layer.kernel, cell.vector_layer.bias)]
+            weights = cell.vector_layer.kernel, cell.vector_layer.bias
+            self._vector_weights = [weight_tensor(each, self._dtype) for each in weights]
         self._kernel, self._bias = cell.next_affine()
 
     def prepare(self, memory: MemoryOrNone) -> MemoryOrNone:
