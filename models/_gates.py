@@ -21,7 +21,9 @@ def weight_tensor(weight: Any, dtype: Any) -> tf.Tensor:
 
 def cell_step(layer: keras.layers.Layer) -> CellStep:
     """The step of an LSTM or GRU layer in its default form, without dropout."""
-    return (LSTMStep if isinstance(layer, keras.layers.LSTM) else GRUStep)(layer)
+    if isinstance(layer, keras.layers.LSTM):
+        return LSTMStep(layer)
+    return GRUStep(layer)
 
 
 class LSTMStep:
