@@ -6,6 +6,9 @@ All engines use the same weights; engines that are not installed are skipped. Th
 of one to `--source-length` tokens and outputs of the same lengths, so that sequences end at different time steps, as real
 ones do. Timing starts at the representation, which is the same for all. The engines alternate, so that other load on the
 machine affects them equally; a speed is the median over rounds, and a ratio the median of the ratios in each round.
+
+The second table says how near the native steps are to their bound on a processor: the time of their matrix products
+alone, at the same sizes, divided by the time of the steps. Here no sequence ends, so all rows take part in each step.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops, _native_loops
+from multihead.models._search import Search
 
 
 def seconds_of(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -151,6 +155,57 @@ def decoding(options: argparse.Namespace, engines: list[str]) -> None:
                 print("the results of the engines differ")
             name = "greedy" if width == 1 else f"beam {width}"
             report(f"{name}, batch {batch}", batch, seconds_of(runs, options.rounds))
+    print("\n| matrix products alone / native steps | |\n| --- | ---: |")
+    for width in (1, options.beam):
+        for batch in options.batches:
+            representation = encoder(pairs(options, batch, seed=options.steps)[0])
+            runs = {
+                "products": to_the_end(products_alone, factors_of_step(options, batch, width), options.maximum_length),
+                "steps": to_the_end(lambda entries, d=decoder, w=width: endless(d, entries, w), representation),
+            }
+            products, steps = seconds_of(runs, options.rounds).values()
+            share = statistics.median(one / other for one, other in zip(products, steps))
+            print(f"| {'greedy' if width == 1 else f'beam {width}'}, batch {batch} | {share:.2f} |", flush=True)
+
+
+def endless(decoder: Seq2SeqDecoder, representation: dict[str, Any], width: int) -> tf.Tensor:
+    """Native decoding to the maximum length: the id that would end a sequence is padding, which is never chosen."""
+    search = Search(decoder.maximum_length, end_id=0, beam_width=width, remove_finished=False)
+    decode = _native_loops.decode_rows if width == 1 else _native_loops.decode_beams
+    return decode(decoder.decoder_cell, *decoder.begin(representation), search)[0]
+
+
+def products_alone(factors: list[tuple[tf.Tensor, tf.Tensor]], steps: int) -> list[tf.Tensor]:
+    """The matrix products of a number of steps, one after another; returns a number of each."""
+
+    def advance(time: tf.Tensor, products: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        following: list[tf.Tensor] = []
+        for left, right in factors:
+            with tf.control_dependencies(following[-1:]):
+                following.append(tf.matmul(left[time % 2], right))
+        return time + 1, following
+
+    start = (tf.constant(0), [tf.zeros([*left.shape[1:-1], right.shape[-1]]) for left, right in factors])
+    _, products = tf.while_loop(lambda time, _: time < steps, advance, start)
+    return [tf.reshape(product, [-1])[0] for product in products]
+
+
+def factors_of_step(options: argparse.Namespace, batch: int, width: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Random factors of the matrix products of a step: two left ones, so that no product is constant, and a right one."""
+    rows, units, source = batch * width, options.units, options.source_length
+    size = options.embedding + (units if options.input_feeding else 0)
+    if options.cell == "lstm":
+        shapes = [([rows, size + units], [size + units, 4 * units])]
+    else:
+        shapes = [([rows, size], [size, 3 * units]), ([rows, units], [units, 3 * units])]
+    if options.attention == "luong":
+        shapes += [([batch, width, units], [batch, units, source])]
+    if options.attention == "bahdanau":
+        shapes += [([rows, units], [units, units]), ([rows * source, units], [units, 1])]
+    if options.attention != "none":
+        shapes += [([batch, width, source], [batch, source, units]), ([rows, 2 * units], [2 * units, units])]
+    shapes += [([rows, units], [units, options.vocabulary])]
+    return [(tf.random.normal([2, *left]), tf.random.normal(right)) for left, right in shapes]
 
 
 def training(options: argparse.Namespace, engines: list[str]) -> None:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ._attention import Attention, MemoryOrNone
+from ._gates import cell_step, weight_tensor
 from ._recurrent import State, build_layer, draw_seed, dropout_layer, recurrent_layer, state_list, state_of
 from ._search import excluded_ids
 
@@ -157,14 +158,20 @@ class FastStep:
     """
 
     def __init__(self, cell: DecoderCell, width: int) -> None:
-        self._cell = cell
         self._width = width
+        self._dtype = cell.embedding.compute_dtype
+        self._input_feeding = cell.input_feeding
+        self._attention = cell.attention_layer
         self._table = _variable(cell.embedding.embeddings)
+        self._layers = [cell_step(layer) for layer in cell.recurrent_layers]
+        if self._attention is not None:
+            weights = cell.vector_layer.kernel, cell.vector_layer.bias
+            self._vector_weights = [weight_tensor(each, self._dtype) for each in weights]
         self._kernel, self._bias = cell.next_affine()
 
     def prepare(self, memory: MemoryOrNone) -> MemoryOrNone:
         """The memory as the step reads it, one entry per example; `()` without attention."""
-        return () if self._cell.attention_layer is None else self._cell.attention_layer.prepare_steps(memory)
+        return () if self._attention is None else self._attention.prepare_steps(memory)
 
     def __call__(self, last: tf.Tensor, state: DecoderState, memory: MemoryOrNone) -> tuple[tf.Tensor, DecoderState]:
         """Reads the last ids.
@@ -177,16 +184,23 @@ class FastStep:
         Returns:
             The logits of the next ids, float32 `[batch * width, vocabulary_size]`, and the state after the step.
         """
-        cell = self._cell
-        inputs = tf.cast(tf.nn.embedding_lookup(self._table, last), cell.embedding.compute_dtype)
-        if cell.input_feeding:
-            inputs = tf.concat([inputs, state.vector], axis=1)
-        vectors, layers = cell.recurrent_step(inputs, state.layers)
-        if cell.attention_layer is not None:
-            contexts = cell.attention_layer.step(vectors, memory, self._width)
-            vectors = cell.vector_layer(tf.concat([vectors, contexts], axis=1))
-        logits = tf.nn.bias_add(tf.matmul(tf.cast(vectors, tf.float32), self._kernel), self._bias)
-        return logits, DecoderState(layers, vectors if cell.input_feeding else ())
+        parts = [tf.cast(tf.nn.embedding_lookup(self._table, last), self._dtype)]
+        if self._input_feeding:
+            parts.append(state.vector)
+        layers = []
+        for step, before in zip(self._layers, state.layers):
+            vectors, after = step(parts, before)
+            parts = [vectors]
+            layers.append(after)
+        if self._attention is not None:
+            contexts = self._attention.step(vectors, memory, self._width)
+            vectors = tf.tanh(_affine(tf.concat([vectors, contexts], axis=1), *self._vector_weights))
+        logits = _affine(tf.cast(vectors, tf.float32), self._kernel, self._bias)
+        return logits, DecoderState(tuple(layers), vectors if self._input_feeding else ())
+
+
+def _affine(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    return tf.nn.bias_add(tf.matmul(inputs, kernel), bias)
 
 
 def count_rows(state: DecoderState) -> tf.Tensor:

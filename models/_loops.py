@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ._largest import largest
 from ._search import Decoded, Search, lengths_of, next_ids, penalty, rank_beams
 
 _FRACTION = 16
@@ -111,17 +112,17 @@ def search_beams(step: Step, start: tf.Tensor, state: Any, memory: Any, search: 
         log_probabilities, tokens = _candidates(logits, search.end_id, per_beam)
         # A beam that has ended continues unchanged, by its first candidate, which is the end id.
         unchanged = tf.constant([0.0] + [-float("inf")] * per_beam)
-        ended = tf.repeat(loop.ended[:, :, tf.newaxis], per_beam + 1, axis=2)
+        ended = loop.ended[:, :, tf.newaxis]
         steps = tf.where(ended, unchanged, tf.reshape(log_probabilities, [-1, width, per_beam + 1]))
         totals = loop.totals[:, :, tf.newaxis] + steps
         scores = totals
         if power:
             longer = tf.logical_not(tf.logical_or(ended, tf.constant([True] + [False] * per_beam)))
             scores /= penalty(loop.lengths[:, :, tf.newaxis] + tf.cast(longer, tf.int32), power)
-        _, chosen = tf.math.top_k(_flat(scores), width)
+        best, chosen = tf.math.top_k(_flat(scores), width)
         origin = chosen // (per_beam + 1)
         last = tf.gather(tf.reshape(tokens, [-1, width * (per_beam + 1)]), chosen, batch_dims=1)
-        totals = tf.gather(_flat(totals), chosen, batch_dims=1)
+        totals = tf.gather(_flat(totals), chosen, batch_dims=1) if power else best
         return extend(loop._replace(last=last, totals=totals, state=state), origin, time)
 
     def extend(loop: LoopState, origin: tf.Tensor, time: tf.Tensor) -> LoopState:
@@ -130,9 +131,12 @@ def search_beams(step: Step, start: tf.Tensor, state: Any, memory: Any, search: 
         lengths = tf.where(ended, lengths, time + 1)
         ended = tf.logical_or(ended, tf.equal(loop.last, search.end_id))
         state = tf.nest.map_structure(lambda tensor: tf.gather(tensor, origin, batch_dims=1), loop.state)
-        bounds = loop.totals / penalty(tf.where(ended, lengths, search.maximum_length), power)
-        best = tf.math.top_k(bounds, search.num_best).indices
-        done = tf.reduce_all(tf.gather(ended, best, batch_dims=1), axis=1)
+        if power:
+            bounds = loop.totals / penalty(tf.where(ended, lengths, search.maximum_length), power)
+            best = tf.math.top_k(bounds, search.num_best).indices
+            done = tf.reduce_all(tf.gather(ended, best, batch_dims=1), axis=1)
+        else:  # the beams are in the order of their totals
+            done = tf.reduce_all(ended[:, : search.num_best], axis=1)
         return loop._replace(done=done, ids=ids, lengths=lengths, ended=ended, state=state)
 
     last = tf.repeat(start[:, tf.newaxis], width, axis=1)
@@ -156,7 +160,7 @@ def _candidates(logits: tf.Tensor, end_id: int, count: int) -> tuple[tf.Tensor, 
     Returns:
         Log probabilities, float32, and ids, int32, each `[rows, 1 + count]`.
     """
-    values, tokens = tf.math.top_k(logits, count)
+    values, tokens = largest(logits, count)
     values = tf.where(tf.equal(tokens, end_id), -float("inf"), values)
     values = tf.concat([logits[:, end_id, tf.newaxis], values], axis=1)
     log_probabilities = values - tf.reduce_logsumexp(logits, axis=1, keepdims=True)
@@ -197,11 +201,19 @@ def run_until_done(
     results = (loop.ids, loop.totals)
 
     def run(time: tf.Tensor, loop: LoopState, enough: tf.Tensor) -> tuple[tf.Tensor, LoopState]:
+        # What no step changes is not a variable of this loop, which would pass it on at every step.
+        fixed = {"number": loop.number, "memory": loop.memory}
+        absent = dict.fromkeys(fixed, ())
+
         def proceed(time: tf.Tensor, loop: LoopState) -> tf.Tensor:
             done = tf.reduce_sum(tf.cast(loop.done, tf.int32))
             return tf.logical_and(time < search.maximum_length, done < enough)
 
-        return tf.while_loop(proceed, lambda time, loop: (time + 1, advance(time, loop)), (time, loop))
+        def step_once(time: tf.Tensor, loop: LoopState) -> tuple[tf.Tensor, LoopState]:
+            return time + 1, advance(time, loop._replace(**fixed))._replace(**absent)
+
+        time, loop = tf.while_loop(proceed, step_once, (time, loop._replace(**absent)))
+        return time, loop._replace(**fixed)
 
     def store_done(time: tf.Tensor, loop: LoopState, results: Any) -> tuple[Any, ...]:
         time, loop = run(time, loop, (tf.size(loop.done) + _FRACTION - 1) // _FRACTION)

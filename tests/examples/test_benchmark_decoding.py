@@ -18,6 +18,7 @@ def test_both_tables_are_printed(capsys, without_graphs):
     assert "differ" not in printed
     for line in (r"greedy, batch 2", r"beam 2, batch 2", r"batch 2"):
         assert re.search(rf"^\| {line} \| [0-9.]+ \|", printed, re.MULTILINE)
+    assert len(re.findall(r"^\| (?:greedy|beam 2), batch 2 \| [0-9.]+ \|$", printed, re.MULTILINE)) == 2
 
 
 def test_ratios_are_medians_of_the_rounds_ratios(capsys):
