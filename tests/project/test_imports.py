@@ -40,6 +40,7 @@ STAGES = [
     {"evaluate"},
     {"encoder_gradients"},
     {"backward"},
+    {"two_passes"},
     {"combine"},
     {"layers"},
     {"update"},
