@@ -51,7 +51,8 @@ def repeatable(network: Network, predictions: Sequence[Predictions], inputs: Any
         return None
     if _changed_by_heads(network):
         return None
-    before, leaves = random_numbers(), []
+    before = random_numbers()
+    leaves: list[tf.TensorShape] = []
 
     def forward(inputs: Any) -> list[tf.Tensor]:
         with in_inference_mode(network.frozen_layers):
