@@ -3,7 +3,11 @@
 Each case runs in its own process. Memory is the increase in the process's peak memory from before the first update; time is
 the median of several updates, each of them an epoch, relative to a custom training loop that computes the same gradients
 without an optimizer.
-Run `python -m benchmarks.accumulation`.
+
+With `--heads 2 4 8`: the processor time of an update of 8 micro-batches with `UPGrad` at the representation, relative to 8
+updates without a balancer of a micro-batch each, for each way through the encoder.
+
+    python -m benchmarks.accumulation --help
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import time
 from typing import Any
 
 EXAMPLES, TIME, VOCABULARY = 512, 60, 1000
+PARTS = 8
 
 
 def peak_megabytes() -> float:
@@ -88,11 +93,73 @@ def case(kind: str, parts: int, updates: int) -> dict[str, float]:
     return {"seconds": statistics.median(times), "megabytes": memory}
 
 
+def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
+    """The time of an update of `PARTS` micro-batches in both ways, relative to as many plain updates.
+
+    Args:
+        kind: The encoder: "dense" or "recurrent".
+        num_heads: The number of heads, all on one vector per example.
+        rounds: The number of rounds, which alternate.
+    """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from benchmarks._timing import measure
+    from benchmarks.step import Encoder
+    from multihead import MultiHeadTrainer
+    from multihead._trainer import second_pass
+
+    class Last(Encoder):
+        def call(self, tokens: Any) -> Any:
+            return super().call(tokens)["state"]
+
+    rng = np.random.default_rng(0)
+    tokens, features = rng.integers(1, VOCABULARY, (PARTS * 32, 30)), rng.normal(size=(PARTS * 256, 64))
+    x = tf.constant(tokens) if kind == "recurrent" else tf.constant(features, tf.float32)
+    y = {f"head_{k}": tf.constant(rng.normal(size=(len(x), 1)), tf.float32) for k in range(num_heads)}
+
+    def step(fewest_heads: int, **options: Any) -> Any:
+        second_pass.FEWEST_HEADS = fewest_heads
+        layers = [keras.layers.Dense(256, activation="relu") for _ in range(4)]
+        trainer = MultiHeadTrainer(Last(VOCABULARY, 128) if kind == "recurrent" else keras.Sequential(layers))
+        for name in y:
+            trainer.add_head(name, keras.layers.Dense(1), "mse")
+        trainer.compile("sgd", telemetry=None, **options)
+        trainer.compute_gradients((x[:8], {name: values[:8] for name, values in y.items()}))  # builds
+        return tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False, reduce_retracing=True)
+
+    size, plain = len(x) // PARTS, step(1)
+    parts = [(x[i : i + size], {name: all_[i : i + size] for name, all_ in y.items()}) for i in range(0, len(x), size)]
+    balanced = {"balancer": "UPGrad", "micro_batches": PARTS}
+    per_head, twice = step(num_heads + 1, **balanced), step(1, **balanced)
+    runs = {
+        "plain": lambda: [plain(*part) for part in parts],
+        "backward pass per head": lambda: per_head(x, y),
+        "second forward pass": lambda: twice(x, y),
+    }
+    return measure(runs, rounds, 1, time.process_time)
+
+
+def print_by_heads(counts: list[int], rounds: int) -> None:
+    print("| encoder | heads | backward pass per head | second forward pass |")
+    print("| --- | ---: | ---: | ---: |")
+    for kind in ("recurrent", "dense"):
+        for count in counts:
+            found = by_heads(kind, count, rounds)
+            both = " | ".join(f"{found[way]:.2f}" for way in ("backward pass per head", "second forward pass"))
+            print(f"| {kind} | {count} | {both} |", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=9, help="timed updates per case (default: 9)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--heads", type=int, nargs="+", help="compares the ways through the encoder for numbers of heads")
     options = parser.parse_args(arguments)
+    if options.heads:
+        print_by_heads(options.heads, options.updates)
+        return
     if options.case:
         print(json.dumps(case(*json.loads(options.case), options.updates)))
         return

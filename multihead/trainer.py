@@ -340,7 +340,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
                 the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
                 optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
-                update costs one encoder backward pass per head.
+                update costs what a balancer costs: see `micro_batches`.
             balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
                 name; None is the plain sum.
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
@@ -350,8 +350,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
             clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
-                head.
+                update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
+                encoder, or one encoder backward pass per head: see "How an update is computed".
             accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
                 a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
             encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay

@@ -343,7 +343,7 @@ def state_kept(modules: Sequence[Any]) -> Iterator[None]:
     graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     start = 0 if graph is None else len(graph.get_operations())
     yield
-    written = set() if graph is None else _written(graph.get_operations()[start:])
+    written = set() if graph is None else written_resources(graph.get_operations()[start:])
     for variable, value in zip(variables, before):
         # Only what has been assigned: a replica may not assign a variable whose layer does not.
         changed = tf.reduce_any(variable != value) if graph is None else graph.capture(variable.handle).name in written
@@ -351,8 +351,8 @@ def state_kept(modules: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def _written(operations: Sequence[tf.Operation]) -> set[str]:
-    """The names of the tensors of resources that some operations may write to."""
+def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
+    """The names of the tensors of resources that some operations of a graph may write to."""
     found = set()
     for operation in operations:
         only_read = range(len(operation.inputs)) if operation.type in _READING else ()

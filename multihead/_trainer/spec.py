@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.validation import quoted
 from multihead._trainer.options import CompileOptions
+from multihead._trainer.second_pass import repeatable
 from multihead._trainer.shapes import Shapes
 from multihead._trainer.without_effect import warn_of_idle_rates
 from multihead._update.backward import Measure
@@ -23,6 +24,7 @@ from multihead._update.network import Network, Ownership
 from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
+from multihead._update.two_passes import Repeatable
 from multihead.balancing import Balancer
 from multihead.heads import Head
 
@@ -74,7 +76,7 @@ def build_spec(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.schedule,
-        combiner=_combiner(balancer, options),
+        combiner=_combiner(balancer, options, _repeatable(network, known, shapes, options)),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         ownership=ownership,
@@ -124,15 +126,27 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predicti
         )
 
 
-def _combiner(balancer: Balancer | None, options: CompileOptions) -> Combiner:
+def _repeatable(
+    network: Network, predictions: Sequence[Predictions], shapes: Shapes, options: CompileOptions
+) -> Repeatable | None:
+    """What it takes to combine the heads of several micro-batches in two passes; None if that is not done."""
+    reads_losses = options.weighting is not None and "losses" in options.weighting.uses
+    waits = reads_losses if options.balancer is None else options.balance_at == "representation"
+    is_split = options.micro_batches * options.accumulate_steps > 1
+    if not (is_split and waits) or options.run_eagerly or shapes.specs is None:
+        return None
+    return repeatable(network, predictions, shapes.specs.inputs)
+
+
+def _combiner(balancer: Balancer | None, options: CompileOptions, again: Repeatable | None) -> Combiner:
     """How the heads are combined, and what is measured at the representation."""
     gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
         measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
-        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
+        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None), again)
     if options.balance_at == "representation":
-        return BalanceAtRepresentation(balancer)
+        return BalanceAtRepresentation(balancer, again)
     return BalanceAtParameters(balancer, gramian)
 
 

@@ -263,8 +263,8 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
         ValueError: Some do not.
     """
     own = [*module_variables(module), *recurrent_states(module)]
-    held = {key for variable in own for key in _handles(variable)}
-    hidden = [variable for variable in read if not held.issuperset(_handles(variable))]
+    held = {key for variable in own for key in handles(variable)}
+    hidden = [variable for variable in read if not held.issuperset(handles(variable))]
     if hidden:
         kind = getattr(module, "__name__", type(module).__name__)
         names = sorted({variable_name(variable) for variable in hidden})
@@ -275,7 +275,7 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
         )
 
 
-def _handles(variable: Any) -> set[int]:
+def handles(variable: Any) -> set[int]:
     """What identifies a variable, on each device that has a copy of it."""
     copies = variable.values if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
     return {id(copy.handle) for copy in copies if hasattr(copy, "handle")}

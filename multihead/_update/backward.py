@@ -20,7 +20,7 @@ from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import Encoded, HeadsPass
 from multihead._update.head_gradients import LossFactors, gradients_of_heads, sum_of
 from multihead._update.labels import count_labels
-from multihead._update.micro_batches import MicroBatch
+from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
 from multihead._update.weights import Losses, LossWeights, times_factors
@@ -63,7 +63,10 @@ class Sums(NamedTuple):
     @classmethod
     def shapes(cls, network: Network) -> Sums:
         """The dense shapes of the sums."""
-        vector, own = tf.constant([len(network.heads)]), [_shapes(network.own_tensors(k)) for k in range(len(network.heads))]
+        vector, own = (
+            tf.constant([len(network.heads)]),
+            [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))],
+        )
         scalar = tf.constant([], tf.int32)
         return cls(losses=vector, counts=vector, added_loss=scalar, own=own, added_own=own, broken=vector)
 
@@ -84,6 +87,9 @@ class Sums(NamedTuple):
 
 Combine = Callable[[RepresentationGradients, Losses], Combined]
 """Combines the representation gradients of a whole update, given these and the losses."""
+
+Factors = Callable[[Any], LossFactors]
+"""The factors of the losses of a micro-batch, from its inputs."""
 
 Measure = Callable[[RepresentationGradients], tf.Tensor]
 """Computes the inner products of the representation gradients, `[num_heads, num_heads]`, or only their diagonal."""
@@ -139,6 +145,14 @@ class GradientsPerHead(NamedTuple):
     per_head: list[list[Gradient]]
     gramian: tf.Tensor | None
 
+    def combined(self, factors: tf.Tensor | None) -> list[Gradient]:
+        """One gradient per encoder variable: of the losses times the heads' factors, `[num_heads]`, and of all added losses.
+
+        Args:
+            factors: The factors; None means factors of 1.
+        """
+        return plus_heads(self.added, self.per_head, factors)
+
 
 MicroBatchGradients = CombinedGradients | SummedGradients | GradientsPerHead
 
@@ -156,6 +170,33 @@ class EncoderPass(ABC):
     def is_repeated(self) -> bool:
         """Whether there may be several backward passes through the encoder."""
         return self.by_layer is not None
+
+    def gather(
+        self,
+        network: Network,
+        micro_batches: MicroBatches,
+        factors_of: Factors,
+        active: tf.Tensor,
+        conditional: Sequence[bool],
+        num_folds: int,
+    ) -> list[MicroBatchGradients]:
+        """The sums over the micro-batches of an update, for each fold of them.
+
+        Args:
+            network: The encoder and the heads.
+            micro_batches: The micro-batches.
+            factors_of: The factors of the losses of a micro-batch, from its inputs.
+            active: `[num_heads]` booleans.
+            conditional: For each head, whether it is computed only if it is active.
+            num_folds: The number of folds.
+        """
+
+        def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
+            factors = factors_of(micro_batch.inputs)
+            return micro_batch_gradients(network, micro_batch, factors, active, conditional, self)
+
+        shapes = self.shapes(network) if len(micro_batches) > 1 else None
+        return accumulate(gradients, micro_batches, shapes, num_folds)
 
     @abstractmethod
     def gradients(self, passed: HeadsPass, sums: Sums) -> MicroBatchGradients:
@@ -218,7 +259,7 @@ class SummedPass(EncoderPass):
         )
 
     def shapes(self, network: Network) -> SummedGradients:
-        encoder, num_heads = _shapes(network.encoder_tensors), len(network.heads)
+        encoder, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
         per_head = [] if self.by_layer is None else [encoder] * num_heads
         return SummedGradients(sums=Sums.shapes(network), encoder=encoder, per_head=per_head, gramian=gramian)
@@ -244,12 +285,21 @@ class PassPerHead(EncoderPass):
         return GradientsPerHead(sums=sums, added=added, per_head=per_head, gramian=gramian)
 
     def shapes(self, network: Network) -> GradientsPerHead:
-        added, num_heads = _shapes(network.encoder_tensors), len(network.heads)
+        added, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
         return GradientsPerHead(sums=Sums.shapes(network), added=added, per_head=[added] * num_heads, gramian=gramian)
 
 
-def _shapes(tensors: Sequence[Any]) -> list[Any]:
+def plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
+    """Adds each head's gradients, multiplied by its factor, to a list of gradients; None means factors of 1."""
+    total = list(total)
+    for k, row in enumerate(rows):
+        total = [added(a, b if factors is None else scaled(b, factors[k])) for a, b in zip(total, row)]
+    return total
+
+
+def shapes_of(tensors: Sequence[Any]) -> list[Any]:
+    """The shapes of some tensors of known shapes, as tensors."""
     return [tf.constant(tf.TensorShape(tensor.shape).as_list(), tf.int32) for tensor in tensors]
 
 
@@ -271,7 +321,7 @@ def micro_batch_gradients(
         conditional: For each head, whether it is computed only if it is active.
         encoder_pass: How the heads' gradients go through the encoder.
     """
-    encoded = Encoded.of(network, micro_batch.inputs, factors, persistent=encoder_pass.is_repeated)
+    encoded = Encoded.of(network, micro_batch.inputs, factors, num_backward=2 if encoder_pass.is_repeated else 1)
     heads = gradients_of_heads(network, encoded.representation, micro_batch, factors, active, conditional)
     passed = HeadsPass(encoded, heads)
     return encoder_pass.gradients(passed, Sums.of(micro_batch, passed))

@@ -2,8 +2,8 @@
 
 Balancing is not linear, so it happens once per update, on inner products over all micro-batches and replicas. With one
 micro-batch, the coefficients are known before the encoder's backward pass, and one such pass is enough. With several, the
-inner products at the representation are complete only after the last one, so each micro-batch computes the encoder
-gradient of every head.
+inner products at the representation are complete only after the last one: either the encoder runs forward a second time, or
+each micro-batch computes the encoder gradient of every head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import Rows, added, as_rows, gramian, scaled, with_none
+from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
 from multihead._ground.keras import Gradient
 from multihead._update.backward import (
     CombinedPass,
@@ -27,13 +27,18 @@ from multihead._update.backward import (
     PassPerHead,
     SummedGradients,
     SummedPass,
+    plus_heads,
 )
 from multihead._update.combined import Combined
+from multihead._update.loops import can_loop
 from multihead._update.network import Network
 from multihead._update.products import products_between, products_of, weighted
 from multihead._update.representation import RepresentationGradients
+from multihead._update.two_passes import AtRepresentation, Repeatable, TwoPasses
 from multihead._update.weights import Losses, LossWeights, times_factors
 from multihead.balancing import Balancer
+
+Gathered = MicroBatchGradients | AtRepresentation
 
 
 class Combiner(ABC):
@@ -43,13 +48,17 @@ class Combiner(ABC):
         at_representation: Combines the representation gradients of a whole update, where that is enough; or None.
         measure: Computes inner products at the representation where the heads are not combined; or None.
         num_folds: The number of folds of the data for which `combine` needs separate sums.
+        repeatable: What it takes to combine the heads of several micro-batches at the representation in two passes; or None.
     """
 
     at_representation: Any = None
     measure: Measure | None = None
     num_folds: int = 1
+    repeatable: Repeatable | None = None
 
-    def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
+    def encoder_pass(
+        self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
+    ) -> EncoderPass | TwoPasses:
         """How the heads' gradients go through the encoder: combined already, or in a pass for each, to be combined later.
 
         Args:
@@ -57,11 +66,13 @@ class Combiner(ABC):
             num_micro_batches: The number of micro-batches in the update.
             by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
         """
-        if self.at_representation is None or num_micro_batches > 1:
-            return PassPerHead(self.measure)
-        return CombinedPass(self.at_representation, weights, by_layer)
+        if self.at_representation is not None and num_micro_batches == 1:
+            return CombinedPass(self.at_representation, weights, by_layer)
+        if self.repeatable is not None and by_layer is None and can_loop():
+            return TwoPasses(self.measure, self.repeatable)
+        return PassPerHead(self.measure)
 
-    def combine(self, network: Network, gathered: MicroBatchGradients, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine(self, network: Network, gathered: Gathered, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
 
         Args:
@@ -70,7 +81,7 @@ class Combiner(ABC):
             folds: The sums over each fold of them, of the class of `gathered`.
             losses: The losses over all replicas, and their weights.
         """
-        if isinstance(gathered, GradientsPerHead):
+        if isinstance(gathered, GradientsPerHead | AtRepresentation):
             return self.combine_heads(network, gathered, folds, losses)
         encoder = replicas.all_reduce_sum(gathered.encoder)
         if isinstance(gathered, SummedGradients):
@@ -78,9 +89,7 @@ class Combiner(ABC):
         return gathered.combined._replace(gradients=encoder)
 
     @abstractmethod
-    def combine_heads(
-        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
-    ) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads' encoder gradients; the arguments are those of `combine`."""
 
 
@@ -90,11 +99,15 @@ class SumHeads(Combiner):
 
     Attributes:
         measure: Computes inner products at the representation, or None.
+        repeatable: As in `Combiner`.
     """
 
     measure: Measure | None = None
+    repeatable: Repeatable | None = None
 
-    def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
+    def encoder_pass(
+        self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
+    ) -> EncoderPass | TwoPasses:
         if not weights.depend_on_losses:
             return SummedPass(self.measure, by_layer)
         return super().encoder_pass(weights, num_micro_batches, by_layer)
@@ -104,10 +117,8 @@ class SumHeads(Combiner):
         gradients = gradients.times(losses.factors)
         return _sum(gradients.total(), losses, None if self.measure is None else self.measure(gradients))
 
-    def combine_heads(
-        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
-    ) -> Combined:
-        encoder = replicas.all_reduce_sum(_plus_heads(gathered.added, gathered.per_head, losses.factors))
+    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
+        encoder = replicas.all_reduce_sum(gathered.combined(losses.factors))
         return _sum(encoder, losses, gathered.gramian, losses.factors)
 
 
@@ -117,9 +128,11 @@ class BalanceAtRepresentation(Combiner):
 
     Attributes:
         balancer: The balancer.
+        repeatable: As in `Combiner`.
     """
 
     balancer: Balancer
+    repeatable: Repeatable | None = None
     measure = staticmethod(RepresentationGradients.gramian)
 
     def at_representation(self, gradients: RepresentationGradients, losses: Losses) -> Combined:
@@ -134,13 +147,10 @@ class BalanceAtRepresentation(Combiner):
             combined = gradients.times(coefficients).total()
         return Combined(combined, coefficients, gramian=products, at_representation=products, square=square)
 
-    def combine_heads(
-        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
-    ) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         products = _reduced(gathered.gramian, losses.factors)
         coefficients = _coefficients(self.balancer, losses, products)
-        encoder = _plus_heads(gathered.added, gathered.per_head, times_factors(coefficients, losses))
-        encoder = replicas.all_reduce_sum(encoder)
+        encoder = replicas.all_reduce_sum(gathered.combined(times_factors(coefficients, losses)))
         return Combined(encoder, coefficients, gramian=products, at_representation=products)
 
 
@@ -160,9 +170,7 @@ class BalanceAtParameters(Combiner):
     def num_folds(self) -> int:  # type: ignore[override]
         return self.balancer.num_folds
 
-    def combine_heads(
-        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
-    ) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         factors = losses.factors
         measured = None if gathered.gramian is None else _reduced(gathered.gramian, factors)
         rest = replicas.all_reduce_sum(gathered.added)
@@ -178,7 +186,7 @@ class BalanceAtParameters(Combiner):
             products = weighted(products_of(rows), factors)
             between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
-            encoder = _plus_heads(rest, rows, times_factors(coefficients, losses))
+            encoder = plus_heads(rest, rows, times_factors(coefficients, losses))
         return Combined(encoder, coefficients, gramian=products, at_representation=measured, square=square)
 
 
@@ -237,14 +245,6 @@ def _combine_rows(balancer: Balancer, losses: Losses, matrices: Sequence[Rows | 
         coefficients=tf.math.divide_no_nan(along, tf.where(active, squares, 0.0)),
         square=tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined]),
     )
-
-
-def _plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
-    """Adds each head's gradients, multiplied by its factor, to a list of gradients; None means factors of 1."""
-    total = list(total)
-    for k, row in enumerate(rows):
-        total = [added(a, b if factors is None else scaled(b, factors[k])) for a, b in zip(total, row)]
-    return total
 
 
 def _dense_rows(rows: Sequence[list[Gradient]], variables: Sequence[tf.Variable]) -> list[Rows]:

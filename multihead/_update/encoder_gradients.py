@@ -34,17 +34,18 @@ class Encoded(NamedTuple):
     added_loss: tf.Tensor | None
 
     @classmethod
-    def of(cls, network: Network, inputs: Any, factors: LossFactors, *, persistent: bool) -> Encoded:
+    def of(cls, network: Network, inputs: Any, factors: LossFactors, *, num_backward: int = 0) -> Encoded:
         """Runs the encoder.
 
         Args:
             network: The encoder and the heads.
             inputs: The micro-batch's inputs.
             factors: The factors of the losses.
-            persistent: Whether there is more than one backward pass.
+            num_backward: The number of backward passes: 0, 1, or 2 for any larger number.
         """
-        with tf.GradientTape(watch_accessed_variables=False, persistent=persistent) as tape:
-            tape.watch(trained(network.encoder_tensors, network.trains_encoder))
+        with tf.GradientTape(watch_accessed_variables=False, persistent=num_backward > 1) as tape:
+            if num_backward:
+                tape.watch(trained(network.encoder_tensors, network.trains_encoder))
             with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, inputs, training=True)
             added_loss = sum_of(list(getattr(network.encoder, "losses", [])))
@@ -111,7 +112,7 @@ class HeadsPass(NamedTuple):
         return [None] * len(self.encoded.representation.leaves)
 
     @property
-    def _of_added(self) -> list[tf.Tensor | None]:
+    def of_added(self) -> list[tf.Tensor | None]:
         """The gradients of the losses that the heads' modules add, at the representation."""
         return RepresentationGradients([head.of_added.representation for head in self.present] or [self._nothing]).total()
 
@@ -122,7 +123,7 @@ class HeadsPass(NamedTuple):
             at_representation: The heads' combined gradient, one tensor per leaf or None.
             factors: `[num_heads]`: the factors of the heads' losses in it.
         """
-        leaves = [added(a, b) for a, b in zip(at_representation, self._of_added)]
+        leaves = [added(a, b) for a, b in zip(at_representation, self.of_added)]
         total = self.encoded.gradients(leaves, with_added=True)
         for k, i, of_loss, of_added in self._shared():
             total[i] = added(added(total[i], scaled(of_loss, factors[k])), of_added)
@@ -130,7 +131,7 @@ class HeadsPass(NamedTuple):
 
     def added(self) -> list[Gradient]:
         """One gradient per encoder variable: of all added losses."""
-        total = self.encoded.gradients(self._of_added, with_added=True)
+        total = self.encoded.gradients(self.of_added, with_added=True)
         for _, i, _, of_added in self._shared():
             total[i] = added(total[i], of_added)
         return total

@@ -45,7 +45,7 @@ class Stored:
         self._arrays = [_filled(tensors) for tensors in zip(*(components(nest) for nest in nests))]
 
     def __getitem__(self, place: tf.Tensor) -> Any:
-        return _read(self._arrays, place, self._spec)
+        return read(self._arrays, place, self._spec)
 
 
 def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
@@ -69,9 +69,9 @@ def _in_a_loop(compute: Any, nests: Sequence[Any]) -> list[Any]:
         found = components(compute(stored[place]))
         return place + 1, [array.write(place, tensor) for array, tensor in zip(results, found)]
 
-    start = tf.constant(0), [_empty(tensor.dtype, number) for tensor in components(like)]
+    start = tf.constant(0), [empty(tensor.dtype, number) for tensor in components(like)]
     _, results = tf.while_loop(lambda place, _: place < number, step, start, maximum_iterations=number)
-    return [_read(results, place, like) for place in range(number)]
+    return [read(results, place, like) for place in range(number)]
 
 
 def components(nest: Any) -> list[Any]:
@@ -79,7 +79,7 @@ def components(nest: Any) -> list[Any]:
     return [tensor for tensor in tf.nest.flatten(nest, expand_composites=True) if tensor is not None]
 
 
-def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
+def read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
     """A nest with the structure and the shapes of another, of tensors or specs, from arrays of its components."""
     found = [array.read(place) for array in arrays]
     for tensor, other in zip(found, components(like)):
@@ -89,11 +89,11 @@ def _read(arrays: Sequence[tf.TensorArray], place: Any, like: Any) -> Any:
 
 
 def _filled(tensors: Sequence[tf.Tensor]) -> tf.TensorArray:
-    array = _empty(tensors[0].dtype, len(tensors))
+    array = empty(tensors[0].dtype, len(tensors))
     for place, tensor in enumerate(tensors):
         array = array.write(place, tensor)
     return array
 
 
-def _empty(dtype: tf.DType, size: int) -> tf.TensorArray:
+def empty(dtype: tf.DType, size: int) -> tf.TensorArray:
     return tf.TensorArray(dtype, size, infer_shape=False, clear_after_read=False)

@@ -16,7 +16,7 @@ from multihead._ground.gradients import added, computed_if, with_none, zeros_lik
 from multihead._ground.keras import in_xla
 from multihead._update.batch import Batch, batch_size, open_batch_size, rows
 from multihead._update.labels import Labels
-from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components
+from multihead._update.loops import Stored, by_spec, can_loop, common_spec, components, empty, read
 
 
 class MicroBatch(NamedTuple):
@@ -109,8 +109,48 @@ def accumulate(
     if len(micro_batches) == 1:
         return [compute(micro_batches[0])]
     flat_shapes = tf.nest.flatten(shapes)
+    if can_loop():
+        groups = [Group(batches, micro_batches.number) for batches in by_spec(micro_batches.batches)]
+        folds, _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes, num_folds)
+    else:
+        folds = _one_by_one(_traced(compute, flat_shapes), micro_batches, num_folds)
+    return [tf.nest.pack_sequence_as(shapes, sums) for sums in folds]
 
-    def compute_if_any(micro_batch: MicroBatch) -> list[Any]:
+
+def gather(
+    compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any, shapes_of_kept: Any
+) -> tuple[Any, list[RepeatedGroup]]:
+    """`accumulate` with tensors that are kept of each micro-batch, for a second pass over them; in a graph that can loop.
+
+    Args:
+        compute: From a micro-batch to a nest of sums and a nest of tensors to keep, whose sizes may differ.
+        micro_batches: The micro-batches.
+        shapes: As for `accumulate`, of the sums.
+        shapes_of_kept: The same of what is kept of a micro-batch without examples.
+
+    Returns:
+        The sums, and the micro-batches with what is kept of each.
+    """
+    flat_shapes, flat_kept = tf.nest.flatten(shapes), tf.nest.flatten(shapes_of_kept)
+    groups = [Group(batches, micro_batches.number) for batches in by_spec(micro_batches.batches)]
+    traced = _traced(compute, [*flat_shapes, *flat_kept])
+    (sums,), kept = _in_a_loop(traced, groups, flat_shapes, 1)
+    likes = [tf.nest.pack_sequence_as(shapes_of_kept, like) for like, _ in kept]
+    repeated = [RepeatedGroup(group, like, arrays) for group, like, (_, arrays) in zip(groups, likes, kept)]
+    return tf.nest.pack_sequence_as(shapes, sums), repeated
+
+
+def gather_again(compute: Callable[[Repeated], Any], groups: Sequence[RepeatedGroup], shapes: Any) -> Any:
+    """The sums of the results of `compute` over the micro-batches of a second pass; arguments as for `accumulate`."""
+    flat_shapes = tf.nest.flatten(shapes)
+    (sums,), _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes, 1)
+    return tf.nest.pack_sequence_as(shapes, sums)
+
+
+def _traced(compute: Callable[[Any], Any], flat_shapes: Sequence[Any]) -> Any:
+    """From a micro-batch to the flat results of `compute`, which are zeros of some shapes if it has no examples."""
+
+    def compute_if_any(micro_batch: Any) -> list[Any]:
         has_examples, in_branch = batch_size(micro_batch.inputs) > 0, lambda result: result
         if in_xla():  # which compiles both branches for the sizes that there are, with results of equal sizes
             micro_batch, in_branch = tf.nest.map_structure(_with_a_row, micro_batch), _dense
@@ -118,21 +158,10 @@ def accumulate(
             has_examples, lambda: [in_branch(each) for each in tf.nest.flatten(compute(micro_batch))], flat_shapes
         )
 
-    traced = (
-        compute_if_any
-        if tf.executing_eagerly()
-        else graph_function(
-            compute_if_any,
-            reduce_retracing=True,
-            # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
-            experimental_attributes={"_noinline": True},
-        )
-    )
-    if can_loop():
-        folds = _in_a_loop(traced, micro_batches, flat_shapes, num_folds)
-    else:
-        folds = _one_by_one(traced, micro_batches, num_folds)
-    return [tf.nest.pack_sequence_as(shapes, sums) for sums in folds]
+    if tf.executing_eagerly():
+        return compute_if_any
+    # One function body for all: a copy of it for each micro-batch would need more memory than is saved.
+    return graph_function(compute_if_any, reduce_retracing=True, experimental_attributes={"_noinline": True})
 
 
 def _with_a_row(tensor: Any) -> Any:
@@ -167,45 +196,113 @@ def _one_by_one(
     return folds
 
 
-def _in_a_loop(compute: Any, micro_batches: MicroBatches, shapes: Sequence[Any], num_folds: int) -> list[list[Any]]:
-    """The sums of each fold, by loops over the micro-batches of batches with equal specs: the graph holds one of them."""
+class Group:
+    """The micro-batches of batches with equal specs, which are indexed in the graph once they are stored.
+
+    Args:
+        batches: The batches.
+        number: Micro-batches per batch.
+
+    Attributes:
+        spec: The specs of a micro-batch.
+    """
+
+    def __init__(self, batches: Sequence[MicroBatch], number: int) -> None:
+        self._batches, self._number = batches, number
+        self.spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
+        self._stored: Any = None
+
+    def store(self) -> None:
+        """Copies the batches' tensors, after the control dependencies of here."""
+        self._stored = Stored([_copied(batch) for batch in self._batches])
+
+    def __len__(self) -> int:
+        return len(self._batches) * self._number
+
+    def __getitem__(self, place: Any) -> Any:
+        number = self._number
+        return self._stored[place] if number == 1 else part(self._stored[place // number], place % number, number)
+
+
+class Repeated(NamedTuple):
+    """The inputs of a micro-batch, and what the first pass has kept of it."""
+
+    inputs: Any
+    kept: Any
+
+
+class RepeatedGroup:
+    """The micro-batches of a group, which is stored, with what is kept of each.
+
+    Args:
+        group: The group.
+        like: A nest of tensors like those that are kept of a micro-batch.
+        arrays: The components of these, by place.
+    """
+
+    def __init__(self, group: Group, like: Any, arrays: Sequence[tf.TensorArray]) -> None:
+        self._group, self._like, self._arrays = group, like, arrays
+        self.spec = Repeated(group.spec.inputs, common_spec([like]))
+
+    def store(self) -> None:
+        """Nothing: everything is stored already."""
+
+    def __len__(self) -> int:
+        return len(self._group)
+
+    def __getitem__(self, place: Any) -> Repeated:
+        return Repeated(self._group[place].inputs, read(self._arrays, place, self._like))
+
+
+def _in_a_loop(compute: Any, groups: Sequence[Any], shapes: Sequence[Any], num_folds: int) -> tuple[list[list[Any]], Any]:
+    """The sums of each fold, by loops over groups of micro-batches: the graph holds one micro-batch of each.
+
+    Returns:
+        The sums, and for each group what `compute` returns after them: the tensors of its trace, and arrays by place.
+    """
     folds: list[list[Any]] = [[None] * len(shapes) for _ in range(num_folds)]
-    start, number = 0, micro_batches.number
-    for batches in by_spec(micro_batches.batches):
-        spec = common_spec(batches) if number == 1 else open_batch_size(batches[0])
-        results = compute.get_concrete_function(spec).structured_outputs
+    start, kept = 0, []
+    for group in groups:
+        results = compute.get_concrete_function(group.spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
         zeros = [zeros_like(result, shape) for result, shape in zip(results, shapes)]
         folds = [plus(fold, zeros) for fold in folds]
         with tf.control_dependencies(components(folds)):
-            stored = Stored([_copied(batch) for batch in batches])
-        end = start + len(batches) * number
+            group.store()
+        like = results[len(shapes) :]
+        arrays = [empty(tensor.dtype, len(group)) for tensor in components(like)]
+        end = start + len(group)
         for i in range(num_folds):
             places = range((i - start) % num_folds, end - start, num_folds)
             with tf.control_dependencies(components(folds)):
-                folds[i] = _plus_all(compute, stored, number, places, folds[i])
+                folds[i], arrays = _plus_all(compute, group, places, folds[i], arrays)
+        kept.append((like, arrays))
         start = end
-    return folds
+    return folds, kept
 
 
-def _plus_all(compute: Any, stored: Stored, number: int, places: range, sums: list[Any]) -> list[Any]:
-    """A fold's sums with the results of the micro-batches at some places in batches with equal specs."""
+def _plus_all(
+    compute: Any, group: Any, places: range, sums: list[Any], arrays: list[tf.TensorArray]
+) -> tuple[list[Any], list[tf.TensorArray]]:
+    """A fold's sums with the results of the micro-batches at some places of a group, and arrays of what these keep."""
 
-    def add(place: tf.Tensor, present: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        micro_batch = stored[place] if number == 1 else part(stored[place // number], place % number, number)
-        total = plus(with_none(present, like=sums), compute(micro_batch))
-        return place + places.step, [each for each in total if each is not None]
+    def add(place: tf.Tensor, present: list[Any], arrays: list[tf.TensorArray]) -> tuple[Any, ...]:
+        results = compute(group[place])
+        total = plus(with_none(present, like=sums), results[: len(sums)])
+        kept = components(results[len(sums) :])
+        written = [array.write(place, tensor) for array, tensor in zip(arrays, kept)]
+        return place + places.step, [each for each in total if each is not None], written
 
     present = [each for each in sums if each is not None]
-    _, present = tf.while_loop(
-        lambda place, _: place < places.stop,
+    _, present, arrays = tf.while_loop(
+        lambda place, *_: place < places.stop,
         add,
-        (tf.constant(places.start), present),
-        shape_invariants=(tf.TensorShape([]), [_open(each) for each in present]),
+        (tf.constant(places.start), present, arrays),
+        shape_invariants=(tf.TensorShape([]), [_open(each) for each in present], [tf.TensorShape([])] * len(arrays)),
         parallel_iterations=1,
         maximum_iterations=len(places),
     )
-    return with_none(present, like=sums)
+    return with_none(present, like=sums), arrays
 
 
 def _open(gradient: Any) -> Any:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import tensorflow as tf
 
-from multihead._update.backward import CombinedGradients, MicroBatchGradients, micro_batch_gradients
+from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import count_over_replicas, read_labels
 from multihead._update.loops import each
-from multihead._update.micro_batches import MicroBatch, accumulate, plus, split
+from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
@@ -46,15 +47,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
     conditional = _may_be_idle(spec, batches)
 
-    shapes = encoder_pass.shapes(network) if len(micro_batches) > 1 else None
     per_element = tf.unstack(weights.per_element)
 
-    def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
-        fraction = tf.math.divide_no_nan(tf.cast(batch_size(micro_batch.inputs), tf.float32), num_examples)
-        factors = LossFactors(heads=per_element, added=fraction, scale=scale)
-        return micro_batch_gradients(network, micro_batch, factors, active, conditional, encoder_pass)
+    def factors_of(inputs: Any) -> LossFactors:
+        fraction = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), num_examples)
+        return LossFactors(heads=per_element, added=fraction, scale=scale)
 
-    folds = accumulate(gradients, micro_batches, shapes, combiner.num_folds)
+    folds = encoder_pass.gather(network, micro_batches, factors_of, active, conditional, combiner.num_folds)
     gathered = reduce(plus, folds)
     sums = gathered.sums
 

@@ -41,6 +41,8 @@ class CountingEncoder(keras.layers.Layer):
         ({"balancer": "UPGrad"}, 1),
         ({"balancer": "EqualNorms", "clip": clipping.ByGlobalNorm(1.0)}, 1),
         ({"micro_batches": 2}, 2),
+        ({"balancer": "UPGrad", "micro_batches": 2}, 2),
+        ({"balancer": "UPGrad", "balance_at": "parameters", "micro_batches": 2}, 6),
         ({"balancer": "UPGrad", "balance_at": "parameters"}, 3),
     ],
 )

@@ -41,6 +41,7 @@ STAGES = [
     {"evaluate"},
     {"encoder_gradients"},
     {"backward"},
+    {"two_passes"},
     {"combine"},
     {"layers"},
     {"update"},
