@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._results import markdown as markdown
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, weighting
 from multihead._ground.method import methods
@@ -138,9 +139,3 @@ def interval(found: Difference, digits: int = 3, scale: float = 1.0) -> str:
     """A difference in words: the mean, and with several seeds the interval of 95 %."""
     words = [f"{scale * value:+.{digits}f}" for value in (found.mean, found.low, found.high)]
     return f"{words[0]} ({words[1]} to {words[2]})" if found.low <= found.high else words[0]
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; all columns but the first are aligned to the right."""
-    bars = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, bars, *rows)) + "\n"

@@ -41,6 +41,12 @@ def print_table(
     console.print(table)
 
 
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; all columns but the first are aligned to the right."""
+    bars = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (columns, bars, *rows)) + "\n"
+
+
 def write(results: Any, path: str | Path) -> None:
     """Writes results as JSON, and creates the folder."""
     path = Path(path)

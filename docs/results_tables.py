@@ -1,4 +1,4 @@
-"""Generates the tables and figures of `docs/results.md` from the lines in `benchmarks/results`.
+"""Generates tables and figures of `docs/results.md` and `benchmarks/README.md` from the lines in `benchmarks/results`.
 
 `python docs/results_tables.py` rewrites them; a test checks that the tables are up to date.
 """
@@ -12,16 +12,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 FIGURES = ROOT / "docs" / "results"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "benchmarks" / "README.md")
 
 
 def tables() -> dict[str, str]:
     """The tables by the command that prints them."""
-    from benchmarks import _molecules_table, _multimnist_table
+    from benchmarks import _molecules_table, _multimnist_table, _peers_table
     from benchmarks._published import RESULTS
 
     return {
         "benchmarks.molecules": _molecules_table.tables(RESULTS, list(_molecules_table.NAMES)),
         "benchmarks.multimnist": _multimnist_table.tables(RESULTS, list(_multimnist_table.TASKS)),
+        "benchmarks.peers": _peers_table.table(_peers_table.LINES) + _peers_table.link(_peers_table.LINES),
     }
 
 
@@ -38,14 +40,18 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Writes the tables into the page, and draws the figures."""
-    from benchmarks import _molecules_table, _multimnist_table
+    """Writes the tables into the pages, and draws the figures."""
+    from benchmarks import _molecules_table, _multimnist_table, _peers_table
     from benchmarks._published import RESULTS
 
-    page = ROOT / "docs" / "results.md"
-    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     FIGURES.mkdir(exist_ok=True)
-    drawn = {"molecules.png": _molecules_table.draw(RESULTS), "multimnist.png": _multimnist_table.draw(RESULTS)}
+    drawn = {
+        "molecules.png": _molecules_table.draw(RESULTS),
+        "multimnist.png": _multimnist_table.draw(RESULTS),
+        "peers.png": _peers_table.draw(_peers_table.LINES),
+    }
     for name, figure in drawn.items():
         if figure is not None:
             figure.savefig(FIGURES / name, dpi=80)
