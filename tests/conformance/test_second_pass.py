@@ -116,6 +116,7 @@ class Tied(keras.layers.Layer):
         return self.last(self.inner(hidden[:, :4]))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("options", [{}, {"balancer": None, "weighting": "LogLoss"}], ids=["balancer", "weighting"])
 def test_the_update_is_that_of_a_backward_pass_per_head(monkeypatch, options):
     """With dropout, added losses, a variable that a head shares, and micro-batches without examples."""

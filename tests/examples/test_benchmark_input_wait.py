@@ -11,6 +11,7 @@ from benchmarks import input_wait
 pytestmark = pytest.mark.programs
 
 
+@pytest.mark.thorough
 def test_quick_prints_the_share_of_the_example_and_of_arrays(capsys, monkeypatch):
     input_wait.main(["--quick"])
     rows = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]

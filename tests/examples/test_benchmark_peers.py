@@ -14,6 +14,7 @@ from benchmarks._peers_problem import PARAMETERS, PLAIN, REPRESENTATION, STEPS, 
 pytestmark = pytest.mark.programs
 
 
+@pytest.mark.thorough
 def test_quick_prints_the_table_and_says_that_pytorch_is_not_there(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
     assert peers.main(["--quick", "--cache", str(tmp_path / "torch"), "--results", str(path)]) == 0

@@ -63,6 +63,18 @@ PRINTED = {
     "experts": ["[0.5 0.5]", "{'income': (200, 1), 'age': (200, 1)}", "(200, 2, 16)", "True"],
 }
 
+
+def code_alone(text: str) -> str:
+    """A page whose lines are empty but for those of its blocks of Python."""
+    blocks = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    inside = {
+        number
+        for block in blocks
+        for number in range(text.count("\n", 0, block.start(1)), text.count("\n", 0, block.end(1)))
+    }
+    return "".join(line if number in inside else "\n" for number, line in enumerate(text.splitlines(keepends=True)))
+
+
 NEEDED = {"keras_hub": ["keras_hub"], "tuning": ["keras_tuner", "optuna"]}
 """What pages import that may not be installed."""
 
@@ -82,10 +94,10 @@ def test_code_of_a_page_runs(
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
     for module in NEEDED.get(page.stem, ()):
         pytest.importorskip(module)
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    namespace = {"__name__": page.stem}
-    for block in blocks:
-        exec(compile(block, str(page), "exec"), namespace)
+    # A file of Python with the page's line numbers: AutoGraph reads the source of what it converts.
+    program = tmp_path / f"page_{page.stem}.py"
+    program.write_text(code_alone(page.read_text(encoding="utf-8")), encoding="utf-8")
+    exec(compile(program.read_text(encoding="utf-8"), str(program), "exec"), {"__name__": page.stem})
     matplotlib.pyplot.close("all")
     if page.stem in PRINTED:
         assert capsys.readouterr().out.split("\n")[:-1] == PRINTED[page.stem]
