@@ -13,7 +13,7 @@ from multihead import schedules
 from multihead._update import pipeline
 from tests.helpers import tiny
 
-STAGES = ["read_labels", "count_over_replicas", "head_weights_at", "split", "accumulate", "weigh", "combine", "total"]
+STAGES = ["read_labels", "count_over_replicas", "head_weights_at", "split", "gather", "weigh", "combine", "total"]
 
 
 def test_the_order_is_written_once_in_one_short_function():
