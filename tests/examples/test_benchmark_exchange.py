@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.programs
 def test_two_workers_exchange_what_the_formula_says(tmp_path):
     cases = [(heads, options) for _, heads, options in CASES]

@@ -102,6 +102,7 @@ def test_by_row_from_slurm(tmp_path, one_table):
     assert_equal(weights_in(tmp_path / "out"), alone)
 
 
+@pytest.mark.thorough
 def test_mirrored(tmp_path, one_table, two_replicas, monkeypatch):
     options, alone = one_table
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: two_replicas)
