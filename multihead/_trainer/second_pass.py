@@ -65,11 +65,10 @@ def repeatable(network: Network, predictions: Sequence[Predictions], inputs: Any
     except Exception:  # noqa: BLE001 - the step itself says what is wrong with the encoder
         return None
     seeds = _seeds(graph, network.encoder)
-    is_exact = random_numbers() == before and seeds is not None and _is_repeatable(graph)
-    is_small = all(shape.rank is not None and shape.rank <= 2 for shape in leaves) or _has_embedding(graph, network)
-    if seeds is None or not is_exact or not is_small:
+    if seeds is None or random_numbers() != before or not _is_repeatable(graph):
         return None
-    return Repeatable(seeds=tuple(seeds), leaves=tuple(leaves))
+    is_small = all(shape.rank is not None and shape.rank <= 2 for shape in leaves) or _has_embedding(graph, network)
+    return Repeatable(seeds=tuple(seeds), leaves=tuple(leaves)) if is_small else None
 
 
 def _is_mostly_trained(network: Network) -> bool:

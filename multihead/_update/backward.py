@@ -17,8 +17,8 @@ from multihead._ground import replicas
 from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
 from multihead._update.combined import Combined
-from multihead._update.encoder_gradients import Encoded, HeadsPass
-from multihead._update.head_gradients import LossFactors, gradients_of_heads, sum_of
+from multihead._update.encoder_gradients import HeadsPass
+from multihead._update.head_gradients import LossFactors, sum_of
 from multihead._update.labels import count_labels
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
@@ -321,7 +321,6 @@ def micro_batch_gradients(
         conditional: For each head, whether it is computed only if it is active.
         encoder_pass: How the heads' gradients go through the encoder.
     """
-    encoded = Encoded.of(network, micro_batch.inputs, factors, num_backward=2 if encoder_pass.is_repeated else 1)
-    heads = gradients_of_heads(network, encoded.representation, micro_batch, factors, active, conditional)
-    passed = HeadsPass(encoded, heads)
+    num_backward = 2 if encoder_pass.is_repeated else 1
+    passed = HeadsPass.of(network, micro_batch, factors, active, conditional, num_backward)
     return encoder_pass.gradients(passed, Sums.of(micro_batch, passed))

@@ -11,7 +11,8 @@ import tensorflow as tf
 from multihead._ground.gradients import added, computed_if, scaled
 from multihead._ground.keras import Gradient, in_inference_mode
 from multihead._update.encode import call_encoder
-from multihead._update.head_gradients import HeadGradients, LossFactors, of_all, sum_of, trained
+from multihead._update.head_gradients import HeadGradients, LossFactors, gradients_of_heads, of_all, sum_of, trained
+from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients
 
@@ -95,6 +96,29 @@ class HeadsPass(NamedTuple):
 
     encoded: Encoded
     heads: list[HeadGradients | None]
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        micro_batch: MicroBatch,
+        factors: LossFactors,
+        active: tf.Tensor,
+        conditional: Sequence[bool],
+        num_backward: int = 0,
+    ) -> HeadsPass:
+        """Runs the encoder and every head with labels.
+
+        Args:
+            network: The encoder and the heads.
+            micro_batch: Inputs and labels.
+            factors: The factors of the losses.
+            active: `[num_heads]` booleans.
+            conditional: For each head, whether it is computed only if it is active.
+            num_backward: As for `Encoded.of`.
+        """
+        encoded = Encoded.of(network, micro_batch.inputs, factors, num_backward=num_backward)
+        return cls(encoded, gradients_of_heads(network, encoded.representation, micro_batch, factors, active, conditional))
 
     @property
     def present(self) -> list[HeadGradients]:

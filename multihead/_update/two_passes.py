@@ -16,7 +16,6 @@ from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
 from multihead._update.backward import Factors, Measure, Sums, shapes_of
 from multihead._update.encoder_gradients import Encoded, HeadsPass
-from multihead._update.head_gradients import gradients_of_heads
 from multihead._update.micro_batches import MicroBatch, MicroBatches, Repeated, gather, gather_again
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
@@ -115,9 +114,8 @@ class TwoPasses:
 
         def first(micro_batch: MicroBatch) -> tuple[FirstSums, Kept]:
             seeds = [tf.identity(seed.read_value()) for seed in self.repeatable.seeds]
-            encoded = Encoded.of(network, micro_batch.inputs, factors_of(micro_batch.inputs))
-            of_heads = gradients_of_heads(network, encoded.representation, micro_batch, encoded.factors, active, conditional)
-            return self._first(micro_batch, HeadsPass(encoded, of_heads), seeds)
+            factors = factors_of(micro_batch.inputs)
+            return self._first(micro_batch, HeadsPass.of(network, micro_batch, factors, active, conditional), seeds)
 
         sums, groups = gather(first, micro_batches, self.shapes(network), self._kept_shapes(network))
 
