@@ -179,7 +179,7 @@ def repository() -> str:
 
 
 def with_links(text: str, source: str, target: str, address: str) -> str:
-    """Text whose links to files go to pages of the site, or to the repository, or, without one, nowhere.
+    """Text whose links to files, and pictures, go to those of the site, or to the repository, or, without one, nowhere.
 
     Args:
         text: Markdown.
@@ -190,7 +190,7 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
     pages = {file: page for page, file in COPIED.items()}
 
     def replaced(match: re.Match[str]) -> str:
-        label, link = match.groups()
+        picture, label, link = match.groups()
         file, mark, anchor = link.partition("#")
         if "://" in link or not file or link.startswith("mailto:"):
             return match.group()
@@ -200,11 +200,11 @@ def with_links(text: str, source: str, target: str, address: str) -> str:
         elif path in pages:
             page = pages[path]
         else:
-            return f"[{label}]({address}/blob/main/{path})" if address else label
-        return f"[{label}]({os.path.relpath(page, os.path.dirname(target) or '.')}{mark}{anchor})"
+            return f"{picture}[{label}]({address}/blob/main/{path})" if address else label
+        return f"{picture}[{label}]({os.path.relpath(page, os.path.dirname(target) or '.')}{mark}{anchor})"
 
     parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)  # code keeps what looks like links
-    linked = [re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", replaced, part) for part in parts[::2]]
+    linked = [re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", replaced, part) for part in parts[::2]]
     return "".join(a + b for a, b in zip(linked, [*parts[1::2], ""]))
 
 
