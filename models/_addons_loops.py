@@ -79,6 +79,7 @@ class _NextLogits(keras.layers.Layer):
         return self._cell.next_logits(inputs)
 
 
+@tf.autograph.experimental.do_not_convert
 def decode_rows(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, search: Search) -> tuple[tf.Tensor, tf.Tensor]:
     """Greedy decoding or sampling by `BasicDecoder`; arguments and results are those of `_native_loops.decode_rows`."""
     seq2seq = _seq2seq()
@@ -98,6 +99,7 @@ def decode_rows(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, se
     return ids[:rows], lengths[:rows]
 
 
+@tf.autograph.experimental.do_not_convert
 def decode_beams(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, search: Search) -> Decoded:
     """Beam search by `BeamSearchDecoder`; arguments and results are those of `_native_loops.decode_beams`."""
     seq2seq = _seq2seq()
@@ -120,6 +122,7 @@ def decode_beams(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState, s
     return rank_beams(ids[:rows], final.log_probs[:rows], search)
 
 
+@tf.autograph.experimental.do_not_convert
 def run_stepwise(
     cell: DecoderCell,
     embedded: tf.Tensor,

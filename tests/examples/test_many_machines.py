@@ -18,6 +18,7 @@ pytestmark = pytest.mark.programs
 OPTIONS = ["--rows", "130", "--epochs", "2"]
 
 
+@pytest.mark.thorough
 def test_two_workers_end_with_the_weights_of_one_machine(tmp_path):
     codes = run_workers("many_machines_worker", [[[*OPTIONS, "--output", "out"]]], tmp_path, timeout=240)
     logs = [(tmp_path / f"0_{index}.log").read_text() for index in range(2)]

@@ -1,5 +1,5 @@
-"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, plain context managers, and
-iterators over data that nothing tunes.
+"""Less work of TensorFlow's own in tests: seeding that forgets no more kernels than it must, plain context managers,
+iterators over data that nothing tunes, and libraries whose source AutoGraph does not read.
 
 TensorFlow keeps the kernel of each operation that runs outside of a graph, and forgets all of them at every
 `tf.random.set_seed`, because those of random operations count their draws. Making all others anew takes longer than the update
@@ -13,6 +13,7 @@ import functools
 import random
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
@@ -46,6 +47,12 @@ def read_without_tuning() -> None:
     options = tf.data.Options()
     options.autotune.enabled = False
     dataset_ops.DatasetV2._apply_debug_options = lambda self: dataset_ops._OptionsDataset(self, options)
+
+
+def trace_addons_as_it_is() -> None:
+    """From here on, AutoGraph reads neither TensorFlow Addons nor its checks of types, which takes most of a trace of them."""
+    rules = [config.DoNotConvert(name) for name in ("tensorflow_addons", "typeguard")]
+    config.CONVERSION_RULES = (*rules, *config.CONVERSION_RULES)
 
 
 def forget() -> None:

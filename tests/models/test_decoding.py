@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
+from tensorflow.python.autograph.impl import api
 
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, _addons_loops
 from tests.helpers.cases import pairwise
@@ -117,6 +121,26 @@ def test_engines_agree(cell, num_layers, attention, feeding):
         np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5)
         if attention is not None:
             np.testing.assert_allclose(ours.attention, theirs.attention, atol=1e-5)
+
+
+@pytest.mark.skipif(not _addons_loops.is_installed(), reason="needs TensorFlow Addons")
+@pytest.mark.parametrize("beam_width", [1, 2])
+def test_autograph_reads_nothing_of_addons(beam_width, monkeypatch):
+    """Not even if it may, as outside of these tests: it takes most of a trace."""
+    rules = [each for each in config.CONVERSION_RULES if not re.search("addons|typeguard", str(each))]
+    monkeypatch.setattr(config, "CONVERSION_RULES", rules)
+    names, convert = [], api._convert_actual
+    monkeypatch.setattr(
+        api, "_convert_actual", lambda function, context: names.append(function) or convert(function, context)
+    )
+    _, decoder, representation = make("addons", cell="gru", num_layers=1, attention="luong", input_feeding=False)
+
+    @tf.function
+    def generate(representation):
+        return decoder.generate(representation, beam_width=beam_width)
+
+    np.testing.assert_array_equal(generate(representation), decoder.generate(representation, beam_width=beam_width))
+    assert [each.__name__ for each in names] == ["generate"]
 
 
 def addons_logits(decoder, representation, targets):
