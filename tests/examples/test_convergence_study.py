@@ -277,6 +277,7 @@ def test_the_claim_is_judged_by_the_figures():
     assert report.final_rows(results)[0] == ["decoder_alone", "1.000 ± 0.000", "0.000 ± 0.000", "", "2"]
 
 
+@pytest.mark.thorough
 def test_the_program(tmp_path, capsys, without_graphs):
     assert command.main([*SMALL, "--arms", "sum", "--output", str(tmp_path / "a")]) == 0
     told = " ".join(capsys.readouterr().out.split())

@@ -90,6 +90,7 @@ def test_without_scikit_learn_it_says_so(capsys, monkeypatch):
     assert "needs sklearn. Install the extra: pip install -e '.[examples,benchmarks]'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_program(eager_updates, tmp_path, capsys):
     assert program.main(["--quick", "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out

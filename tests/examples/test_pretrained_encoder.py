@@ -162,6 +162,7 @@ def test_the_program(hub, ways, eager_updates, tmp_path, capsys, monkeypatch):
 
 
 @on_keras_3
+@pytest.mark.thorough
 def test_the_benchmark_goes_on_where_it_stopped(hub, eager_updates, tmp_path, capsys):
     output = tmp_path / "lines.jsonl"
     sizes = ["--orders", "50", "--texts", "60", "--held-out", "30", "--seeds", "1", "--updates", "1", "--pretraining", "1"]

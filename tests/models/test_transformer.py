@@ -296,8 +296,7 @@ def test_config_makes_the_same_layer(kind):
     assert type(again) is kind and again.get_config() == layer.get_config()
 
 
-@pytest.mark.programs
-@pytest.mark.addons  # Keras 2 saves otherwise
+@pytest.mark.thorough
 def test_training_saving_and_exporting(tmp_path):
     keras.utils.set_random_seed(0)
     source = np.array([[4, 5, 6, 3], [7, 8, 3, 0], [5, 3, 0, 0]] * 8, np.int32)

@@ -22,7 +22,7 @@ from tests.helpers import tiny
 from tests.helpers.seq2seq import ENGINES
 
 ROOT = Path(__file__).parents[2]
-KILLS = {"arrays": 2}
+KILLS = {"arrays": 1}
 """How often runs of each kind are killed."""
 
 MANY_KILLS = {"arrays": 14, "mixed": 14, "windows": 14, "dataset": 12, "late": 12}
