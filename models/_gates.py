@@ -27,21 +27,21 @@ def cell_step(layer: keras.layers.Layer) -> CellStep:
 
 
 class LSTMStep:
-    """The step of an LSTM: its four gates are one product, of `[x; h]` and both kernels one above the other.
+    """The step of an LSTM.
 
     Args:
         layer: A layer that is built.
     """
 
     def __init__(self, layer: keras.layers.LSTM) -> None:
-        cell, dtype = layer.cell, layer.compute_dtype
-        self._kernel = tf.concat([weight_tensor(each, dtype) for each in (cell.kernel, cell.recurrent_kernel)], axis=0)
-        self._bias = weight_tensor(cell.bias, dtype)
+        self._kernels = _kernels(layer)
+        self._bias = weight_tensor(layer.cell.bias, layer.compute_dtype)
 
     def __call__(self, parts: Sequence[tf.Tensor], state: State) -> tuple[tf.Tensor, State]:
         """One step; see `CellStep`."""
         hidden, carry = state
-        gates = tf.nn.bias_add(tf.matmul(tf.concat([*parts, hidden], axis=1), self._kernel), self._bias)
+        of_inputs, of_hidden = _products(parts, hidden, self._kernels)
+        gates = tf.nn.bias_add(of_inputs + of_hidden, self._bias)
         of_input, of_carry, candidate, of_output = tf.split(gates, 4, axis=1)
         carry = tf.sigmoid(of_carry) * carry + tf.sigmoid(of_input) * tf.tanh(candidate)
         hidden = tf.sigmoid(of_output) * tf.tanh(carry)
@@ -56,18 +56,27 @@ class GRUStep:
     """
 
     def __init__(self, layer: keras.layers.GRU) -> None:
-        cell, dtype = layer.cell, layer.compute_dtype
-        self._kernels = [weight_tensor(each, dtype) for each in (cell.kernel, cell.recurrent_kernel)]
-        self._biases = tf.unstack(weight_tensor(cell.bias, dtype))
-        self._sizes = [2 * cell.units, cell.units]
+        self._kernels = _kernels(layer)
+        self._biases = tf.unstack(weight_tensor(layer.cell.bias, layer.compute_dtype))
+        self._sizes = [2 * layer.cell.units, layer.cell.units]
 
     def __call__(self, parts: Sequence[tf.Tensor], state: State) -> tuple[tf.Tensor, State]:
         """One step; see `CellStep`."""
-        sources = parts[0] if len(parts) == 1 else tf.concat(parts, axis=1), state
-        products = [tf.matmul(*pair) for pair in zip(sources, self._kernels)]
+        products = _products(parts, state, self._kernels)
         products = [tf.nn.bias_add(product, bias) for product, bias in zip(products, self._biases)]
         (gates, candidate), (own_gates, own_candidate) = (tf.split(each, self._sizes, axis=1) for each in products)
         update, reset = tf.split(tf.sigmoid(gates + own_gates), 2, axis=1)
         candidate = tf.tanh(candidate + reset * own_candidate)
         hidden = candidate + update * (state - candidate)
         return hidden, hidden
+
+
+def _kernels(layer: Any) -> list[tf.Tensor]:
+    """The kernels for the inputs and for the hidden state."""
+    return [weight_tensor(each, layer.compute_dtype) for each in (layer.cell.kernel, layer.cell.recurrent_kernel)]
+
+
+def _products(parts: Sequence[tf.Tensor], hidden: tf.Tensor, kernels: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The inputs and the hidden state, each times its kernel."""
+    inputs = parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
+    return [tf.matmul(inputs, kernels[0]), tf.matmul(hidden, kernels[1])]
