@@ -28,6 +28,7 @@ from multihead._ground.keras import (
     add_state,
     callbacks_of,
     functions_run_eagerly,
+    load_as_arrays,
     over_replicas,
     remove_layer,
     replace_layers,
@@ -771,6 +772,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
             draw_from_variables(self)
         saving.load_variables(self.encoder, self.heads, store)
+        load_as_arrays(self.metrics)  # Keras loads these next
 
     def get_build_config(self) -> dict[str, Any]:
         """The specs of the batches that the trainer was built for; what they show to be missing is built first."""

@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -188,6 +188,19 @@ def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[N
     finally:
         for each, value in before:
             setattr(each, attribute, value)
+
+
+def load_as_arrays(metrics: Iterable[Any]) -> None:
+    """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded.
+
+    Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
+    """
+
+    def load(metric: Any, store: Any) -> None:
+        type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
+
+    for metric in [] if KERAS_3 else metrics:
+        metric.load_own_variables = types.MethodType(load, metric)
 
 
 def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:

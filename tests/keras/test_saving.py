@@ -48,6 +48,36 @@ def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["weights", "trainer"])
+def test_on_two_replicas_a_trainer_with_metrics_is_saved_and_loaded(whole, two_replicas, tmp_path):
+    def made():
+        trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+        for name in "ab":
+            trainer.add_head(name, keras.layers.Dense(1), "mse", metrics=[keras.metrics.MeanAbsoluteError()])
+        trainer.compile("sgd")
+        return trainer
+
+    y = {"a": X[:, :1], "b": X[:, 1:2]}
+    with two_replicas.scope():
+        trainer = made()
+    trainer.fit(X, y, batch_size=6, verbose=0)
+    if whole:
+        trainer.save(tmp_path / "trainer.keras")
+        with two_replicas.scope():
+            loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    else:
+        trainer.save_weights(tmp_path / "a.weights.h5")
+        with two_replicas.scope():
+            loaded = made()
+        loaded.fit(X, {**y, "a": y["b"]}, batch_size=6, verbose=0)
+        loaded.load_weights(tmp_path / "a.weights.h5")
+    for one, other in zip(tiny.weights_of(trainer), tiny.weights_of(loaded), strict=True):
+        np.testing.assert_array_equal(one, other)
+    if keras.__version__ < "3":  # Keras 3 does not save what metrics have counted
+        results = [[float(head.metrics[0].result()) for head in each.heads.values()] for each in (trainer, loaded)]
+        assert results[0] == pytest.approx(results[1], rel=1e-6) and min(results[0]) > 0
+
+
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64"), "c": X[:, :1]}
 
