@@ -98,11 +98,13 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
     batches += f", each in {options.micro_batches} micro-batches" if options.micro_batches > 1 else ""
     batches += f", over {replicas} replicas" if replicas > 1 else ""
     schedule = described(options.schedule)
+    passes = passes_of(trainer)
     return [
         ("examples", batches),
         ("heads that train", "all, in every update" if schedule == "Together" else schedule),
         ("total loss", "sum of weight * loss" if options.weighting is None else described(options.weighting)),
         ("encoder's gradient", balancing_of(trainer)),
+        *([] if passes is None else [("encoder's passes", passes)]),
         ("clipping", "none" if options.clip is None else repr(options.clip)),
         ("optimizer", _optimizer(trainer.optimizer)),
         ("encoder's learning rate", f"factor {factor_of(options.encoder_learning_rate)}"),
@@ -117,6 +119,22 @@ def balancing_of(trainer: Any) -> str:
         return "plain sum of the heads' gradients"
     every = "" if options.balance_every == 1 else f", solved in every {options.balance_every}th update"
     return f"{described(options.balancer)}, at the {options.balance_at}{every}"
+
+
+def passes_of(trainer: Any) -> str | None:
+    """How often each micro-batch runs through the encoder, in words.
+
+    None for a trainer that is not built, and where it is once forward and once backward.
+    """
+    options, built = trainer._setup.options, trainer._built
+    reads_losses = options.weighting is not None and "losses" in options.weighting.uses
+    waits = options.balancer is not None or reads_losses
+    if built is None or not waits or options.accumulate_steps * options.micro_batches == 1:
+        return None
+    by_layer, in_graph = built.spec.layers_every > 0, not (trainer.run_eagerly or options.jit_compile)
+    if built.spec.combiner.repeatable is not None and in_graph and not by_layer:
+        return "forward twice and backward once, for each micro-batch"
+    return "forward once and backward once for each head, for each micro-batch"
 
 
 def _optimizer(optimizer: Any) -> str:

@@ -55,8 +55,33 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
     assert found["together"] == ["31"]
     assert found["examples"] == ["4 batches, each in 2 micro-batches"]
     assert found["encoder's gradient"] == ["CAGrad(c=0.3), at the representation, solved in every 5th update"]
+    assert found["encoder's passes"] == ["forward twice and backward once, for each micro-batch"]
     assert found["heads that train"][0].startswith("Alternate(") and found["clipping"] == ["ByGlobalNorm(5)"]
     assert found["optimizer"] == ["Adam, learning rate 0.002"] and found["encoder's learning rate"] == ["factor 0.1"]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({}, "forward twice and backward once"),
+        ({"telemetry": "full", "jit_compile": True}, "forward once and backward once for each head"),
+        ({"run_eagerly": True}, "forward once and backward once for each head"),
+        ({"balance_at": "parameters"}, "forward once and backward once for each head"),
+        ({"balancer": None, "weighting": "FAMO"}, "forward twice and backward once"),
+        ({"balancer": None}, None),
+        ({"micro_batches": 1}, None),
+    ],
+    ids=str,
+)
+def test_it_says_how_often_a_micro_batch_runs_through_the_encoder(options, words, capsys):
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    for name in "ab":
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", **{"balancer": "UPGrad", "micro_batches": 2, **options})
+    trainer.compute_gradients((np.ones([4, 3], np.float32), {name: np.ones([4, 1], np.float32) for name in "ab"}))
+    trainer.summary()
+    found = cells(capsys.readouterr().out).get("encoder's passes")
+    assert (found is None) == (words is None) and (found is None or found == [f"{words}, for each micro-batch"])
 
 
 def test_it_takes_the_arguments_of_keras(capsys):
