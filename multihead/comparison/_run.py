@@ -33,6 +33,7 @@ from multihead.comparison._data import (
 )
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.heads._metrics import log_name
+from multihead.weighting import Weighting
 
 
 class Started(NamedTuple):
@@ -123,6 +124,44 @@ def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_si
     learn_from_batches(trainer._require_built().spec, prepared, eagerly=trainer._runs_eagerly)
 
 
+class _Epochs(keras.callbacks.Callback):
+    """Tells a weighting, after each pass over the training data, that an epoch has ended: `fit` has but one.
+
+    Args:
+        weighting: The weighting.
+        batches: The number of batches of a pass.
+        accumulate: The number of batches of an update.
+    """
+
+    def __init__(self, weighting: Weighting, batches: int, accumulate: int) -> None:
+        super().__init__()
+        self._weighting = weighting
+        self._batches = batches
+        self._accumulate = accumulate
+        self._ended = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        ended = (batch + 1) * self._accumulate // self._batches
+        if ended > self._ended:
+            self._ended = ended
+            self._weighting.end_epoch()
+
+
+def _epochs(study: Study, trainer: Any, data: Data) -> list[_Epochs]:
+    """The callback for a weighting that changes at the end of an epoch; none for others."""
+    weighting = trainer.weighting
+    waits = weighting is not None and type(weighting).end_epoch is not Weighting.end_epoch
+    if not waits or getattr(weighting, "updates_per_epoch", None) is not None:
+        return []
+    try:
+        return [_Epochs(weighting, batches_per_epoch(data, study.batch_size), study.accumulate)]
+    except ValueError as error:
+        raise ValueError(
+            f"`weighting` must not wait for the end of an epoch where the training data have no end. Received: "
+            f"{type(weighting).__name__}, which does. Set its `updates_per_epoch`, or leave `repeat` out of the data."
+        ) from error
+
+
 def run(study: Study, job: Job) -> dict[str, Any]:
     """Trains and measures one arm on one seed; returns its line."""
     started = start(study, job)
@@ -135,9 +174,10 @@ def run(study: Study, job: Job) -> dict[str, Any]:
         seed=job.seed,
         marked=job.budget * study.accumulate,
     )
+    callbacks = _epochs(study, trainer, started.data[TRAIN])
     since, failed = time.perf_counter(), None
     try:
-        trainer.fit(feed.batches(heads, number), steps_per_epoch=job.updates, epochs=1, verbose=0)
+        trainer.fit(feed.batches(heads, number), steps_per_epoch=job.updates, epochs=1, verbose=0, callbacks=callbacks)
     except ValueError as error:
         if not str(error).startswith("`max_skipped_updates="):
             raise

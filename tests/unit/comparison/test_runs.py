@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import multihead
-from multihead import MultiHeadTrainer, comparison
+from multihead import MultiHeadTrainer, comparison, weighting
 from tests.helpers import compared
 from tests.helpers.sources import ROOT
 
@@ -160,6 +160,26 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
     config.with_name("my_other_study.py").write_text("seeds = 3\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="`config` must define"):
         main(["compare", str(tmp_path / "my_other_study.py")])
+
+
+def test_an_epoch_of_a_weighting_is_a_pass_over_the_training_data():
+    """20 rows in batches of 8 are a pass of three updates."""
+    dwa = weighting.DWA
+    arms = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=3)}, "plain sum": {}}
+    found = a_comparison(arms, build=build_without_chance, seeds=1, budget={"epochs": 4}, rates=0.1)
+    figures = {line["arm"]: line["figures"]["test"] for line in found.lines if line.get("run") == "final"}
+    assert figures["by passes"] == figures["by updates"] != figures["plain sum"]
+
+
+def test_a_weighting_that_waits_for_an_end_that_never_comes_is_an_error():
+    x, y = compared.examples(12)
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat()
+    data = {"train": endless, "validation": (x, y)}
+    with pytest.raises(ValueError, match=r"`weighting` must not wait .* Received: DWA, .*`updates_per_epoch`"):
+        a_comparison({"waits": {"weighting": "DWA"}}, data=data, build=build_without_chance, seeds=1, budget=2)
+    a_comparison(
+        {"counts": {"weighting": weighting.DWA(updates_per_epoch=2)}}, data=data, build=build_without_chance, seeds=1
+    )
 
 
 @pytest.mark.programs
