@@ -51,7 +51,8 @@ def compare(
     Single-task models, the arm `"alone"`, are made from the same `build` by leaving one head only. The learning rate falls
     to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates. Where
     it starts is chosen for every arm, and for every single-task model, from the same grid on a seed of its own, by the
-    validation data: the head's metric alone, delta-m against the best single-task models for several heads.
+    validation data: the head's metric alone, delta-m against the best single-task models for several heads. Weightings that
+    change at the end of an epoch, as `DWA` does, change after each pass over the training data.
 
     The equal-cost comparison trains an arm once more, for the time that the single-task models of all heads take together:
     `round(updates / r)` updates, where `r` is the time of one of its updates over the sum of theirs, measured in turns:
