@@ -64,14 +64,33 @@ def files(results: Path, task: str) -> list[Path]:
     return [path for path in found if finished(path)]
 
 
+DRAWN = (
+    "alone",
+    "plain sum",
+    "cl 0.3",
+    "cl 0.1",
+    "NormFloor",
+    "EqualNorms",
+    "NashMTL, parameters",
+    "FAMO",
+    "Uncertainty",
+    "RandomLossWeighting",
+    "LogLoss",
+)
+"""The arms in the figure: others lie on top of these, or so far away that these would."""
+
+
 def draw(results: Path) -> Any:
-    """Draws the front of the longest training of `cl_rr`, on the test data; None without lines.
+    """Draws the front of the longest training of `cl_rr`, on the test data, with the arms of `DRAWN`; None without lines.
 
     Args:
         results: The folder of the lines.
     """
     found = files(results, "cl_rr")
-    return read(found[-1]).plot() if found else None
+    if not found:
+        return None
+    lines = read(found[-1]).lines
+    return Comparison([line for line in lines if line.get("arm", DRAWN[0]) in DRAWN]).plot()
 
 
 def _size(path: Path) -> tuple[int, int]:
