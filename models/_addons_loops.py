@@ -1,4 +1,7 @@
-"""Decoding with TensorFlow Addons, from a decoder's own weights. No other file imports TensorFlow Addons."""
+"""Decoding with TensorFlow Addons, from a decoder's own weights. No other file imports TensorFlow Addons.
+
+Its functions are exempt from AutoGraph, which would read Addons and its checks of types: most of the time of a trace.
+"""
 
 from __future__ import annotations
 
