@@ -91,7 +91,7 @@ class Network:
         every_target = [*train.targets, *data.splits["dev"].targets]
         self._longest = batches.longest(every_target, batches.standardize_target) + 1
         self._drawn: dict[tuple[int, float | None], Weights] = {}
-        self.encoder, self.reply, self.price = self._build()
+        self.encoder, self.reply, self.price = self.make_modules()
         self.modules: list[Any] = [self.encoder, self.reply, self.price]
         dev = data.splits["dev"]
         self._dev = list(batches.evaluation_batches(dev, self.vectorizers, EVALUATION_ROWS))
@@ -105,7 +105,8 @@ class Network:
         self._meet = tf.function(self._gradients, input_signature=signature, autograph=False)
         self._generate = tf.function(lambda ids: self.reply.generate(self.encoder(ids)), input_signature=[ids])
 
-    def _build(self) -> tuple[FinalState, Reply, Price]:
+    def make_modules(self) -> tuple[FinalState, Reply, Price]:
+        """New modules, with initial weights from the layers' initializers."""
         source, target = self._sizes
         decoder = Seq2SeqDecoder(
             target,
@@ -134,7 +135,7 @@ class Network:
     def _draw(self, seed: int, deviation: float | None) -> Weights:
         if deviation is None:
             keras.utils.set_random_seed(seed)
-            return [module.get_weights() for module in self._build()]
+            return [module.get_weights() for module in self.make_modules()]
         generator = np.random.default_rng(seed)
         shapes = [[value.shape for value in module.get_weights()] for module in self.modules]
         return [[generator.normal(0.0, deviation, shape).astype("float32") for shape in each] for each in shapes]

@@ -1,0 +1,143 @@
+"""The tables and the figure of `benchmarks.equal_cost`, from its results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._published import RESULTS, interval, markdown, number_of
+from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
+from multihead.comparison import Difference
+from multihead.comparison._student import difference_of, relative_changes
+
+LINES = RESULTS / "equal_cost.jsonl"
+ALONE, ENDING = "alone", ", equal cost"
+
+Line = Mapping[str, Any]
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a file, by data set and optimizer."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def values(line: Line, arm: str) -> np.ndarray:
+    """The figures of an arm on the test data, `[heads, seeds]`; NaN where training did not stay finite."""
+    return np.array([line["figures"][arm][head] for head in line["directions"]], float)
+
+
+def signs(line: Line) -> np.ndarray:
+    """1 for a head whose figure is better when higher, and -1 for the others, `[heads]`."""
+    return np.array([1.0 if each == "max" else -1.0 for each in line["directions"].values()])
+
+
+def change(line: Line, arm: str) -> Difference:
+    """The mean relative change against alone, delta-m, in percent."""
+    return difference_of(100 * relative_changes(values(line, arm), values(line, ALONE), signs(line)), 0.95)
+
+
+def of_heads(line: Line, arm: str) -> dict[str, Difference]:
+    """The relative change of each head against alone, in percent."""
+    pairs = zip(line["directions"], values(line, arm), values(line, ALONE), signs(line))
+    found = {}
+    for head, each, alone, sign in pairs:
+        found[head] = difference_of(100 * relative_changes(each[None], alone[None], sign[None]), 0.95)
+    return found
+
+
+def arms_of(lines: Sequence[Line]) -> list[str]:
+    """The arms that were trained at equal cost."""
+    found = dict.fromkeys(arm.removesuffix(ENDING) for line in lines for arm in line["figures"] if arm.endswith(ENDING))
+    return list(found)
+
+
+def verdicts(line: Line, arm: str) -> tuple[int, int]:
+    """How many heads are better and worse than alone, by the 95 % interval."""
+    found = [each.verdict for each in of_heads(line, arm).values()]
+    return found.count("better"), found.count("worse")
+
+
+def tables(path: Path) -> str:
+    """Delta-m and heads better and worse for each data set and optimizer, then the largest loss and what was counted."""
+    lines = read(path)
+    if not lines:
+        return ""
+    parts = [
+        _changes(lines, ENDING, "the time of the single-task models"),
+        _changes(lines, "", "as many updates as each single-task model"),
+        _goal(lines),
+    ]
+    return "\n".join(parts)
+
+
+def _changes(lines: Sequence[Line], ending: str, budget: str) -> str:
+    arms = arms_of(lines)
+    rows = []
+    for line in lines:
+        cells = []
+        for arm in (f"{arm}{ending}" for arm in arms):
+            if arm not in line["figures"]:
+                cells.append("")
+                continue
+            better, worse = verdicts(line, arm)
+            ratio = line["updates"][arm] / line["updates"][ALONE]
+            updates = f"; {ratio:.2f}" if ending else ""
+            cells.append(f"{interval(change(line, arm), 1)}; {better}, {worse} of {len(line['directions'])}{updates}")
+        rows.append([line["set"], line["optimizer"], number_of(line["seeds"]).split()[0], *cells])
+    what = "delta-m in percent; heads better, worse" + ("; updates against alone" if ending else "")
+    return f"{budget[0].upper()}{budget[1:]}: {what}.\n\n" + markdown(["data set", "optimizer", "seeds", *arms], rows)
+
+
+def _goal(lines: Sequence[Line]) -> str:
+    """In how many cells the mean is better than alone, no head is worse, and both, at equal cost."""
+    rows = []
+    for arm in arms_of(lines):
+        known = [line for line in lines if f"{arm}{ENDING}" in line["figures"]]
+        means = [change(line, arm + ENDING).verdict == "better" for line in known]
+        unharmed = [verdicts(line, arm + ENDING)[1] == 0 for line in known]
+        both = sum(mean and fine for mean, fine in zip(means, unharmed))
+        worst = min(
+            ((each.mean, f"{head} of {line['set']}, {line['optimizer']}")
+             for line in known for head, each in of_heads(line, arm + ENDING).items()
+             if each.verdict == "worse"),
+            default=None,
+        )  # fmt: skip
+        shown = "none" if worst is None else f"{worst[0]:+.1f} % ({worst[1]})"
+        rows.append([arm, str(len(known)), str(sum(means)), str(sum(unharmed)), str(both), shown])
+    columns = ["at equal cost", "data sets and optimizers", "mean better", "no head worse", "both", "largest loss of a head"]
+    return markdown(columns, rows)
+
+
+def draw(path: Path) -> Any:
+    """Draws delta-m at equal cost: a panel for each optimizer, a row for each data set; None without lines.
+
+    Args:
+        path: The file of the results.
+    """
+    lines = read(path)
+    if not lines:
+        return None
+    sets, optimizers = (list(dict.fromkeys(line[key] for line in lines)) for key in ("set", "optimizer"))
+    figure, axes = new_figure("`benchmarks.equal_cost`", 1, len(optimizers), (4.2 * len(optimizers), 1.4 + 0.5 * len(sets)))
+    arms = arms_of(lines)
+    for axis, optimizer in zip(axes[0], optimizers):
+        for line in (line for line in lines if line["optimizer"] == optimizer):
+            for number, arm in enumerate(arm for arm in arms if f"{arm}{ENDING}" in line["figures"]):
+                found = change(line, arm + ENDING)
+                place = len(sets) - 1 - sets.index(line["set"]) + 0.22 * ((len(arms) - 1) / 2 - number)
+                axis.plot([found.low, found.high], [place, place], color=colour(number), lw=1.5, alpha=0.6)
+                axis.plot([found.mean], [place], "o", color=colour(number), ms=5)
+        axis.axvline(0, color=GREY, lw=0.8, ls=":")
+        axis.set_ylim(-0.6, len(sets) - 0.4)
+        axis.set_yticks(range(len(sets)), sets[::-1] if axis is axes[0][0] else [""] * len(sets))
+        axis.set_xlabel("delta-m against alone, percent", color=GREY)
+        open_axis(axis)
+        title(axis, optimizer, "right of 0: sharing pays")
+    for number, arm in enumerate(arms):
+        at = {"xytext": (0, 6 + 12 * (len(arms) - 1 - number)), "textcoords": "offset points", "ha": "right"}
+        axes[0][-1].annotate(arm, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
+    return figure

@@ -1,0 +1,127 @@
+"""Is one encoder worth sharing at equal cost? Six data sets, three optimizers, ten seeds.
+
+    python -m benchmarks.equal_cost [--sets study restaurants ...] [--optimizers Adam AdamW SGD] [--seeds 10]
+
+Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults and
+`EqualNorms` at the parameters. Joint models train with the same number of updates as the single-task models, and then for
+the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning rates are
+chosen from a grid of three for each arm and each single-task model, and decay to zero. SGD has a momentum of 0.9, AdamW
+the weight decay of Keras.
+
+Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
+`multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with
+all but the first.
+
+Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
+the figures on the test data by arm, head and seed. Several processes may share both. `--table` prints the table of
+`--results`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import multihead
+from benchmarks import _published
+from benchmarks._equal_cost_sets import SETS
+from benchmarks._equal_cost_table import LINES, tables
+from examples._command_line import InputError
+from multihead import clipping
+from multihead.comparison import Comparison
+
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
+    "Adam": keras.optimizers.Adam,
+    "AdamW": keras.optimizers.AdamW,
+    "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
+}
+ARMS = (_published.PLAIN, "NormFloor", "EqualNorms, parameters")
+
+
+def run(name: str, optimizer: str, options: Namespace) -> Comparison:
+    """Trains the arms of a data set with an optimizer."""
+    found = SETS[name](options.data, every=10 if options.quick else 1)
+    rates = found.rates[optimizer]
+    options.runs.mkdir(parents=True, exist_ok=True)
+    return multihead.compare(
+        found.build,
+        found.data,
+        _published.arms_of(options.arms, list(found.metrics)),
+        options.seeds,
+        3 if options.quick else found.updates,
+        metrics=found.metrics,
+        optimizer=OPTIMIZERS[optimizer],
+        rates=rates[:1] if options.quick else rates,
+        batch_size=found.batch_size,
+        options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
+        equal_cost=[arm for arm in options.arms if arm in ARMS],
+        measure=found.measure,
+        file=options.runs / f"{name}_{optimizer}.jsonl",
+    )
+
+
+def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
+    """What `--results` keeps of a comparison."""
+    figures = {arm: {head: np.round(found.values(arm, head), 5).tolist() for head in found.heads} for arm in found.arms}
+    costs = {arm: {key: round(value, 3) for key, value in of_arm.items()} for arm, of_arm in found.costs.items()}
+    return {
+        "set": name,
+        "optimizer": optimizer,
+        "seeds": list(found.seeds),
+        "directions": found.directions,
+        "metrics": found.metrics,
+        "updates": found.updates,
+        "rates": found.rates,
+        "costs": costs,
+        "figures": figures,
+        "keras": found.lines[0]["settings"]["keras"],
+    }
+
+
+def keep(path: Path, line: Mapping[str, Any]) -> None:
+    """Writes a line in place of the one of the same data set and optimizer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.loads(each) for each in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    kept = [each for each in lines if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"])]
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = _published.Parser("benchmarks.equal_cost", description=__doc__)
+    parser.formatter_class = _published.argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET", help=f"among {', '.join(SETS)}")
+    add("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="OPTIMIZER", help="which")
+    add("--seeds", type=_published.whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
+    add("--arms", nargs="+", default=list(ARMS), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
+    add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")
+    add("--runs", type=Path, default=Path("runs", "equal_cost"), metavar="FOLDER", help="folder of the finished runs")
+    add("--results", type=Path, default=LINES, metavar="FILE", help="file of the results")
+    add("--quick", action="store_true", help="the study with Adam and one seed, three updates, a tenth of the data")
+    add("--table", action="store_true", help="only print the table of the results, in Markdown")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.sets, options.optimizers, options.seeds = options.sets[:1], options.optimizers[:1], 1
+        options.runs = Path("runs", "quick") if options.runs == parser.get_default("runs") else options.runs
+        options.results = options.runs / LINES.name if options.results == LINES else options.results
+    try:
+        for name in () if options.table else options.sets:
+            for optimizer in options.optimizers:
+                keep(options.results, line_of(name, optimizer, run(name, optimizer, options)))
+    except (InputError, ImportError) as error:
+        parser.error(str(error))
+    print(tables(options.results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The equal-cost benchmark: its data sets, its results and their tables, and `--quick` from the data to the table."""
+
+from __future__ import annotations
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import _equal_cost_sets, _equal_cost_table, equal_cost, multimnist
+from examples.seq2seq_price.columns import NO_LABEL
+
+pytestmark = pytest.mark.programs
+
+
+def line(name, optimizer, alone, joint):
+    """A line of results with an error `a` and an accuracy `b`."""
+    figures = {"alone": alone, "plain sum": joint, "plain sum, equal cost": joint}
+    updates = {"alone": 100, "plain sum": 100, "plain sum, equal cost": 180}
+    return {
+        "set": name,
+        "optimizer": optimizer,
+        "seeds": [0, 1, 2],
+        "directions": {"a": "min", "b": "max"},
+        "updates": updates,
+        "figures": {arm: dict(zip("ab", values)) for arm, values in figures.items()},
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two data sets: in one, both heads are better together; in the other, `b` is worse."""
+    path = tmp_path / "results.jsonl"
+    alone = [[0.5, 0.5, 0.5], [0.8, 0.8, 0.8]]
+    equal_cost.keep(path, line("one", "Adam", alone, [[0.4, 0.4, 0.41], [0.84, 0.84, 0.85]]))
+    equal_cost.keep(path, line("two", "Adam", alone, [[0.2, 0.2, 0.21], [0.6, 0.61, 0.6]]))
+    return path
+
+
+def test_changes_count_errors_that_fall_as_gains(results):
+    one, two = _equal_cost_table.read(results)
+    found = _equal_cost_table.of_heads(one, "plain sum, equal cost")
+    assert found["a"].mean == pytest.approx(100 * np.mean([0.2, 0.2, 0.18]))
+    assert found["b"].mean == pytest.approx(100 * np.mean([0.05, 0.05, 0.0625]))
+    assert _equal_cost_table.change(one, "plain sum").mean == pytest.approx((found["a"].mean + found["b"].mean) / 2)
+    assert _equal_cost_table.verdicts(one, "plain sum") == (2, 0)
+    assert _equal_cost_table.verdicts(two, "plain sum") == (1, 1)
+
+
+def test_the_last_table_says_where_nobody_pays(results, capsys):
+    assert equal_cost.main(["--table", "--results", str(results)]) == 0
+    printed = capsys.readouterr().out
+    assert "; 1, 1 of 2; 1.80 |" in printed
+    assert "| plain sum | 2 | 2 | 1 | 1 | -24.6 % (b of two, Adam) |" in printed
+
+
+def test_a_line_takes_the_place_of_the_one_before(results):
+    alone = [[1.0], [1.0]]
+    equal_cost.keep(results, line("one", "Adam", alone, alone))
+    assert [each["set"] for each in _equal_cost_table.read(results)] == ["two", "one"]
+    assert _equal_cost_table.read(results)[1]["figures"]["alone"] == {"a": [1.0], "b": [1.0]}
+
+
+def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    equal_cost.keep(results, line("one", "SGD", [[1.0, 1.0], [1.0, 1.1]], [[1.1, 1.0], [1.0, 1.2]]))
+    figure = _equal_cost_table.draw(results)
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["Adam", "SGD"]
+    assert _equal_cost_table.draw(tmp_path / "none.jsonl") is None
+
+
+def test_orders_are_padded_and_the_longest_left_out(tmp_path):
+    found = _equal_cost_sets.study(tmp_path, every=50)
+    for ids, labels in found.data.values():
+        assert ids.shape[1] <= _equal_cost_sets.LONGEST and len(ids) == len(labels["reply"]) == len(labels["price"])
+        assert (ids[:, 0] != 0).all() and set(np.unique(labels["price"])) <= {NO_LABEL, *range(20)}
+    assert not set(map(bytes, found.data["validation"][0])) & set(map(bytes, found.data["train"][0]))
+    assert list(found.build().heads) == list(found.metrics) == ["reply", "price"]
+
+
+def test_quick_trains_the_arms_and_prints_their_table(monkeypatch, tmp_path, capsys, without_graphs):
+    monkeypatch.setattr(multimnist, "SIZES", {"train": 200, "validation": 100, "test": 100})
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (400, 28, 28), np.uint8), rng.integers(0, 10, 400, np.uint8)
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: ((x[:300], y[:300]), (x[300:], y[300:])))
+    arguments = ["--sets", "multimnist_cl_rr", "--arms", "plain sum", "--runs", str(tmp_path), "--data", str(tmp_path)]
+    assert equal_cost.main(["--quick", *arguments]) == 0
+    printed = capsys.readouterr().out
+    (result,) = map(json.loads, (tmp_path / "equal_cost.jsonl").read_text(encoding="utf-8").splitlines())
+    assert list(result["figures"]) == ["alone", "plain sum", "plain sum, equal cost"]
+    assert result["updates"]["alone"] == 3 and result["rates"]["plain sum"] == 1e-3
+    assert (tmp_path / "multimnist_cl_rr_Adam.jsonl").exists()
+    assert "| multimnist_cl_rr | Adam | 1 | " in printed
