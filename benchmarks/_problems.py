@@ -344,5 +344,3 @@ UNSEEN: tuple[Callable[[int], Problem], ...] = (
     wrong_growers, patients, nuclei,
 )  # fmt: skip
 """The problems on which the rule was first tried when it was fixed."""
-
-PROBLEMS = {make.__name__: make for make in (*FIRST, *UNSEEN)}

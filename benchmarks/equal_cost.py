@@ -43,7 +43,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-ARMS = (_published.PLAIN, "NormFloor", "EqualNorms, parameters")
+ARMS = (_published.PLAIN, "NormFloor", "EqualNorms", "EqualNorms, parameters")
 
 
 def run(name: str, optimizer: str, options: Namespace) -> Comparison:

@@ -1,6 +1,6 @@
-"""For which of the 26 small problems does `diagnose` suggest a floor before training, and is it the same at every seed?
+"""For which of the 36 small problems does `diagnose` suggest a floor before training, and is it the same at every seed?
 
-    python -m benchmarks.suggested [--problems wine fraud ...] [--seeds 5] [--show]
+    python -m benchmarks.suggested [--problems wine fraud ...] [--seeds 10] [--show]
 
 The problems are those of `python -m benchmarks.norm_floor`, whose lines say what following the suggestion does to each head.
 A problem is a line of JSON in `--output`, with what is suggested at each seed; what is there is not repeated.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ import keras
 import tensorflow as tf
 
 from benchmarks import norm_floor
-from benchmarks._problems import CLASSES, PROBLEMS, RARE, Problem
+from benchmarks._problems import CLASSES, RARE, Problem
+from benchmarks.norm_floor import PROBLEMS
 from multihead import MultiHeadTrainer
 
 LINES = norm_floor.LINES.with_name("suggested.jsonl")
@@ -42,7 +45,7 @@ def trainer_of(problem: Problem) -> MultiHeadTrainer:
 
 
 def suggested(problem: Problem, seed: int) -> dict[str, Any] | None:
-    """What `diagnose` suggests before training: the floor and the preference; None for nothing."""
+    """What `diagnose` suggests before training: the floor, the preference, and who pays; None for nothing."""
     keras.utils.set_random_seed(seed)
     kinds = {name: "int32" if head.kind == CLASSES else "float32" for name, head in problem.heads.items()}
     batches = []
@@ -50,21 +53,27 @@ def suggested(problem: Problem, seed: int) -> dict[str, Any] | None:
         rows = slice(start, min(start + norm_floor.BATCH, problem.train))
         y = {name: head.labels[rows].astype(kinds[name]) for name, head in problem.heads.items()}
         batches.append((problem.inputs[rows].astype("float32"), y))
-    suggestion = trainer_of(problem).diagnose(batches).suggestion
-    if not suggestion:
+    found = trainer_of(problem).diagnose(batches)
+    if not found.suggestion:
         return None
-    return {"floor": suggestion["balancer"].floor, "preference": suggestion["balancer"].preference}
+    balancer = found.suggestion["balancer"]
+    cost = re.search(r"the cost is that (.*?)\. A lower floor", " ".join(str(found).split()))
+    pays = [head for head in problem.heads if cost and f"'{head}' moves" in cost[1]]
+    return {"floor": balancer.floor, "preference": balancer.preference, "pays": pays}
 
 
 def summary(lines: Sequence[norm_floor.Line], of_floor: Sequence[norm_floor.Line]) -> str:
-    """By problem: how often a floor is suggested, and how many heads `floor 0.5` makes better and hurts; in Markdown."""
-    rows = ["| problem | seeds with a suggestion | better | hurt |", "| --- | ---: | --- | --- |"]
+    """By problem: how often a floor is suggested, whom `floor 0.5` makes better and hurts, who was named; in Markdown."""
+    rows = ["| problem | seeds with a suggestion | better | hurt | named as paying |", "| --- | ---: | --- | --- | --- |"]
     for line in lines:
         found = norm_floor.differences(of_floor, line["problem"], "floor 0.5")
         better = [f"{head} {change:+.3f}" for head, _, change, half in found if change > half]
         hurt = [f"{head} {change:+.3f}" for head, _, change, half in found if change < -half]
-        count = sum(each is not None for each in line["suggested"])
-        cells = (f"{count} of {len(line['suggested'])}", ", ".join(better) or "none", ", ".join(hurt) or "none")
+        made = [each for each in line["suggested"] if each is not None]
+        named = Counter(head for each in made for head in each["pays"])
+        pays = [head if count == len(made) else f"{head} ({count})" for head, count in named.items()]
+        lists = (", ".join(each) or "none" for each in (better, hurt, pays))
+        cells = (f"{len(made)} of {len(line['suggested'])}", *lists)
         rows.append(f"| `{line['problem']}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -73,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds")
     parser.add_argument("--show", action="store_true", help="print the table of the file, without diagnosing")
     parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem")
     options = parser.parse_args(arguments)
