@@ -2,8 +2,8 @@
 
     python -m benchmarks.equal_cost [--sets study restaurants ...] [--optimizers Adam AdamW SGD] [--seeds 10]
 
-Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults and
-`EqualNorms` at the parameters. Joint models train with the same number of updates as the single-task models, and then for
+Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults, and
+`NormFloor 1`, which gives all heads equal running norms. `--arms` also takes the names of `benchmarks.multimnist`. Joint models train with the same number of updates as the single-task models, and then for
 the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning rates are
 chosen from a grid of three for each arm and each single-task model, and decay to zero. SGD has a momentum of 0.9, AdamW
 the weight decay of Keras.
@@ -35,7 +35,7 @@ from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS
 from benchmarks._equal_cost_table import LINES, tables
 from examples._command_line import InputError
-from multihead import clipping
+from multihead import balancing, clipping
 from multihead.comparison import Comparison
 
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
@@ -43,7 +43,10 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-ARMS = (_published.PLAIN, "NormFloor", "EqualNorms", "EqualNorms, parameters")
+ARMS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
+"""The arms that are trained at equal cost, too."""
+DEFAULT = ARMS[:3]
+SPECIAL = {"NormFloor 1": {"balancer": balancing.NormFloor(1.0)}}
 
 
 def run(name: str, optimizer: str, options: Namespace) -> Comparison:
@@ -54,7 +57,7 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
     return multihead.compare(
         found.build,
         found.data,
-        _published.arms_of(options.arms, list(found.metrics)),
+        _published.arms_of(options.arms, list(found.metrics), SPECIAL),
         options.seeds,
         3 if options.quick else found.updates,
         metrics=found.metrics,
@@ -102,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET", help=f"among {', '.join(SETS)}")
     add("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="OPTIMIZER", help="which")
     add("--seeds", type=_published.whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
-    add("--arms", nargs="+", default=list(ARMS), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
+    add("--arms", nargs="+", default=list(DEFAULT), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
     add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")
     add("--runs", type=Path, default=Path("runs", "equal_cost"), metavar="FOLDER", help="folder of the finished runs")
     add("--results", type=Path, default=LINES, metavar="FILE", help="file of the results")

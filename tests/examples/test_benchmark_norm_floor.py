@@ -69,7 +69,7 @@ def test_the_page_shows_what_the_lines_say():
     assert suggested.summary(norm_floor.read(suggested.LINES), lines) in PAGE
 
 
-@pytest.mark.parametrize("make", [each for each in _further_problems.FURTHER[6:]], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", list(_further_problems.FURTHER[6:]), ids=lambda make: make.__name__)
 def test_made_problems_are_those_of_their_seed(make):
     one, again, other = make(0), make(0), make(1)
     assert list(one.heads) == list(again.heads) and len(one.inputs) > one.train
