@@ -124,20 +124,20 @@ def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
     )
 
 
-def assays(name: str, folder: Path, every: int = 1) -> DataSet:
+def assays(name: str, epochs: int, grids: Mapping[str, tuple[float, ...]], folder: Path, every: int = 1) -> DataSet:
     """Assays of molecules from 1,024 bits of ECFP4, as in `benchmarks.molecules`."""
     found = molecules.read(folder / "molecules" / f"{name}.csv.gz", every)
     heads = list(found.assays)
     x, y = found.parts["train"]
     data = {**found.parts, "train": (x, y, {head: molecules.balanced(labels) for head, labels in y.items()})}
-    updates = 10 * -(-len(x) // molecules.BATCH)
+    updates = epochs * -(-len(x) // molecules.BATCH)
     return DataSet(
         functools.partial(molecules.build, heads),
         data,
         {head: (f"{head}_area", "max") for head in heads},
         updates,
         molecules.BATCH,
-        rates((5e-4, 1e-3, 2e-3), (0.01, 0.03, 0.1)),
+        grids,
         molecules.measure,
     )
 
@@ -156,6 +156,6 @@ SETS: Mapping[str, Callable[..., DataSet]] = {
     "restaurants": restaurants,
     "multimnist_cl_rr": functools.partial(digits, ("cl", "rr")),
     "multimnist_cl_cr": functools.partial(digits, ("cl", "cr")),
-    "clintox": functools.partial(assays, "clintox"),
-    "tox21": functools.partial(assays, "tox21"),
+    "clintox": functools.partial(assays, "clintox", 10, rates((5e-4, 1e-3, 2e-3), (0.01, 0.03, 0.1))),
+    "tox21": functools.partial(assays, "tox21", 5, rates((1e-3,), (0.03,))),
 }

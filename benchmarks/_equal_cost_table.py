@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._published import RESULTS, interval, markdown, number_of
+from benchmarks._published import PLAIN, RESULTS, interval, markdown, number_of, spread
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
+from multihead._display.front import Point, draw_front
 from multihead.comparison import Difference
 from multihead.comparison._student import difference_of, relative_changes
 
 LINES = RESULTS / "equal_cost.jsonl"
 ALONE, ENDING = "alone", ", equal cost"
+STUDY = ("study", "Adam")
+"""The data set and the optimizer of which the front is drawn."""
 
 Line = Mapping[str, Any]
 
@@ -62,7 +65,7 @@ def verdicts(line: Line, arm: str) -> tuple[int, int]:
 
 
 def tables(path: Path) -> str:
-    """Delta-m and heads better and worse for each data set and optimizer, then the largest loss and what was counted."""
+    """Delta-m and heads better and worse for each data set and optimizer, and what is reached where."""
     lines = read(path)
     if not lines:
         return ""
@@ -70,8 +73,25 @@ def tables(path: Path) -> str:
         _changes(lines, ENDING, "the time of the single-task models"),
         _changes(lines, "", "as many updates as each single-task model"),
         _goal(lines),
+        _figures(lines),
     ]
     return "\n".join(parts)
+
+
+def front(path: Path) -> str:
+    """The arms of the study with Adam, in Markdown; empty without lines."""
+    (line,) = [each for each in read(path) if (each["set"], each["optimizer"]) == STUDY] or [None]
+    if line is None:
+        return ""
+    rows = []
+    for arm in [arm for arm in line["figures"] if not arm.endswith(ENDING)]:
+        twice = f"{arm}{ENDING}" if f"{arm}{ENDING}" in line["figures"] else None
+        cells = [spread(each) for each in values(line, arm)]
+        cells += [spread(each) for each in values(line, twice)] if twice else [""] * len(line["directions"])
+        rows.append([arm, *cells])
+    metrics = list(line["metrics"].values())
+    title = f"{line['updates'][ALONE]} updates, Adam, {number_of(line['seeds'])}, test data; {line['keras']}"
+    return f"{title}\n\n" + markdown(["arm", *metrics, *(f"{each} at equal cost" for each in metrics)], rows)
 
 
 def _changes(lines: Sequence[Line], ending: str, budget: str) -> str:
@@ -92,6 +112,18 @@ def _changes(lines: Sequence[Line], ending: str, budget: str) -> str:
     return f"{budget[0].upper()}{budget[1:]}: {what}.\n\n" + markdown(["data set", "optimizer", "seeds", *arms], rows)
 
 
+def _figures(lines: Sequence[Line]) -> str:
+    """The figures of the heads with Adam, alone and at equal cost."""
+    arms = arms_of(lines)
+    rows = []
+    for line in (line for line in lines if line["optimizer"] == "Adam"):
+        found = {arm: values(line, arm) for arm in (ALONE, *(f"{arm}{ENDING}" for arm in arms)) if arm in line["figures"]}
+        for k, (head, metric) in enumerate(line["metrics"].items()):
+            cells = [spread(found[arm][k]) if arm in found else "" for arm in (ALONE, *(f"{arm}{ENDING}" for arm in arms))]
+            rows.append([f"{line['set']}: {metric if metric.startswith(head) else head}", *cells])
+    return markdown(["with Adam, at equal cost", ALONE, *arms], rows) if rows else ""
+
+
 def _goal(lines: Sequence[Line]) -> str:
     """In how many cells the mean is better than alone, no head is worse, and both, at equal cost."""
     rows = []
@@ -110,6 +142,23 @@ def _goal(lines: Sequence[Line]) -> str:
         rows.append([arm, str(len(known)), str(sum(means)), str(sum(unharmed)), str(both), shown])
     columns = ["at equal cost", "data sets and optimizers", "mean better", "no head worse", "both", "largest loss of a head"]
     return markdown(columns, rows)
+
+
+def draw_front_of_study(path: Path) -> Any:
+    """Draws the arms of the study with Adam, with an axis for each head; None without lines."""
+    found = [line for line in read(path) if (line["set"], line["optimizer"]) == STUDY]
+    if not found:
+        return None
+    (line,) = found
+    points = []
+    for arm in line["figures"]:
+        base = arm.removesuffix(ENDING)
+        is_fixed = base == PLAIN or base.rpartition(" ")[0] in line["directions"]
+        role = ALONE if arm == ALONE else "fixed" if is_fixed else "rule"
+        means, deviations = zip(*((each.mean(), each.std(ddof=1)) for each in values(line, arm)))
+        changes = [each.mean for each in of_heads(line, arm).values()]
+        points.append(Point(arm, role, base if base != arm else None, means, deviations, changes))
+    return draw_front(points, line["metrics"], line["directions"], len(line["seeds"]), "test")
 
 
 def draw(path: Path) -> Any:

@@ -3,10 +3,10 @@
     python -m benchmarks.equal_cost [--sets study restaurants ...] [--optimizers Adam AdamW SGD] [--seeds 10]
 
 Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults, and
-`NormFloor 1`, which gives all heads equal running norms. `--arms` also takes the names of `benchmarks.multimnist`. Joint models train with the same number of updates as the single-task models, and then for
-the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning rates are
-chosen from a grid of three for each arm and each single-task model, and decay to zero. SGD has a momentum of 0.9, AdamW
-the weight decay of Keras.
+`NormFloor 1`, which gives all heads equal running norms. Joint models train with as many updates as the single-task models,
+and then for the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning
+rates are chosen from a grid of three for each arm and each single-task model, and decay to zero. SGD has a momentum of 0.9,
+AdamW the weight decay of Keras. `--arms` also takes the names of arms of `benchmarks.multimnist`.
 
 Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
 `multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with

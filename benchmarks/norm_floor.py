@@ -38,6 +38,8 @@ STUDENT = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.30
 
 Line = Mapping[str, Any]
 State = tuple[tf.Tensor, tf.Tensor]
+Rule = Callable[[tf.Tensor, State], tuple[tf.Tensor, State]]
+"""From the squared norms `[networks, heads]` and a state to the coefficients and the next state."""
 
 
 def plain_sum(squares: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
@@ -52,7 +54,7 @@ def equal_norms(squares: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
     return tf.math.divide_no_nan(mean * active, norms), state
 
 
-def norm_floor(floor: float) -> Callable[[tf.Tensor, State], tuple[tf.Tensor, State]]:
+def norm_floor(floor: float) -> Rule:
     """As `balancing.NormFloor`; the state is the sums of squares and of the averaging weights."""
 
     def coefficients(squares: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
@@ -67,7 +69,7 @@ def norm_floor(floor: float) -> Callable[[tf.Tensor, State], tuple[tf.Tensor, St
     return coefficients
 
 
-ARMS = {
+ARMS: dict[str, Rule] = {
     "plain sum": plain_sum,
     "EqualNorms": equal_norms,
     "floor 1": norm_floor(1.0),
@@ -83,9 +85,13 @@ class Networks:
         problems: The problem with the data of each seed.
         seeds: The seeds.
         arms: Names of arms.
+        rules: By name, what computes the coefficients of an arm.
     """
 
-    def __init__(self, problems: Sequence[Problem], seeds: Sequence[int], arms: Sequence[str]) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], seeds: Sequence[int], arms: Sequence[str], rules: Mapping[str, Rule] | None = None
+    ) -> None:
+        self.rules = [(rules or ARMS)[arm] for arm in arms]
         self.problem, self.arms, self.num_seeds = problems[0], arms, len(seeds)
         self.names = list(self.problem.heads)
         heads = [[problem.heads[name] for problem in problems] for name in self.names]
@@ -152,23 +158,27 @@ class Networks:
         rows = tf.stack(at_z, axis=1)
         squares = tf.split(tf.reduce_sum(rows**2, axis=[2, 3]), len(self.arms))
         states = zip(*(tf.split(each, len(self.arms)) for each in state))
-        found = [ARMS[arm](*given) for arm, given in zip(self.arms, zip(squares, states))]
+        found = [rule(*given) for rule, given in zip(self.rules, zip(squares, states))]
         coefficients = tf.concat([each for each, _ in found], axis=0)
         state = tuple(tf.concat(parts, axis=0) for parts in zip(*(after for _, after in found)))
         combined = tf.einsum("nk,nkbd->nbd", coefficients, rows)
         of_shared = of_encoder.gradient(z, self.variables[: self.num_encoder], output_gradients=combined)
         return of_shared + of_heads, state
 
-    def train(self, orders: np.ndarray) -> None:
-        """Adam with a rate that decays to zero by a cosine, as Keras has it.
+    def train(self, orders: np.ndarray, optimizer: str = "Adam", rates: np.ndarray | None = None) -> None:
+        """Trains with a rate that decays to zero by a cosine, by an optimizer as Keras has it.
 
         Args:
             orders: `[updates, seeds, batch]`, the examples of each update.
+            optimizer: `"Adam"`, `"AdamW"`, or `"SGD"` with a momentum of 0.9.
+            rates: `[arms]`, the first rate of each arm; by default that of the problem.
         """
         num_networks, updates = len(self.arms) * self.num_seeds, len(orders)
         data = [tf.constant(each) for each in (self.inputs, *self.labels, *self.known)]
         orders = tf.constant(orders.astype("int32"))
         slots = [[tf.Variable(tf.zeros_like(each)) for each in self.variables] for _ in range(2)]
+        first = np.repeat(np.full(len(self.arms), self.problem.rate) if rates is None else rates, self.num_seeds)
+        first = tf.constant(first[:, None, None].astype("float32"))
 
         @tf.function(autograph=False)
         def run() -> None:
@@ -177,12 +187,18 @@ class Networks:
                 x, *others = [tf.tile(each, [len(self.arms)] + [1] * (each.shape.rank - 1)) for each in batch]
                 gradients, state = self.gradients(x, others[: len(self.names)], others[len(self.names) :], state)
                 time = tf.cast(step, tf.float32)
-                rate = self.problem.rate * 0.5 * (1 + tf.cos(np.pi * time / updates))
-                rate *= tf.sqrt(1 - 0.999 ** (time + 1)) / (1 - 0.9 ** (time + 1))
+                rate = first * 0.5 * (1 + tf.cos(np.pi * time / updates))
+                corrected = rate * tf.sqrt(1 - 0.999 ** (time + 1)) / (1 - 0.9 ** (time + 1))
                 for variable, gradient, mean, square in zip(self.variables, gradients, *slots):
+                    if optimizer == "SGD":
+                        mean.assign(0.9 * mean - rate * gradient)
+                        variable.assign_add(mean)
+                        continue
+                    if optimizer == "AdamW":
+                        variable.assign_sub(0.004 * rate * variable)
                     mean.assign_add(0.1 * (gradient - mean))
                     square.assign_add(0.001 * (gradient**2 - square))
-                    variable.assign_sub(rate * mean / (tf.sqrt(square) + 1e-7))
+                    variable.assign_sub(corrected * mean / (tf.sqrt(square) + 1e-7))
                 return step + 1, *state
 
             zeros = tf.zeros([num_networks, len(self.names)])

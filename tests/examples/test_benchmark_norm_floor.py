@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -20,12 +21,21 @@ BALANCERS = {
 }
 
 
+OPTIMIZERS = {
+    "Adam": keras.optimizers.Adam,
+    "AdamW": keras.optimizers.AdamW,
+    "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
+}
+
+
 @pytest.mark.programs
-def test_all_networks_at_once_are_trained_as_the_trainer_does():
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_networks_at_once_are_trained_as_the_trainer_does(optimizer):
     problem, seeds, updates = _problems.summed(1), [1], 6
     networks = norm_floor.Networks([problem], seeds, list(BALANCERS))
     orders = norm_floor.orders_of(problem, seeds, updates)
-    networks.train(orders)
+    first = problem.rate * np.array([1.0, 0.3])
+    networks.train(orders, optimizer, first)
     for i, balancer in enumerate(BALANCERS.values()):
         encoder = keras.Sequential([keras.layers.Dense(n, activation="relu") for n in problem.encoder])
         trainer = MultiHeadTrainer(encoder)
@@ -33,8 +43,8 @@ def test_all_networks_at_once_are_trained_as_the_trainer_does():
             is_class = head.kind == _problems.CLASSES
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if is_class else "mse"
             trainer.add_head(name, keras.layers.Dense(head.outputs), loss, weight=head.weight)
-        rate = keras.optimizers.schedules.CosineDecay(problem.rate, updates)
-        trainer.compile(keras.optimizers.Adam(rate), balancer=balancer(), telemetry=None, run_eagerly=True)
+        rate = keras.optimizers.schedules.CosineDecay(first[i], updates)
+        trainer.compile(OPTIMIZERS[optimizer](rate), balancer=balancer(), telemetry=None, run_eagerly=True)
         rows = orders[:, 0].reshape(-1)
         x, y = problem.inputs[rows].astype("float32"), {name: head.labels[rows] for name, head in problem.heads.items()}
         trainer.diagnose(x[:2], {name: labels[:2] for name, labels in y.items()})  # creates the variables

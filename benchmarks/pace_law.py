@@ -1,0 +1,182 @@
+"""Do `sqrt(n)` times the updates buy back what `n` heads pay for one encoder? 36 small problems, three optimizers.
+
+    python -m benchmarks.pace_law [--problems wine fraud ...] [--optimizers Adam AdamW SGD] [--seeds 10] [--quick] [--show]
+
+The law of the pace (docs/concepts/pace.md) says that with equal running norms each of `n` heads moves at `1 / sqrt(n)` of
+its pace alone, so that `sqrt(n)` times the updates should make up for it. The problems, networks and data are those of
+`python -m benchmarks.norm_floor`. Each head alone on an encoder of its own, the plain sum, and `NormFloor` with a floor of
+0.2 and of 1 train with as many updates, with `sqrt(n)` and `n` times as many, and with `sqrt(n)` times as many and twice the
+width of the representation. The learning rate of each arm, and of
+each head alone, is the best of three (four for SGD) on three other seeds, and decays to zero. A problem, an optimizer and
+an arm are a line of JSON in `--output`; what is there is not repeated. `--show` prints the tables of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import norm_floor
+from benchmarks._results import markdown
+from benchmarks.norm_floor import PROBLEMS, STUDENT, Line, Networks, Rule, State, orders_of
+from examples._command_line import InputError
+
+LINES = norm_floor.LINES.with_name("pace_law.jsonl")
+ARMS = ("plain sum", "floor 0.2", "floor 1")
+ALONE = "alone"
+OPTIMIZERS: Mapping[str, tuple[float, ...]] = {
+    "Adam": (0.5, 1.0, 2.0),
+    "AdamW": (0.5, 1.0, 2.0),
+    "SGD": (0.2, 1.0, 5.0, 20.0),
+}
+"""By optimizer the grid of learning rates, as factors of the problem's rate for Adam."""
+BUDGETS: Mapping[str, tuple[float, int]] = {"1": (0.0, 1), "sqrt(n)": (0.5, 1), "sqrt(n), wide": (0.5, 2), "n": (1.0, 1)}
+"""By name the power of the number of heads by which updates are multiplied, and the factor of the representation's width."""
+TUNING_SEEDS = (1000, 1001, 1002)
+
+
+def alone(k: int) -> Rule:
+    """The encoder learns from head `k` only."""
+
+    def coefficients(squares: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        return tf.tile(tf.one_hot([k], squares.shape[1]), [squares.shape[0], 1]), state
+
+    return coefficients
+
+
+def measure(name: str, optimizer: str, seeds: Sequence[int], most: int) -> dict[str, dict[str, np.ndarray]]:
+    """By arm, `"alone"` first, and head: the figures `[seeds]`; an arm is its name, a colon and its budget."""
+    problem = PROBLEMS[name](seeds[0])
+    heads, updates = list(problem.heads), min(most, problem.updates)
+    of_one: dict[str, Rule] = {f"{ALONE} {head}": alone(k) for k, head in enumerate(heads)}
+    together = {arm: norm_floor.ARMS[arm] for arm in ARMS}
+    found = _tuned(name, optimizer, seeds, of_one, updates)
+    arms = {ALONE: {head: found[f"{ALONE} {head}"][head] for head in heads}}
+    for budget, (power, width) in BUDGETS.items():
+        found = _tuned(name, optimizer, seeds, together, round(updates * len(heads) ** power), width)
+        arms |= {f"{arm}: {budget}": figures for arm, figures in found.items()}
+    return arms
+
+
+def _tuned(
+    name: str, optimizer: str, seeds: Sequence[int], rules: Mapping[str, Rule], updates: int, width: int = 1
+) -> dict[str, dict[str, np.ndarray]]:
+    """Trains each arm with the best of some learning rates on other seeds: the best mean of its heads' figures."""
+    factors = OPTIMIZERS[optimizer]
+    tried = {f"{arm}/{factor}": rule for arm, rule in rules.items() for factor in factors}
+    rate = PROBLEMS[name](seeds[0]).rate
+    trials = _train(name, optimizer, TUNING_SEEDS, tried, rate * np.tile(factors, len(rules)), updates, width)
+    best = [max(factors, key=lambda factor, arm=arm: _score(arm, trials[f"{arm}/{factor}"])) for arm in rules]
+    return _train(name, optimizer, seeds, rules, rate * np.array(best), updates, width)
+
+
+def _train(
+    name: str,
+    optimizer: str,
+    seeds: Sequence[int],
+    rules: Mapping[str, Rule],
+    rates: np.ndarray,
+    updates: int,
+    width: int,
+) -> dict[str, dict[str, np.ndarray]]:
+    problems = [PROBLEMS[name](seed) for seed in seeds]
+    *hidden, last = problems[0].encoder
+    problems = [problem._replace(encoder=(*hidden, width * last)) for problem in problems]
+    networks = Networks(problems, seeds, list(rules), rules)
+    networks.train(orders_of(problems[0], seeds, updates), optimizer, rates)
+    figures = networks.figures()
+    return {arm: {head: values[i] for head, values in figures.items()} for i, arm in enumerate(rules)}
+
+
+def _score(arm: str, figures: Mapping[str, np.ndarray]) -> float:
+    """The mean over heads and seeds of what an arm trains; an R2 below -1 counts as -1, as what is not finite does."""
+    heads = [arm.removeprefix(f"{ALONE} ")] if arm.startswith(ALONE) else list(figures)
+    return float(np.mean([np.maximum(np.nan_to_num(figures[head], nan=-1.0), -1.0) for head in heads]))
+
+
+def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, int, float]:
+    """How many heads there are, how many are better and worse than alone by the 95 % interval, and the largest loss.
+
+    A head without a figure for alone, such as a rare label that does not occur, does not count; one that is not finite in
+    the arm only is worse.
+    """
+    by_arm = {line["arm"]: line["heads"] for line in lines if line["problem"] == problem}
+    changes = []
+    for head, values in by_arm[arm].items():
+        alone = np.array(by_arm[ALONE][head], float)
+        change = np.nan_to_num(np.array(values, float), nan=-np.inf) - alone
+        if np.isfinite(alone).all():
+            lost = not np.isfinite(change).all()
+            half = 0.0 if lost else STUDENT[len(change)] * change.std(ddof=1) / np.sqrt(len(change))
+            changes.append((change.mean(), half))
+    worse = [change for change, half in changes if change < -half]
+    return len(changes), sum(change > half for change, half in changes), len(worse), float(min(worse, default=0.0))
+
+
+def summary(lines: Sequence[Line]) -> str:
+    """By optimizer, budget and arm the heads that are better and worse than alone, in Markdown."""
+    rows = []
+    for optimizer in dict.fromkeys(line["optimizer"] for line in lines):
+        of_optimizer = [line for line in lines if line["optimizer"] == optimizer]
+        known = dict.fromkeys(line["problem"] for line in of_optimizer)
+        for budget in BUDGETS:
+            cells = []
+            for arm in ARMS:
+                found = [verdicts(of_optimizer, name, f"{arm}: {budget}") for name in known]
+                total, better, worse = (sum(each[i] for each in found) for i in range(3))
+                cells += [f"{better} of {total}", str(worse), f"{sum(each[2] == 0 for each in found)} of {len(known)}"]
+            rows.append([f"{optimizer}, {budget}", *cells])
+    titles = [title for arm in ARMS for title in (f"{arm}: better", "worse", "none worse")]
+    return markdown(["optimizer, updates", *titles], rows)
+
+
+def by_problem(lines: Sequence[Line]) -> str:
+    """For each problem and optimizer the heads better and worse than alone by `floor 1` and `n` times the updates."""
+    optimizers = list(dict.fromkeys(line["optimizer"] for line in lines))
+    rows = []
+    for name in dict.fromkeys(line["problem"] for line in lines):
+        cells = []
+        for optimizer in optimizers:
+            of_optimizer = [line for line in lines if line["optimizer"] == optimizer and line["problem"] == name]
+            total, better, worse, worst = verdicts(of_optimizer, name, "floor 1: n") if of_optimizer else (0, 0, 0, 0.0)
+            cells.append(f"{better}, {worse} of {total}" + (f" ({worst:+.3f})" if worse else ""))
+        rows.append([f"`{name}`", *cells])
+    return markdown(["better, worse (worst)", *optimizers], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
+    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument("--seeds", type=int, default=10, choices=sorted(STUDENT), help="number of seeds")
+    parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
+    parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
+    parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and arm")
+    options = parser.parse_args(arguments)
+    done = {(line["problem"], line["optimizer"]) for line in norm_floor.read(options.output)}
+    wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
+    for problem, optimizer in () if options.show else [each for each in wanted if each not in done]:
+        try:
+            found = measure(problem, optimizer, range(options.seeds), 4 if options.quick else sys.maxsize)
+        except InputError as error:
+            parser.error(str(error))
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        with options.output.open("a", encoding="utf-8") as file:
+            for arm, of_heads in found.items():
+                rounded = {head: np.round(values, 4).tolist() for head, values in of_heads.items()}
+                heads = {head: [each if np.isfinite(each) else None for each in row] for head, row in rounded.items()}
+                file.write(json.dumps({"problem": problem, "optimizer": optimizer, "arm": arm, "heads": heads}) + "\n")
+        print(f"{problem}, {optimizer}: done", flush=True)
+    lines = norm_floor.read(options.output)
+    print(summary(lines), by_problem(lines), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

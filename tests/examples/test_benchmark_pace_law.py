@@ -1,0 +1,63 @@
+"""The benchmark of the law of the pace: each head alone, verdicts against it, and what the page shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import _problems, norm_floor, pace_law
+from tests.helpers.sources import ROOT
+
+
+def line(arm, **heads):
+    return {"problem": "wine", "optimizer": "Adam", "arm": arm, "heads": heads}
+
+
+def test_alone_the_encoder_learns_from_one_head_only():
+    problem = _problems.healthy(0)
+    changed = problem._replace(
+        heads={**problem.heads, "b": problem.heads["b"]._replace(labels=problem.heads["b"].labels[::-1])}
+    )
+    rules = {"alone a": pace_law.alone(0), "plain sum": norm_floor.plain_sum}
+    encoders = []
+    for each in (problem, changed):
+        networks = norm_floor.Networks([each], [0], list(rules), rules)
+        networks.train(norm_floor.orders_of(each, [0], 3))
+        encoders.append([v.numpy() for v in networks.variables[: networks.num_encoder]])
+    for one, other, start in zip(*encoders, networks.start):
+        np.testing.assert_array_equal(one[0], other[0])
+        assert (one[1] != other[1]).any() and (one[0] != start[0]).any()
+
+
+def test_heads_count_against_alone_and_what_is_not_finite_is_worse():
+    lines = [
+        line("alone", a=[0.5, 0.5, 0.5], b=[0.5, 0.5, 0.5], c=[0.5, 0.4, 0.6], d=[None, 0.5, 0.5], e=[0.1, 0.1, 0.1]),
+        line("floor 1", a=[0.6, 0.6, 0.61], b=[0.4, 0.4, 0.41], c=[0.4, 0.5, 0.6], d=[0.1, 0.1, 0.1], e=[None, 0.1, 0.1]),
+    ]
+    assert pace_law.verdicts(lines, "wine", "floor 1") == (4, 1, 2, -np.inf)
+
+
+def test_a_learning_rate_is_judged_by_what_the_arm_trains():
+    figures = {"a": np.array([0.5, 0.7]), "b": np.array([-100.0, np.nan])}
+    assert pace_law._score("alone a", figures) == pytest.approx(0.6)
+    assert pace_law._score("plain sum", figures) == pytest.approx((0.6 - 1.0) / 2)
+
+
+@pytest.mark.programs
+def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
+    output = tmp_path / "lines.jsonl"
+    options = ["--problems", "few_labels", "--optimizers", "SGD", "--seeds", "2", "--quick", "--output", str(output)]
+    pace_law.main(options)
+    lines = norm_floor.read(output)
+    assert [each["arm"] for each in lines][:4] == ["alone", *(f"{arm}: 1" for arm in pace_law.ARMS)]
+    pace_law.main(options)
+    assert norm_floor.read(output) == lines
+    assert "| SGD, sqrt(n), wide | " in capsys.readouterr().out
+
+
+def test_the_page_shows_what_the_lines_say():
+    page = (ROOT / "docs" / "concepts" / "pace.md").read_text(encoding="utf-8")
+    lines = norm_floor.read(pace_law.LINES)
+    assert {each["problem"] for each in lines} == set(norm_floor.PROBLEMS)
+    assert pace_law.summary(lines) in page
+    assert pace_law.by_problem(lines) in page
