@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._published import PLAIN, RESULTS, interval, markdown, number_of, spread
+from benchmarks._results import read_lines as read
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 from multihead._display.front import Point, draw_front
 from multihead.comparison import Difference
@@ -21,11 +21,6 @@ STUDY = ("study", "Adam")
 """The data set and the optimizer of which the front is drawn."""
 
 Line = Mapping[str, Any]
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, by data set and optimizer."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def values(line: Line, arm: str) -> np.ndarray:
@@ -182,11 +177,13 @@ def draw(path: Path) -> Any:
                 axis.plot([found.mean], [place], "o", color=colour(number), ms=5)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(sets) - 0.4)
+        axis.set_xscale("symlog", linthresh=10)
+        axis.set_xticks([-100, -10, 0, 10, 100], ["-100", "-10", "0", "10", "100"])
         axis.set_yticks(range(len(sets)), sets[::-1] if axis is axes[0][0] else [""] * len(sets))
         axis.set_xlabel("delta-m against alone, percent", color=GREY)
         open_axis(axis)
         title(axis, optimizer, "right of 0: sharing pays")
     for number, arm in enumerate(arms):
-        at = {"xytext": (0, 6 + 12 * (len(arms) - 1 - number)), "textcoords": "offset points", "ha": "right"}
-        axes[0][-1].annotate(arm, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
+        place = 0.5 + 0.1 * ((len(arms) - 1) / 2 - number)
+        axes[0][-1].annotate(arm, (1.02, place), xycoords="axes fraction", color=colour(number), fontsize=9, va="center")
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._published import PLAIN, finished, interval, judged_on, markdown, mean_over_heads, number_of, paired, spread
+from benchmarks._results import read_lines
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 from multihead.comparison import Comparison
 
@@ -78,7 +78,7 @@ def _of_set(results: Path, name: str) -> str:
 def _sklearn(path: Path) -> dict[str, tuple[dict[str, list[float]], str]]:
     """Means over assays by part, one for each seed, and the version, by model."""
     found: dict[str, tuple[dict[str, list[float]], str]] = {}
-    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
+    for line in read_lines(path):
         figures, _ = found.setdefault(line["model"], ({part: [] for part in PARTS}, line["scikit-learn"]))
         for part in PARTS:
             figures[part].append(float(np.mean(list(line["figures"][part].values()))))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks._peers_problem import PARAMETERS, PLAIN, REPRESENTATION
-from benchmarks._results import markdown
+from benchmarks._results import markdown, read_lines
 from examples._style import BLUE, GREEN, GREY, ORANGE, label_ends, new_figure, styled
 
 LINES = Path(__file__).resolve().parent / "results" / "peers.jsonl"
@@ -27,7 +26,7 @@ ALTERNATIVE = "Time per step of Keras, PyTorch and TorchJD over ours, by model a
 
 def read(path: Path) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
     """The settings and the lines of a file."""
-    settings, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    settings, *lines = read_lines(path)
     return settings["settings"], lines
 
 

@@ -47,6 +47,11 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (columns, bars, *rows)) + "\n"
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file; none if there is no such file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def write(results: Any, path: str | Path) -> None:
     """Writes results as JSON, and creates the folder."""
     path = Path(path)

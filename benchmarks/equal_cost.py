@@ -34,6 +34,7 @@ import multihead
 from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS
 from benchmarks._equal_cost_table import LINES, tables
+from benchmarks._results import read_lines
 from examples._command_line import InputError
 from multihead import balancing, clipping
 from multihead.comparison import Comparison
@@ -92,8 +93,7 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 def keep(path: Path, line: Mapping[str, Any]) -> None:
     """Writes a line in place of the one of the same data set and optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(each) for each in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    kept = [each for each in lines if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"])]
+    kept = [each for each in read_lines(path) if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"])]
     path.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]), encoding="utf-8")
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
+from benchmarks._results import read_lines as read
 from multihead import MultiHeadTrainer
 from multihead.models import CGC, MMoE
 
@@ -177,7 +178,7 @@ class Runs:
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, settings
-        written = read(path) if path.is_file() else []
+        written = read(path)
         if written and written[0] != settings:
             raise ValueError(
                 f"`--output` must have these settings: {settings}. Received: {written[0]}. Choose another file."
@@ -205,11 +206,6 @@ class Runs:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def left(line: Line, part: str) -> float:

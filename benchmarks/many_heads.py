@@ -26,6 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks._results import read_lines
 from multihead import MultiHeadTrainer, balancing
 
 HEADS = (32, 64, 128, 617)
@@ -197,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="two methods, 32 heads, no steps")
     options = parser.parse_args(arguments)
     if options.read is not None:
-        print(table([json.loads(line) for line in options.read.read_text(encoding="utf-8").splitlines()]))
+        print(table(read_lines(options.read)))
         return
     if options.quick:
         options.heads, options.methods, options.steps, options.calls = [32], ["DualProj", "MGDA"], [], 1

@@ -38,6 +38,7 @@ import numpy as np
 import multihead
 from benchmarks import _published
 from benchmarks._molecules_table import FOREST, LINEAR, SKLEARN, UNTUNED, tables
+from benchmarks._results import read_lines
 from examples._command_line import InputError
 from multihead import MultiHeadTrainer
 from multihead._display.extras import needed
@@ -197,8 +198,7 @@ def run_sklearn(name: str, data: Molecules, options: Namespace) -> None:
     """Fits logistic regressions, and a random forest with each seed, for each assay; writes a line for each."""
     sklearn = _needed("sklearn")
     path = options.results / f"{name}_{SKLEARN}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    known = {(line["model"], line["seed"]) for line in map(json.loads, lines)}
+    known = {(line["model"], line["seed"]) for line in read_lines(path)}
     wanted = [(LINEAR, 0), (UNTUNED, 0), *((FOREST, seed) for seed in range(options.seeds))]
     for model, seed in wanted:
         if (model, seed) in known:

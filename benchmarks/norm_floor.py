@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from benchmarks._further_problems import FURTHER
 from benchmarks._problems import CLASSES, FIRST, PIXELS, RARE, UNSEEN, Problem
+from benchmarks._results import read_lines as read
 from examples._command_line import InputError
 
 BATCH, BETA = 32, 0.98
@@ -250,11 +251,6 @@ def measure(name: str, seeds: Sequence[int], arms: Sequence[str], updates: int) 
     networks = Networks(problems, seeds, arms)
     networks.train(orders_of(problems[0], seeds, min(updates, problems[0].updates)))
     return networks.figures()
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def differences(lines: Sequence[Line], problem: str, arm: str) -> list[tuple[str, float, float, float]]:

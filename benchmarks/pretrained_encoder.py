@@ -20,6 +20,7 @@ from typing import Any
 import keras
 
 from benchmarks import _results
+from benchmarks._results import read_lines as read
 from examples._backbones import what_keras_it_needs
 from examples._command_line import fail
 from examples._orders import draw_rows
@@ -28,11 +29,6 @@ from examples.pretrained_encoder import WAYS, figures, finetune, from_config, tr
 RESULTS = Path(__file__).parent / "results" / "pretrained_encoder.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "keras_hub.md"
 TEXTS = 5000
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, none if there is no file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:

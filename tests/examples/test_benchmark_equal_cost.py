@@ -23,6 +23,7 @@ def line(name, optimizer, alone, joint):
         "optimizer": optimizer,
         "seeds": [0, 1, 2],
         "directions": {"a": "min", "b": "max"},
+        "metrics": {"a": "a_loss", "b": "b_accuracy"},
         "updates": updates,
         "figures": {arm: dict(zip("ab", values)) for arm, values in figures.items()},
     }
