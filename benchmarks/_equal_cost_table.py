@@ -69,13 +69,14 @@ def tables(path: Path) -> str:
         _changes(lines, "", "as many updates as each single-task model"),
         _goal(lines),
         _figures(lines),
+        front(lines),
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
-def front(path: Path) -> str:
-    """The arms of the study with Adam, in Markdown; empty without lines."""
-    (line,) = [each for each in read(path) if (each["set"], each["optimizer"]) == STUDY] or [None]
+def front(lines: Sequence[Line]) -> str:
+    """The arms of the study with Adam, in Markdown; empty without it."""
+    line = next((each for each in lines if (each["set"], each["optimizer"]) == STUDY), None)
     if line is None:
         return ""
     rows = []
@@ -85,7 +86,7 @@ def front(path: Path) -> str:
         cells += [spread(each) for each in values(line, twice)] if twice else [""] * len(line["directions"])
         rows.append([arm, *cells])
     metrics = list(line["metrics"].values())
-    title = f"{line['updates'][ALONE]} updates, Adam, {number_of(line['seeds'])}, test data; {line['keras']}"
+    title = f"The study: {line['updates'][ALONE]} updates, Adam, {number_of(line['seeds'])}, test data; {line['keras']}"
     return f"{title}\n\n" + markdown(["arm", *metrics, *(f"{each} at equal cost" for each in metrics)], rows)
 
 

@@ -137,14 +137,17 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def by_problem(lines: Sequence[Line]) -> str:
-    """For each problem and optimizer the heads better and worse than alone by `floor 1` and `n` times the updates."""
+    """For each problem and optimizer the heads better and worse than alone by `floor 1` and `sqrt(n)` times the updates."""
     optimizers = list(dict.fromkeys(line["optimizer"] for line in lines))
     rows = []
     for name in dict.fromkeys(line["problem"] for line in lines):
         cells = []
         for optimizer in optimizers:
             of_optimizer = [line for line in lines if line["optimizer"] == optimizer and line["problem"] == name]
-            total, better, worse, worst = verdicts(of_optimizer, name, "floor 1: n") if of_optimizer else (0, 0, 0, 0.0)
+            if not of_optimizer:
+                cells.append("")
+                continue
+            total, better, worse, worst = verdicts(of_optimizer, name, "floor 1: sqrt(n)")
             cells.append(f"{better}, {worse} of {total}" + (f" ({worst:+.3f})" if worse else ""))
         rows.append([f"`{name}`", *cells])
     return markdown(["better, worse (worst)", *optimizers], rows)

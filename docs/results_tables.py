@@ -17,10 +17,11 @@ PAGES = (ROOT / "docs" / "results.md", ROOT / "benchmarks" / "README.md")
 
 def tables() -> dict[str, str]:
     """The tables by the command that prints them."""
-    from benchmarks import _molecules_table, _multimnist_table, _peers_table
+    from benchmarks import _equal_cost_table, _molecules_table, _multimnist_table, _peers_table
     from benchmarks._published import RESULTS
 
     return {
+        "benchmarks.equal_cost": _equal_cost_table.tables(_equal_cost_table.LINES),
         "benchmarks.molecules": _molecules_table.tables(RESULTS, list(_molecules_table.NAMES)),
         "benchmarks.multimnist": _multimnist_table.tables(RESULTS, list(_multimnist_table.TASKS)),
         "benchmarks.peers": _peers_table.table(_peers_table.LINES) + _peers_table.link(_peers_table.LINES),
@@ -41,7 +42,7 @@ def filled(text: str) -> str:
 
 def main() -> None:
     """Writes the tables into the pages, and draws the figures."""
-    from benchmarks import _molecules_table, _multimnist_table, _peers_table
+    from benchmarks import _equal_cost_table, _molecules_table, _multimnist_table, _peers_table
     from benchmarks._published import RESULTS
 
     for page in PAGES:
@@ -50,6 +51,8 @@ def main() -> None:
     drawn = {
         "molecules.png": _molecules_table.draw(RESULTS),
         "multimnist.png": _multimnist_table.draw(RESULTS),
+        "equal_cost.png": _equal_cost_table.draw(_equal_cost_table.LINES),
+        "study_front.png": _equal_cost_table.draw_front_of_study(_equal_cost_table.LINES),
         "peers.png": _peers_table.draw(_peers_table.LINES),
     }
     for name, figure in drawn.items():
