@@ -7,8 +7,8 @@ its pace alone, so that `sqrt(n)` times the updates should make up for it. The p
 `python -m benchmarks.norm_floor`. Each head alone on an encoder of its own, the plain sum, and `NormFloor` with a floor of
 0.2 and of 1 train with as many updates, with `sqrt(n)` and `n` times as many, and with `sqrt(n)` times as many and twice the
 width of the representation. The learning rate of each arm, and of
-each head alone, is the best of three (four for SGD) on three other seeds, and decays to zero. A problem, an optimizer and
-an arm are a line of JSON in `--output`; what is there is not repeated. `--show` prints the tables of a file.
+each head alone, is the best of three (four for SGD) on three other seeds, and decays to zero. A problem and an
+optimizer are a line of JSON in `--output`; what is there is not repeated. `--show` prints the tables of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import norm_floor
-from benchmarks._results import markdown
+from benchmarks._results import markdown, read_lines
 from benchmarks.norm_floor import PROBLEMS, STUDENT, Line, Networks, Rule, State, orders_of
 from examples._command_line import InputError
 
@@ -100,6 +100,15 @@ def _score(arm: str, figures: Mapping[str, np.ndarray]) -> float:
     return float(np.mean([np.maximum(np.nan_to_num(figures[head], nan=-1.0), -1.0) for head in heads]))
 
 
+def read(path: Path) -> list[Line]:
+    """A line for each problem, optimizer and arm, from a file that has one for each problem and optimizer."""
+    return [
+        {"problem": line["problem"], "optimizer": line["optimizer"], "arm": arm, "heads": dict(zip(line["heads"], values))}
+        for line in read_lines(path)
+        for arm, values in line["arms"].items()
+    ]
+
+
 def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, int, float]:
     """How many heads there are, how many are better and worse than alone by the 95 % interval, and the largest loss.
 
@@ -153,6 +162,11 @@ def by_problem(lines: Sequence[Line]) -> str:
     return markdown(["better, worse (worst)", *optimizers], rows)
 
 
+def _short(values: np.ndarray) -> list[float | None]:
+    """Figures as they are kept; None for what is not finite."""
+    return [round(float(each), 4) if np.isfinite(each) else None for each in values]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
     parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and arm")
     options = parser.parse_args(arguments)
-    done = {(line["problem"], line["optimizer"]) for line in norm_floor.read(options.output)}
+    done = {(line["problem"], line["optimizer"]) for line in read_lines(options.output)}
     wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
     for problem, optimizer in () if options.show else [each for each in wanted if each not in done]:
         try:
@@ -171,13 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except InputError as error:
             parser.error(str(error))
         options.output.parent.mkdir(parents=True, exist_ok=True)
+        arms = {arm: [_short(values) for values in of_heads.values()] for arm, of_heads in found.items()}
+        line = {"problem": problem, "optimizer": optimizer, "heads": list(found[ALONE]), "arms": arms}
         with options.output.open("a", encoding="utf-8") as file:
-            for arm, of_heads in found.items():
-                rounded = {head: np.round(values, 4).tolist() for head, values in of_heads.items()}
-                heads = {head: [each if np.isfinite(each) else None for each in row] for head, row in rounded.items()}
-                file.write(json.dumps({"problem": problem, "optimizer": optimizer, "arm": arm, "heads": heads}) + "\n")
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
         print(f"{problem}, {optimizer}: done", flush=True)
-    lines = norm_floor.read(options.output)
+    lines = read(options.output)
     print(summary(lines), by_problem(lines), sep="\n")
 
 

@@ -48,16 +48,16 @@ def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
     output = tmp_path / "lines.jsonl"
     options = ["--problems", "few_labels", "--optimizers", "SGD", "--seeds", "2", "--quick", "--output", str(output)]
     pace_law.main(options)
-    lines = norm_floor.read(output)
+    lines = pace_law.read(output)
     assert [each["arm"] for each in lines][:4] == ["alone", *(f"{arm}: 1" for arm in pace_law.ARMS)]
     pace_law.main(options)
-    assert norm_floor.read(output) == lines
+    assert pace_law.read(output) == lines
     assert "| SGD, sqrt(n), wide | " in capsys.readouterr().out
 
 
 def test_the_page_shows_what_the_lines_say():
     page = (ROOT / "docs" / "concepts" / "pace.md").read_text(encoding="utf-8")
-    lines = norm_floor.read(pace_law.LINES)
+    lines = pace_law.read(pace_law.LINES)
     assert {each["problem"] for each in lines} == set(norm_floor.PROBLEMS)
     assert pace_law.summary(lines) in page
     assert pace_law.by_problem(lines) in page
