@@ -118,7 +118,7 @@ def _place(axis: Any, labels: Sequence[tuple[str, Sequence[float], str]]) -> Non
     taken: list[Any] = []
     for text, place, of_text in labels:
         best: tuple[int, Any, Any] | None = None
-        for distance, (x, y) in itertools.product((8, 16, 26, 38, 52), ((1, 0), (-1, 0), (0, 1), (0, -1), *_DIAGONALS)):
+        for distance, (x, y) in itertools.product((8, 16, 26, 38, 52, 70), ((1, 0), (-1, 0), (0, 1), (0, -1), *_DIAGONALS)):
             label = axis.annotate(
                 text, place, xytext=(distance * x, distance * y), textcoords="offset points", color=of_text, fontsize=9,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
@@ -126,10 +126,12 @@ def _place(axis: Any, labels: Sequence[tuple[str, Sequence[float], str]]) -> Non
                 arrowprops={"arrowstyle": "-", "color": of_text, "lw": 0.5} if distance > 20 else None,
             )  # fmt: skip
             label.set_in_layout(False)
-            box = label.get_window_extent()
+            label.get_window_extent()  # moves the text to its place
+            box = super(type(label), label).get_window_extent()  # of the text, without the line to the point
             hits = sum(box.overlaps(other) for other in taken) + sum(box.contains(*mark) for mark in marks)
-            hits += not (axis.bbox.x0 <= box.x0 and box.x1 <= axis.figure.bbox.x1)
-            hits += not (axis.bbox.y0 <= box.y0 and box.y1 <= axis.bbox.y1)
+            is_inside = axis.bbox.x0 <= box.x0 and box.x1 <= axis.figure.bbox.x1
+            is_inside &= axis.bbox.y0 <= box.y0 and box.y1 <= axis.bbox.y1
+            hits += 0 if is_inside else len(labels)  # cut off is worse than covered
             if best is None or hits < best[0]:
                 if best is not None:
                     best[1].remove()

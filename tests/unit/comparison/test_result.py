@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from multihead import comparison, plots
+from multihead._display.front import Point, draw_front
 from multihead.comparison import Comparison
 
 SEEDS = range(4)
@@ -231,10 +232,22 @@ def texts_of(figure):
 
 def overlapping(figure):
     texts, _ = texts_of(figure)
-    boxes = [text.get_window_extent() for text in texts]
+    boxes = [super(type(text), text).get_window_extent() for text in texts]  # without the line to the point
     outside = [text.get_text() for text, box in zip(texts, boxes) if box.x1 > figure.bbox.x1 or box.x0 < 0]
     pairs = [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
     return [(texts[i].get_text(), texts[j].get_text()) for i, j in pairs], outside
+
+
+def test_labels_of_a_crowded_front_are_neither_cut_off_nor_on_top_of_each_other():
+    places = {"price 2": (0.93, 0.84), "price 0.1": (0.26, 0.71), "alone": (0.26, 0.83)}
+    crowd = {f"a rule with a long name {i}": (0.26 + 0.02 * i, 0.81 + 0.002 * i) for i in range(5)}
+    roles = {"price 2": "fixed", "price 0.1": "fixed", "alone": "alone"}
+    points = [
+        Point(name, roles.get(name, "rule"), None, place, (0.02, 0.01), (0.0, 0.0))
+        for name, place in (places | crowd).items()
+    ]
+    figure = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
+    assert overlapping(figure) == ([], [])
 
 
 def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
