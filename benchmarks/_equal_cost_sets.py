@@ -27,7 +27,7 @@ class DataSet(NamedTuple):
         build: Makes the trainer.
         data: The training, validation and test data, as `multihead.compare` takes them.
         metrics: Each head's figure and its direction.
-        updates: The number of updates of a run.
+        updates: The number of updates of a single-task model; joint models have as many, and more at equal cost.
         batch_size: The number of examples of a batch.
         rates: By optimizer, the grid of learning rates.
         measure: Computes the figures; None for those of `evaluate`.

@@ -171,7 +171,9 @@ def draw(path: Path) -> Any:
     arms = arms_of(lines)
     for axis, optimizer in zip(axes[0], optimizers):
         for line in (line for line in lines if line["optimizer"] == optimizer):
-            for number, arm in enumerate(arm for arm in arms if f"{arm}{ENDING}" in line["figures"]):
+            for number, arm in enumerate(arms):
+                if f"{arm}{ENDING}" not in line["figures"]:
+                    continue
                 found = change(line, arm + ENDING)
                 place = len(sets) - 1 - sets.index(line["set"]) + 0.22 * ((len(arms) - 1) / 2 - number)
                 axis.plot([found.low, found.high], [place, place], color=colour(number), lw=1.5, alpha=0.6)

@@ -1,4 +1,4 @@
-"""Ten more problems, made after the rule, its default and the rules of `diagnose` were fixed; six are of shared data."""
+"""Ten more problems, made after the floor and `diagnose` were fixed; six use the data sets of other benchmarks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slots_and_words(seed: int) -> Problem:
 
 @cache
 def _images() -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
-    """Of 3,000 images with two digits, a quarter of the pixels; the digits; and pixels of the right one, 0 to 1."""
+    """Of 3,000 images with two digits, a quarter of the pixels; the digits; and a sixteenth of the right one's pixels."""
     digits = multimnist.read(DATA)["train"]
     images, classes, pairs = digits[0], digits[1], digits[2][:3000]
     x = multimnist.joined(images[: len(pairs)], images[pairs])[:, ::2, ::2].reshape(len(pairs), -1) / 255
@@ -73,8 +73,8 @@ def _assays(name: str, count: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     found = molecules.read(DATA / "molecules" / f"{name}.csv.gz")
     x = np.concatenate([part[0] for part in found.parts.values()])
     y = {head: np.concatenate([part[1][head][:, 0] for part in found.parts.values()]) for head in found.assays}
-    commonest = sorted(y, key=lambda head: -np.nanmean(np.minimum(y[head], 1 - np.nanmean(y[head]))))
-    return x, {head: y[head] for head in sorted(commonest[:count])}
+    most_balanced = sorted(y, key=lambda head: -np.nanmean(np.minimum(y[head], 1 - np.nanmean(y[head]))))
+    return x, {head: y[head] for head in sorted(most_balanced[:count])}
 
 
 def _of_molecules(seed: int, name: str, count: int) -> Problem:
@@ -85,12 +85,12 @@ def _of_molecules(seed: int, name: str, count: int) -> Problem:
 
 
 def toxicity(seed: int) -> Problem:
-    """ClinTox: whether a drug was approved, and whether it failed for its toxicity, both rarely one of the two."""
+    """ClinTox: whether a drug was approved, and whether it failed for its toxicity; both labels are very unbalanced."""
     return _of_molecules(seed, "clintox", 2)
 
 
 def side_effects(seed: int) -> Problem:
-    """Eight of SIDER's groups of side effects."""
+    """The eight of SIDER's groups of side effects that come closest to half of the drugs."""
     return _of_molecules(seed, "sider", 8)
 
 

@@ -1,20 +1,21 @@
-"""Is one encoder worth sharing at equal cost? Six data sets, three optimizers, ten seeds.
+"""Is one encoder worth sharing at equal cost? Six data sets, up to three optimizers and ten seeds.
 
     python -m benchmarks.equal_cost [--sets study restaurants ...] [--optimizers Adam AdamW SGD] [--seeds 10]
 
 Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults, and
 `NormFloor 1`, which gives all heads equal running norms. Joint models train with as many updates as the single-task models,
 and then for the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning
-rates are chosen from a grid of three for each arm and each single-task model, and decay to zero. SGD has a momentum of 0.9,
-AdamW the weight decay of Keras. `--arms` also takes the names of arms of `benchmarks.multimnist`.
+rates are chosen from a grid of three for each arm and each single-task model, but for Tox21, which has one, and decay to
+zero. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms` takes the name of a balancer or a weighting, of a
+balancer with `", parameters"`, and of a head with its weight: `"price 0.3"`.
 
 Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
 `multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with
 all but the first.
 
 Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
-the figures on the test data by arm, head and seed. Several processes may share both. `--table` prints the table of
-`--results`.
+the figures on the test data by arm, head and seed; arms that it has already stay. Several processes may share `--runs`,
+with `--results` of their own. `--table` prints the tables of `--results`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks._equal_cost_table import LINES, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError
 from multihead import balancing, clipping
+from multihead._ground.files import replace_text
 from multihead.comparison import Comparison
 
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
@@ -91,10 +93,15 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 
 
 def keep(path: Path, line: Mapping[str, Any]) -> None:
-    """Writes a line in place of the one of the same data set and optimizer."""
+    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps if the seeds are the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = [each for each in read_lines(path) if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"])]
-    path.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]), encoding="utf-8")
+    kept, merged = [], dict(line)
+    for each in read_lines(path):
+        if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"]):
+            kept.append(each)
+        elif each["seeds"] == line["seeds"]:
+            merged |= {key: {**each[key], **line[key]} for key in ("updates", "rates", "costs", "figures")}
+    replace_text(path, "".join(json.dumps(each) + "\n" for each in [*kept, merged]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = _published.argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET", help=f"among {', '.join(SETS)}")
-    add("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="OPTIMIZER", help="which")
+    add(
+        "--optimizers",
+        nargs="+",
+        choices=list(OPTIMIZERS),
+        default=list(OPTIMIZERS),
+        metavar="OPTIMIZER",
+        help=f"among {', '.join(OPTIMIZERS)}",
+    )
     add("--seeds", type=_published.whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
     add("--arms", nargs="+", default=list(DEFAULT), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
     add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")

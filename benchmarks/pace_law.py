@@ -4,11 +4,11 @@
 
 The law of the pace (docs/concepts/pace.md) says that with equal running norms each of `n` heads moves at `1 / sqrt(n)` of
 its pace alone, so that `sqrt(n)` times the updates should make up for it. The problems, networks and data are those of
-`python -m benchmarks.norm_floor`. Each head alone on an encoder of its own, the plain sum, and `NormFloor` with a floor of
-0.2 and of 1 train with as many updates, with `sqrt(n)` and `n` times as many, and with `sqrt(n)` times as many and twice the
-width of the representation. The learning rate of each arm, and of
-each head alone, is the best of three (four for SGD) on three other seeds, and decays to zero. A problem and an
-optimizer are a line of JSON in `--output`; what is there is not repeated. `--show` prints the tables of a file.
+`python -m benchmarks.norm_floor`. Each head alone trains once on an encoder of its own, with the problem's updates. The
+plain sum, and `NormFloor` with a floor of 0.2 and of 1, train with as many, with `sqrt(n)` and `n` times as many, and with
+`sqrt(n)` times as many and twice the width of the representation. The learning rate of each arm, and of each head alone, is
+the best of three (four for SGD) on three other seeds, and decays to zero. A problem and an optimizer are a line of JSON in
+`--output`; what is there is not repeated. `--show` prints the tables of a file.
 """
 
 from __future__ import annotations
@@ -112,8 +112,13 @@ def read(path: Path) -> list[Line]:
 def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, int, float]:
     """How many heads there are, how many are better and worse than alone by the 95 % interval, and the largest loss.
 
-    A head without a figure for alone, such as a rare label that does not occur, does not count; one that is not finite in
-    the arm only is worse.
+    A head without a figure for alone, since a rare label does not occur or training did not stay finite, does not count; one
+    that is not finite in the arm only is worse.
+
+    Args:
+        lines: Lines of one optimizer.
+        problem: The name of a problem.
+        arm: The name of an arm.
     """
     by_arm = {line["arm"]: line["heads"] for line in lines if line["problem"] == problem}
     changes = []
@@ -138,8 +143,9 @@ def summary(lines: Sequence[Line]) -> str:
             cells = []
             for arm in ARMS:
                 found = [verdicts(of_optimizer, name, f"{arm}: {budget}") for name in known]
+                found = [each for each in found if each[0]]
                 total, better, worse = (sum(each[i] for each in found) for i in range(3))
-                cells += [f"{better} of {total}", str(worse), f"{sum(each[2] == 0 for each in found)} of {len(known)}"]
+                cells += [f"{better} of {total}", str(worse), f"{sum(each[2] == 0 for each in found)} of {len(found)}"]
             rows.append([f"{optimizer}, {budget}", *cells])
     titles = [title for arm in ARMS for title in (f"{arm}: better", "worse", "none worse")]
     return markdown(["optimizer, updates", *titles], rows)
@@ -175,8 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=10, choices=sorted(STUDENT), help="number of seeds")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
-    parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and arm")
+    parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and optimizer")
     options = parser.parse_args(arguments)
+    if options.quick and options.output == LINES:
+        options.output = Path("runs", "quick", LINES.name)
     done = {(line["problem"], line["optimizer"]) for line in read_lines(options.output)}
     wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
     for problem, optimizer in () if options.show else [each for each in wanted if each not in done]:

@@ -25,6 +25,8 @@ def line(name, optimizer, alone, joint):
         "directions": {"a": "min", "b": "max"},
         "metrics": {"a": "a_loss", "b": "b_accuracy"},
         "updates": updates,
+        "rates": {},
+        "costs": {},
         "figures": {arm: dict(zip("ab", values)) for arm, values in figures.items()},
     }
 
@@ -57,10 +59,15 @@ def test_the_last_table_says_where_nobody_pays(results, capsys):
 
 
 def test_a_line_takes_the_place_of_the_one_before(results):
-    alone = [[1.0], [1.0]]
-    equal_cost.keep(results, line("one", "Adam", alone, alone))
+    alone = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    made = line("one", "Adam", alone, alone)
+    del made["figures"]["plain sum"]
+    equal_cost.keep(results, made)
     assert [each["set"] for each in _equal_cost_table.read(results)] == ["two", "one"]
-    assert _equal_cost_table.read(results)[1]["figures"]["alone"] == {"a": [1.0], "b": [1.0]}
+    found = _equal_cost_table.read(results)[1]["figures"]
+    assert found["alone"] == dict(zip("ab", alone)) and found["plain sum"]["a"] == [0.4, 0.4, 0.41]  # which stays
+    equal_cost.keep(results, {**made, "seeds": [0]})
+    assert "plain sum" not in _equal_cost_table.read(results)[1]["figures"]
 
 
 def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):
