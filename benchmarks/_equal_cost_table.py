@@ -140,6 +140,12 @@ def _goal(lines: Sequence[Line]) -> str:
     return markdown(columns, rows)
 
 
+def _weight(arm: str) -> float:
+    """The weight of a head in the name of an arm, 1 for the others: the line of fixed weights follows it."""
+    name = arm.removesuffix(ENDING).rpartition(" ")[2]
+    return float(name) if arm[0].islower() and name.replace(".", "").isdigit() else 1.0
+
+
 def draw_front_of_study(path: Path) -> Any:
     """Draws the arms of the study with Adam, with an axis for each head; None without lines."""
     found = [line for line in read(path) if (line["set"], line["optimizer"]) == STUDY]
@@ -147,7 +153,7 @@ def draw_front_of_study(path: Path) -> Any:
         return None
     (line,) = found
     points = []
-    for arm in line["figures"]:
+    for arm in sorted(line["figures"], key=_weight):
         base = arm.removesuffix(ENDING)
         is_fixed = base == PLAIN or base.rpartition(" ")[0] in line["directions"]
         role = ALONE if arm == ALONE else "fixed" if is_fixed else "rule"

@@ -141,10 +141,15 @@ def draw(results: Path) -> Any:
     if not compared:
         return None
     most = max(4, *(len(found.heads) for found in compared.values()))
-    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (5.5 * len(compared), 2.0 + 0.22 * most))
+    figure, axes = new_figure("`benchmarks.molecules`", 1, len(compared), (7.0 * len(compared), 2.0 + 0.22 * most))
     for axis, (name, lines) in zip(axes[0], compared.items()):
         _draw_set(axis, NAMES[name], judged_on(lines.lines, "test"))
     return figure
+
+
+def _short(head: str) -> str:
+    """A name that fits beside the axis."""
+    return head if len(head) <= 30 else f"{head[:29]}…"
 
 
 def _draw_set(axis: Any, name: str, found: Comparison) -> None:
@@ -162,7 +167,7 @@ def _draw_set(axis: Any, name: str, found: Comparison) -> None:
         axis.annotate(arm, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
     axis.axvline(0, color=GREY, lw=0.8, ls=":")
     axis.set_ylim(-0.6, len(order) - 0.4)
-    axis.set_yticks(range(len(order)), order, fontsize=7 if len(order) > 12 else 9)
+    axis.set_yticks(range(len(order)), [_short(head) for head in order], fontsize=7 if len(order) > 12 else 9)
     axis.set_xlabel("area under the ROC curve, against alone", color=GREY)
     open_axis(axis)
     seeds = number_of(found.seeds) + (", bars: 95 %" if len(found.seeds) > 1 else "")
