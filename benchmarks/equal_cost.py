@@ -20,6 +20,7 @@ with `--results` of their own. `--table` prints the tables of `--results`.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import sys
@@ -36,7 +37,7 @@ from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS
 from benchmarks._equal_cost_table import LINES, tables
 from benchmarks._results import read_lines
-from examples._command_line import InputError
+from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping
 from multihead._ground.files import replace_text
 from multihead.comparison import Comparison
@@ -106,8 +107,8 @@ def keep(path: Path, line: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = _published.Parser("benchmarks.equal_cost", description=__doc__)
-    parser.formatter_class = _published.argparse.RawDescriptionHelpFormatter
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser("benchmarks.equal_cost", description=__doc__, formatter_class=formatter)
     add = parser.add_argument
     add("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET", help=f"among {', '.join(SETS)}")
     add(
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="OPTIMIZER",
         help=f"among {', '.join(OPTIMIZERS)}",
     )
-    add("--seeds", type=_published.whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
+    add("--seeds", type=whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
     add("--arms", nargs="+", default=list(DEFAULT), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
     add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")
     add("--runs", type=Path, default=Path("runs", "equal_cost"), metavar="FOLDER", help="folder of the finished runs")

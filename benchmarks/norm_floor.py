@@ -85,14 +85,10 @@ class Networks:
     Args:
         problems: The problem with the data of each seed.
         seeds: The seeds.
-        arms: Names of arms.
-        rules: By name, what computes the coefficients of an arm.
+        arms: By name, what computes the coefficients of an arm.
     """
 
-    def __init__(
-        self, problems: Sequence[Problem], seeds: Sequence[int], arms: Sequence[str], rules: Mapping[str, Rule] | None = None
-    ) -> None:
-        self.rules = [(rules or ARMS)[arm] for arm in arms]
+    def __init__(self, problems: Sequence[Problem], seeds: Sequence[int], arms: Mapping[str, Rule]) -> None:
         self.problem, self.arms, self.num_seeds = problems[0], arms, len(seeds)
         self.names = list(self.problem.heads)
         heads = [[problem.heads[name] for problem in problems] for name in self.names]
@@ -159,7 +155,7 @@ class Networks:
         rows = tf.stack(at_z, axis=1)
         squares = tf.split(tf.reduce_sum(rows**2, axis=[2, 3]), len(self.arms))
         states = zip(*(tf.split(each, len(self.arms)) for each in state))
-        found = [rule(*given) for rule, given in zip(self.rules, zip(squares, states))]
+        found = [rule(*given) for rule, given in zip(self.arms.values(), zip(squares, states))]
         coefficients = tf.concat([each for each, _ in found], axis=0)
         state = tuple(tf.concat(parts, axis=0) for parts in zip(*(after for _, after in found)))
         combined = tf.einsum("nk,nkbd->nbd", coefficients, rows)
@@ -248,7 +244,7 @@ def figure(kind: str, labels: np.ndarray, predicted: np.ndarray) -> float:
 def measure(name: str, seeds: Sequence[int], arms: Sequence[str], updates: int) -> dict[str, np.ndarray]:
     """Trains a problem by all arms and seeds, and returns the figures by head, `[arms, seeds]`."""
     problems = [PROBLEMS[name](seed) for seed in seeds]
-    networks = Networks(problems, seeds, arms)
+    networks = Networks(problems, seeds, {arm: ARMS[arm] for arm in arms})
     networks.train(orders_of(problems[0], seeds, min(updates, problems[0].updates)))
     return networks.figures()
 

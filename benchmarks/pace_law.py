@@ -26,6 +26,8 @@ from benchmarks import norm_floor
 from benchmarks._results import markdown, read_lines
 from benchmarks.norm_floor import PROBLEMS, STUDENT, Line, Networks, Rule, State, orders_of
 from examples._command_line import InputError
+from multihead.comparison import Difference
+from multihead.comparison._student import difference_of
 
 LINES = norm_floor.LINES.with_name("pace_law.jsonl")
 ARMS = ("plain sum", "floor 0.2", "floor 1")
@@ -88,7 +90,7 @@ def _train(
     problems = [PROBLEMS[name](seed) for seed in seeds]
     *hidden, last = problems[0].encoder
     problems = [problem._replace(encoder=(*hidden, width * last)) for problem in problems]
-    networks = Networks(problems, seeds, list(rules), rules)
+    networks = Networks(problems, seeds, rules)
     networks.train(orders_of(problems[0], seeds, updates), optimizer, rates)
     figures = networks.figures()
     return {arm: {head: values[i] for head, values in figures.items()} for i, arm in enumerate(rules)}
@@ -121,16 +123,15 @@ def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, i
         arm: The name of an arm.
     """
     by_arm = {line["arm"]: line["heads"] for line in lines if line["problem"] == problem}
-    changes = []
+    found = []
     for head, values in by_arm[arm].items():
         alone = np.array(by_arm[ALONE][head], float)
-        change = np.nan_to_num(np.array(values, float), nan=-np.inf) - alone
+        change = np.array(values, float) - alone
         if np.isfinite(alone).all():
-            lost = not np.isfinite(change).all()
-            half = 0.0 if lost else STUDENT[len(change)] * change.std(ddof=1) / np.sqrt(len(change))
-            changes.append((change.mean(), half))
-    worse = [change for change, half in changes if change < -half]
-    return len(changes), sum(change > half for change, half in changes), len(worse), float(min(worse, default=0.0))
+            is_finite = np.isfinite(change).all()
+            found.append(difference_of(change, 0.95) if is_finite else Difference(-np.inf, -np.inf, -np.inf, len(change)))
+    worse = [each.mean for each in found if each.verdict == "worse"]
+    return len(found), sum(each.verdict == "better" for each in found), len(worse), min(worse, default=0.0)
 
 
 def summary(lines: Sequence[Line]) -> str:

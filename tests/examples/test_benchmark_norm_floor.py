@@ -32,7 +32,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_all_networks_at_once_are_trained_as_the_trainer_does(optimizer):
     problem, seeds, updates = _problems.summed(1), [1], 6
-    networks = norm_floor.Networks([problem], seeds, list(BALANCERS))
+    networks = norm_floor.Networks([problem], seeds, {arm: norm_floor.ARMS[arm] for arm in BALANCERS})
     orders = norm_floor.orders_of(problem, seeds, updates)
     first = problem.rate * np.array([1.0, 0.3])
     networks.train(orders, optimizer, first)

@@ -21,7 +21,7 @@ def test_alone_the_encoder_learns_from_one_head_only():
     rules = {"alone a": pace_law.alone(0), "plain sum": norm_floor.plain_sum}
     encoders = []
     for each in (problem, changed):
-        networks = norm_floor.Networks([each], [0], list(rules), rules)
+        networks = norm_floor.Networks([each], [0], rules)
         networks.train(norm_floor.orders_of(each, [0], 3))
         encoders.append([v.numpy() for v in networks.variables[: networks.num_encoder]])
     for one, other, start in zip(*encoders, networks.start):
