@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from benchmarks import norm_floor
 from benchmarks._results import markdown, read_lines
-from benchmarks.norm_floor import PROBLEMS, STUDENT, Line, Networks, Rule, State, orders_of
+from benchmarks.norm_floor import PROBLEMS, SEEDS, Line, Networks, Rule, State, orders_of
 from examples._command_line import InputError
 from multihead.comparison import Difference
 from multihead.comparison._student import difference_of
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
-    parser.add_argument("--seeds", type=int, default=10, choices=sorted(STUDENT), help="number of seeds")
+    parser.add_argument("--seeds", type=int, default=10, choices=SEEDS, help="number of seeds")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
     parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and optimizer")
