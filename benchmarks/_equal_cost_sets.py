@@ -77,6 +77,8 @@ def study(folder: Path, every: int = 1) -> DataSet:
     return DataSet(build, data, metrics, 400, 64, rates((6e-3, 12e-3, 24e-3), (0.5, 1.0, 2.0)), clip=1.0)
 
 
+WORDS = 40
+"""Longer sentences are cut off."""
 SLOTS = ("food", "price_range", "customer_rating", "area", "family_friendly")
 
 
@@ -90,7 +92,7 @@ def restaurants(folder: Path, every: int = 1) -> DataSet:
     classes = {slot: sorted({row[slot] for row in splits["train"]}) for slot in SLOTS}
 
     def part(name: str) -> Part:
-        ids = vectorizer(texts[name]).to_tensor().numpy().astype(np.int32)[:, :40]
+        ids = vectorizer(texts[name]).to_tensor().numpy().astype(np.int32)[:, :WORDS]
         return ids, {slot: np.array([_place(classes[slot], row[slot]) for row in splits[name]], np.int32) for slot in SLOTS}
 
     def build() -> MultiHeadTrainer:
@@ -110,7 +112,7 @@ def _place(known: list[str], value: str) -> int:
 
 
 def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
-    """MultiMNIST: both digits, or the left digit and the right image, of 5,000 images."""
+    """MultiMNIST: both digits, or the left digit and the right image; a tenth of the training images, a fifth of the others."""
     data = multimnist.data_of(multimnist.read(folder), heads, every=5 * every)
     x, y = data["train"]
     data["train"] = (x[::2], {head: each[::2] for head, each in y.items()})
