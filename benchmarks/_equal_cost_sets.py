@@ -112,7 +112,7 @@ def _place(known: list[str], value: str) -> int:
 
 
 def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
-    """MultiMNIST: both digits, or the left digit and the right image; a tenth of the training images, a fifth of the others."""
+    """MultiMNIST: both digits, or the left digit and the right image; a tenth of the training images, a fifth of others."""
     data = multimnist.data_of(multimnist.read(folder), heads, every=5 * every)
     x, y = data["train"]
     data["train"] = (x[::2], {head: each[::2] for head, each in y.items()})
