@@ -38,6 +38,7 @@ from multihead import MultiHeadTrainer, balancing, weighting
 METHODS = (
     _published.PLAIN,
     "MGDA",
+    "MGDA loss+",
     "EqualNorms, parameters",
     "EqualNorms",
     "CAGrad",
@@ -64,8 +65,9 @@ METHODS = (
 SPECIAL = {
     "CAGrad": {"balancer": balancing.CAGrad(c=0.8)},
     "FAMO": {"weighting": weighting.FAMO(weight_decay=1e-4)},
+    "MGDA loss+": {"balancer": balancing.MGDA("loss+")},
 }
-"""Options of methods as in the table of Gama and Grassi."""
+"""Options of methods as in the table of Gama and Grassi, and `MGDA` as Sener and Koltun use it."""
 BATCH = 256
 MEAN, DEVIATION = 0.1307, 0.3081
 PARTS = ("train", "validation", "test")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from multihead._ground.keras import keras
+from multihead._ground.validation import check_choice
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._rows import UnitRows, unit_rows
+
+
+NORMALIZATIONS = ("none", "l2", "loss", "loss+")
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -18,32 +24,49 @@ class MGDA(Balancer):
 
     The update improves every head by at least its own squared norm, and is zero where no update improves all of them
     (at a Pareto-stationary point). It follows the *smallest* gradients: unless you want that, scale the gradients
-    first, as in `Chain(EqualNorms(), MGDA())`.
+    first, as in `Chain(EqualNorms(), MGDA())`, or choose a `normalization`.
 
-    Formula: `d = sum_k w_k g_k`, `w = argmin |sum_k w_k g_k|^2` subject to `w >= 0`, `sum_k w_k = 1`.
+    Formula: `d = sum_k w_k g_k`, `w = argmin |sum_k w_k g_k / c_k|^2` subject to `w >= 0`, `sum_k w_k = 1`. The `c_k`
+    depend on `normalization`: 1 for `"none"`, `|g_k|` for `"l2"`, the head's loss `L_k` for `"loss"`, and `L_k |g_k|` for
+    `"loss+"`.
 
     What it fixes: direction (`d . g_k >= |d|^2` for every head) and magnitude. Size of the update: at most that of the
     smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a
-    residual in a random direction.
+    residual in a random direction. With a normalization, both guarantees hold for `sum_k w_k g_k / c_k`, but the update
+    is made of the gradients themselves, as in the authors' code, and is 0 at a Pareto-stationary point. With two heads,
+    `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger loss.
 
     Args:
+        normalization: `"none"`, `"l2"`, `"loss"` or `"loss+"`, as in the authors' code.
         name: Name of the layer.
 
     Raises:
-        ValueError: There are more than 1024 heads.
+        ValueError: There are more than 1024 heads, or `normalization` is not one of the four.
 
     Example:
         >>> MGDA()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
         [0.0, 1.0, 1.0]
 
     Source: Desideri, Multiple-gradient descent algorithm, Comptes Rendus Mathematique 350, 2012; Sener and Koltun,
-    Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018.
+    Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018. `L_k` is 1 for a head whose loss is not above 0, or if
+    `losses` is not given.
     """
 
     max_heads = MANY_HEADS
 
-    def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
+    def __init__(self, normalization: str = "none", *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self.normalization = check_choice("normalization", normalization, NORMALIZATIONS)
+        if normalization in ("loss", "loss+"):
+            self.uses = ("losses",)
+
+    def coefficients(self, gramian: tf.Tensor, *, losses: Any = None) -> tf.Tensor:
         rows = unit_rows(gramian)
+        norms = tf.ones_like(rows.norms) if self.normalization in ("l2", "loss+") else rows.norms
+        if losses is not None:
+            losses = tf.cast(losses, tf.float64)
+            norms /= tf.where(losses > 0, losses, 1.0)
+        rows = rows._replace(norms=norms)  # those of the gradients divided by the c_k
         smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
         ratios = rows.active * smallest / rows.norms
         if rows.num_heads == 2:

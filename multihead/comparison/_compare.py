@@ -22,7 +22,7 @@ from multihead.comparison._progress import Progress
 from multihead.comparison._result import Comparison
 from multihead.comparison._run import check_arm, probe, run
 from multihead.comparison._student import relative_changes
-from multihead.comparison._study import FINAL, TUNE, Job, Plan, Study, check_callables, read_plan, settings_of
+from multihead.comparison._study import FINAL, TUNE, Job, Plan, Study, check_callables, label_of, read_plan, settings_of
 
 
 @names_arguments
@@ -82,7 +82,7 @@ def compare(
         measure: A function of a trained trainer and a part of the data that returns figures by name, in place of
             `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
         file: A file of JSON lines, to which every finished run is written. A call with the same file goes on where the last
-            one stopped, also with further arms or seeds; runs in it are not repeated. None: nothing is written.
+            one stopped, also with further arms, seeds or rates; runs in it are not repeated. None: nothing is written.
         processes: How many runs are trained at once. Above 1, each process imports the program again: `build` and `data`
             must be functions at the top level of a file. Results do not depend on it.
         verbose: 1 prints a line for every run, 0 nothing.
@@ -180,6 +180,8 @@ class _Steps:
         if tuning:
             self._run(self._job(TUNE, *each, rate=rate) for each in everything for rate in self._plan.rates)
         rates = [self._rate(*each, updates) for each in everything]
+        for (arm, head, _, at_equal_cost), rate in zip(everything, rates):
+            self._lines.choose(label_of(arm.name, head, at_equal_cost=at_equal_cost), rate)
         self._run(
             self._job(FINAL, *each, rate=rate, seed=seed)
             for seed in self._plan.seeds

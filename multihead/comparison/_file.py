@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Lines:
             replace_text(path, "".join(map(_as_text, self.lines)))  # without a line that was cut off
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Writes the settings into a new file, and compares them with those of another.
+        """Writes the settings into a new file, and compares them with those of another, whose grid of rates may differ.
 
         Raises:
             ValueError: The file belongs to other settings.
@@ -74,13 +74,17 @@ class Lines:
             self.append(now)
             return
         before = self.lines[0]["settings"]
-        differ = [name for name in now["settings"] if before.get(name) != now["settings"][name]]
+        differ = [name for name in now["settings"] if name != "rates" and before.get(name) != now["settings"][name]]
         if differ:
             shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now['settings'][name]!r} now" for name in differ)
             raise ValueError(
                 "`file` must belong to the same settings, start and data. Received: "
                 f"{os.fspath(self._path or '')!r}, which differs. {shown}. Pass another file, or set this back."
             )
+        if before["rates"] != now["settings"]["rates"]:
+            self.lines[0] = {"settings": {**before, "rates": now["settings"]["rates"]}}
+            if self._path is not None:
+                replace_text(self._path, "".join(map(_as_text, self.lines)))
 
     def append(self, line: Mapping[str, Any]) -> Line:
         """Adds a line, which is on the disk afterwards, and returns it as it will be read."""
@@ -93,6 +97,11 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
+    def choose(self, label: str, rate: float) -> None:
+        """Writes down the learning rate with which the seeds of an arm are trained, unless it is there."""
+        if chosen_rates(self.lines).get(label) != rate:
+            self.append({"chosen": label, "rate": rate})
+
     def runs(self) -> dict[tuple[Any, ...], Line]:
         """The lines of runs by what tells them apart."""
         return {key_of(line): line for line in self.lines if "run" in line}
@@ -100,6 +109,11 @@ class Lines:
     def named(self, kind: str) -> dict[str, Line]:
         """The lines of a kind (`"cost"`, `"arm"`) by the arm's name."""
         return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
+
+
+def chosen_rates(lines: Sequence[Line]) -> dict[str, float]:
+    """The learning rate that was chosen last for each arm and each single-task model."""
+    return {line["chosen"]: line["rate"] for line in lines if "chosen" in line}
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from multihead._display.tables import as_text
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
-from multihead.comparison._file import Line, read_lines
+from multihead.comparison._file import Line, chosen_rates, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
 from multihead.comparison._study import FINAL, label_of
 from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
@@ -53,7 +53,9 @@ class Comparison:
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
         self._grid: list[float] = settings["rates"]
+        chosen = chosen_rates(self.lines)
         runs = [line for line in self.lines if line.get("run") == FINAL]
+        runs = [line for line in runs if line["rate"] == chosen.get(self._of(_label(line), line["head"]), line["rate"])]
         self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
         measured = {line["arm"]: line for line in self.lines if "is_fixed" in line}
         labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]

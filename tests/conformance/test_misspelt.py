@@ -186,6 +186,7 @@ NAMES = {
     },
     "balancing.AlignedMTL.scale": (lambda: balancing.AlignedMTL(scale="medain"), "median"),
     "balancing.Chain.steps": (lambda: balancing.Chain("EqualNorm", "UPGrad"), "EqualNorms"),
+    "balancing.MGDA.normalization": (lambda: balancing.MGDA(normalization="los"), "loss"),
     "balancing.MetaBalance.strategy": (lambda: balancing.MetaBalance(strategy="enlrage"), "enlarge"),
     "balancing.MetaBalance.target": (lambda: bound(balancing.MetaBalance("prize")), "price"),
     "balancing.NormBudget.budgets": (lambda: bound(balancing.NormBudget({"prize": 0.5})), "price"),

@@ -307,6 +307,32 @@ def test_mgda_closed_form_of_two_heads(rows):
     close(update_of(balancing.MGDA(), rows), first * rows[0] + second * rows[1], 1e-6)
 
 
+@pytest.mark.parametrize("normalization", ["l2", "loss", "loss+"])
+def test_mgda_finds_the_weights_of_normalized_gradients(normalization):
+    losses = np.array([2.0, 0.1, 0.0, 3.0])  # nothing is divided by a loss of 0
+    for rows, case in cases(2.0, range(3), [4]):
+        lengths = zoo.norms(rows)
+        divisors = np.where(losses > 0, losses, 1) if "loss" in normalization else np.ones(4)
+        scaled = rows / (divisors * (lengths if normalization != "loss" else 1))[:, None]
+        point = reference.mgda(scaled)
+        weights = np.linalg.lstsq(np.vstack([scaled.T, np.ones(4)]), np.append(point, 1), rcond=None)[0]
+        if np.linalg.matrix_rank(scaled, tol=1e-6) == 4:  # otherwise several weights give the same point
+            found = balancing.MGDA(normalization)(rows, losses=losses).numpy()
+            close(found, weights @ rows, 1e-6, f"{case}, {normalization}")
+
+
+def test_mgda_of_two_normalized_gradients():
+    rows = np.array([[3.0, 0.0], [0.0, 0.5]])
+    close(update_of(balancing.MGDA("l2"), rows), rows.sum(axis=0) / 2)
+    found = balancing.MGDA("loss+")(rows, losses=[1.0, 2.0]).numpy()  # unit rows over the losses: weights as squared losses
+    close(found, np.array([1, 4]) / 5 @ rows)
+    np.testing.assert_array_equal(balancing.MGDA("loss+")(rows), balancing.MGDA("l2")(rows))
+    idle = np.vstack([rows, np.zeros(2)])
+    close(balancing.MGDA("loss+")(idle, losses=[1.0, 2.0, 5.0]).numpy(), found)
+    with pytest.raises(ValueError, match=r"`normalization` must be one of .*normalization='L2'.*'l2'"):
+        balancing.MGDA("L2")
+
+
 def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
     np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
 
