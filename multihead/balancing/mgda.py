@@ -14,7 +14,6 @@ from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._rows import UnitRows, unit_rows
 
-
 NORMALIZATIONS = ("none", "l2", "loss", "loss+")
 
 

@@ -142,7 +142,9 @@ def test_a_wider_grid_goes_on_in_the_same_file(first, tmp_path, monkeypatch):
     arms, options = {"size 0.1": arms["size 0.1"]}, {**options, "equal_cost": False}
 
     def comparison_on(rates, file):
-        return compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "rates": rates, "file": file})
+        return compare(
+            compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "rates": rates, "file": file}
+        )
 
     calls = []
     monkeypatch.setattr("multihead.comparison._compare.run", lambda study, job: calls.append(job) or _run.run(study, job))
