@@ -74,7 +74,7 @@ def study(folder: Path, every: int = 1) -> DataSet:
     held_out = part(found.splits["dev"])
     data = {"train": part(found.splits["train"]), **halves(held_out)}
     metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
-    return DataSet(build, data, metrics, 400, 64, rates((6e-3, 12e-3, 24e-3), (0.5, 1.0, 2.0)), clip=1.0)
+    return DataSet(build, data, metrics, 400, 64, rates((6e-3, 12e-3, 24e-3, 48e-3), (0.5, 1.0, 2.0, 4.0)), clip=1.0)
 
 
 WORDS = 40
@@ -104,7 +104,7 @@ def restaurants(folder: Path, every: int = 1) -> DataSet:
 
     data = {"train": part("train"), **halves(part("dev"))}
     metrics = {slot: (f"{slot}_accuracy", "max") for slot in SLOTS}
-    return DataSet(build, data, metrics, 150, 64, rates((3e-3, 6e-3, 12e-3), (0.1, 0.3, 1.0)), clip=1.0)
+    return DataSet(build, data, metrics, 150, 64, rates((3e-3, 6e-3, 12e-3, 24e-3), (0.03, 0.1, 0.3, 1.0, 3.0)), clip=1.0)
 
 
 def _place(known: list[str], value: str) -> int:
@@ -122,7 +122,7 @@ def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
         multimnist.metrics_of(heads),
         300,
         128,
-        rates((1e-3, 2e-3, 4e-3), (0.03, 0.1, 0.3)),
+        rates((2e-3, 4e-3, 8e-3, 16e-3), (0.01, 0.03, 0.1, 0.3)),
     )
 
 
@@ -158,6 +158,6 @@ SETS: Mapping[str, Callable[..., DataSet]] = {
     "restaurants": restaurants,
     "multimnist_cl_rr": functools.partial(digits, ("cl", "rr")),
     "multimnist_cl_cr": functools.partial(digits, ("cl", "cr")),
-    "clintox": functools.partial(assays, "clintox", 10, rates((5e-4, 1e-3, 2e-3), (0.01, 0.03, 0.1))),
+    "clintox": functools.partial(assays, "clintox", 10, rates((1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), (0.003, 0.01, 0.03, 0.1, 0.3))),
     "tox21": functools.partial(assays, "tox21", 5, rates((1e-3,), (0.03,))),
 }
