@@ -22,9 +22,11 @@ def part_of(value: tf.Tensor) -> tf.Tensor:
     return value if number == 1 else value / number
 
 
-def on_any_replica(flags: tf.Tensor) -> tf.Tensor:
-    """Where booleans hold on at least one replica."""
-    return flags if num_replicas() == 1 else all_reduce_sum(tf.cast(flags, tf.float32)) > 0
+def on_any_replica(flags: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Where booleans hold on at least one replica; all tensors have one shape, and cross in one exchange."""
+    if num_replicas() == 1:
+        return flags
+    return tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0)
 
 
 def all_reduce_sum(value: Any) -> Any:

@@ -31,7 +31,7 @@ class Sums(NamedTuple):
 
     Attributes:
         losses: `[num_heads]` loss sums, not divided by counts.
-        counts: `[num_heads]` counts of labelled elements.
+        counts: `[num_heads]` counts of labelled elements, where these are needed for each fold; otherwise None.
         added_loss: Regularization and `add_loss` losses, times the micro-batch's factor; None without any.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
@@ -40,20 +40,20 @@ class Sums(NamedTuple):
     """
 
     losses: tf.Tensor
-    counts: tf.Tensor
+    counts: tf.Tensor | None
     added_loss: tf.Tensor | None
     own: list[list[Gradient]]
     added_own: list[list[Gradient]]
     broken: tf.Tensor
 
     @classmethod
-    def of(cls, micro_batch: MicroBatch, passed: HeadsPass) -> Sums:
-        """The sums of one micro-batch."""
+    def of(cls, micro_batch: MicroBatch, passed: HeadsPass, *, by_fold: bool = False) -> Sums:
+        """The sums of one micro-batch, with `counts` if they are needed for each fold."""
         zero, heads, encoded = tf.constant(0.0), passed.heads, passed.encoded
         nothing: list[list[Gradient]] = [[None] * len(positions) for positions in encoded.network.own]
         return cls(
             losses=tf.stack([zero if head is None else head.loss_sum for head in heads]),
-            counts=count_labels(micro_batch.labels),
+            counts=count_labels(micro_batch.labels) if by_fold else None,
             added_loss=sum_of([encoded.added_loss_of_part, *(head.added_loss for head in passed.present)]),
             own=[none if head is None else head.of_loss.own for none, head in zip(nothing, heads)],
             added_own=[none if head is None else head.of_added.own for none, head in zip(nothing, heads)],
@@ -61,14 +61,15 @@ class Sums(NamedTuple):
         )
 
     @classmethod
-    def shapes(cls, network: Network) -> Sums:
-        """The dense shapes of the sums."""
+    def shapes(cls, network: Network, *, by_fold: bool = False) -> Sums:
+        """The dense shapes of the sums; argument as for `of`."""
         vector, own = (
             tf.constant([len(network.heads)]),
             [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))],
         )
         scalar = tf.constant([], tf.int32)
-        return cls(losses=vector, counts=vector, added_loss=scalar, own=own, added_own=own, broken=vector)
+        counts = vector if by_fold else None
+        return cls(losses=vector, counts=counts, added_loss=scalar, own=own, added_own=own, broken=vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
         """The gradients of `network.variables.heads` over all replicas; those of heads that share a variable are added.
@@ -162,9 +163,11 @@ class EncoderPass(ABC):
 
     Attributes:
         by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
+        by_fold: Whether labels are counted in each fold.
     """
 
     by_layer: tf.Tensor | None = None
+    by_fold: bool = False
 
     @property
     def is_repeated(self) -> bool:
@@ -271,9 +274,11 @@ class PassPerHead(EncoderPass):
 
     Attributes:
         measure: Computes inner products at the representation, or None.
+        by_fold: As in `EncoderPass`.
     """
 
     measure: Measure | None
+    by_fold: bool = False
 
     @property
     def is_repeated(self) -> bool:
@@ -287,7 +292,8 @@ class PassPerHead(EncoderPass):
     def shapes(self, network: Network) -> GradientsPerHead:
         added, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
-        return GradientsPerHead(sums=Sums.shapes(network), added=added, per_head=[added] * num_heads, gramian=gramian)
+        sums = Sums.shapes(network, by_fold=self.by_fold)
+        return GradientsPerHead(sums=sums, added=added, per_head=[added] * num_heads, gramian=gramian)
 
 
 def plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
@@ -323,4 +329,4 @@ def micro_batch_gradients(
     """
     num_backward = 2 if encoder_pass.is_repeated else 1
     passed = HeadsPass.of(network, micro_batch, factors, active, conditional, num_backward)
-    return encoder_pass.gradients(passed, Sums.of(micro_batch, passed))
+    return encoder_pass.gradients(passed, Sums.of(micro_batch, passed, by_fold=encoder_pass.by_fold))

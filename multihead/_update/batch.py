@@ -119,7 +119,7 @@ def num_rows(tensor: Any) -> tf.Tensor:
         return tensor.nrows(out_type=tf.int32)
     if isinstance(tensor, tf.SparseTensor):
         return tf.cast(tensor.dense_shape[0], tf.int32)
-    return tf.shape(tensor)[0]
+    return tf.shape(tensor)[0] if tensor.shape[0] is None else tf.constant(tensor.shape[0], tf.int32)
 
 
 def rows(nest: Any, start: Any, end: Any) -> Any:

@@ -55,8 +55,7 @@ class Broken(NamedTuple):
             norms: `[num_heads]` norms of the heads' gradients, or None.
         """
         variables = _broken(gradients.all)
-        flags = tf.stack([~tf.math.is_finite(loss_sums), at_representation > 0])
-        losses, at_representation = tf.unstack(replicas.on_any_replica(flags))
+        losses, at_representation = replicas.on_any_replica([~tf.math.is_finite(loss_sums), at_representation > 0])
         found = [losses, at_representation, _broken_heads(network, variables)]
         if norms is not None:
             found.append(~tf.math.is_finite(norms))

@@ -70,7 +70,7 @@ class Combiner(ABC):
             return CombinedPass(self.at_representation, weights, by_layer)
         if self.repeatable is not None and by_layer is None and can_loop():
             return TwoPasses(self.measure, self.repeatable)
-        return PassPerHead(self.measure)
+        return PassPerHead(self.measure, by_fold=self.num_folds > 1)
 
     def combine(self, network: Network, gathered: Gathered, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.

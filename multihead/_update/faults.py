@@ -135,10 +135,10 @@ class Seen(NamedTuple):
         return self.trains_any & (tf.reduce_any(self.broken.losses) | (self.loss_scale <= 1))
 
     @property
-    def overflows(self) -> tf.Tensor:
-        """Whether it was skipped only so that loss scaling halves its factor, to a value above 1; a boolean scalar."""
+    def overflows(self) -> tf.Tensor | None:
+        """Whether it was skipped only so that loss scaling halves its factor, to a value above 1; None without scaling."""
         if self.loss_scale is None:
-            return tf.constant(False)
+            return None
         return self.trains_any & ~tf.reduce_any(self.broken.losses) & (self.loss_scale > 2)
 
 
@@ -215,6 +215,9 @@ class Faults:
 
     def count_skipped(self, strategy: tf.distribute.Strategy, seen: Seen) -> None:
         """Counts an update that was not applied; in the cross-replica context."""
+        if seen.overflows is None:
+            self._count(strategy, seen, tf.constant([1, 0], tf.int64))
+            return
         overflows = tf.cast(seen.overflows, tf.int64)
         self._count(strategy, seen, tf.stack([1, overflows]), 1 - overflows)
 
@@ -223,7 +226,7 @@ class Faults:
         before = self._before()
         is_new = seen.broken.is_any & tf.equal(before.stops, 0)
         self._remember(strategy, seen, batch, is_new, in_a_row=0, stops=False)
-        self._count(strategy, seen, tf.zeros([2], tf.int64), 1)
+        self._count(strategy, seen, tf.zeros([2], tf.int64))
 
     def _before(self) -> Memory:
         return Memory(tf.unstack(self.state.read_value()), len(self._heads))
@@ -236,8 +239,11 @@ class Faults:
         new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
         assign(strategy, self.state, tf.where(is_new, new.vector, self.state.read_value()))
 
-    def _count(self, strategy: tf.distribute.Strategy, seen: Seen, scalars: Any, factor: Any) -> None:
-        broken = tf.cast(tf.concat([seen.broken.heads, seen.broken.variables], axis=0), tf.int64) * factor
+    def _count(
+        self, strategy: tf.distribute.Strategy, seen: Seen, scalars: tf.Tensor, factor: tf.Tensor | None = None
+    ) -> None:
+        broken = tf.cast(tf.concat([seen.broken.heads, seen.broken.variables], axis=0), tf.int64)
+        broken = broken if factor is None else broken * factor
         assign(strategy, self.of_epoch, self.of_epoch.read_value() + tf.concat([scalars, broken], axis=0))
 
     def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, broken: Broken) -> list[Any]:

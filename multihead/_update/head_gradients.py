@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +22,18 @@ class LossFactors(NamedTuple):
 
     Attributes:
         heads: For each head, weight divided by the count of the whole update if it is active, 0 if it is idle.
-        added: For losses that count once per update: the micro-batch's fraction of the update's examples.
+        fraction: Computes the micro-batch's fraction of the update's examples.
         scale: The factor of loss scaling, or None.
     """
 
     heads: Sequence[tf.Tensor]
-    added: tf.Tensor
+    fraction: Callable[[], tf.Tensor]
     scale: tf.Tensor | None
+
+    @property
+    def added(self) -> tf.Tensor:
+        """The factor of losses that count once per update: the micro-batch's fraction."""
+        return self.fraction()
 
     def scaled_up(self, value: Any) -> tf.Tensor:
         """A factor, or a gradient, times the factor of loss scaling."""

@@ -109,19 +109,30 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
     return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each.weights) for each in labels])
 
 
-def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]) -> tuple[tf.Tensor, tf.Tensor]:
+class Counts(NamedTuple):
+    """What an update consists of, over all its batches; float32.
+
+    Attributes:
+        local: `[num_heads]` counts of labelled elements on this replica.
+        labels: The same over all replicas.
+        examples: The number of examples over all replicas.
+    """
+
+    local: tf.Tensor
+    labels: tf.Tensor
+    examples: tf.Tensor
+
+
+def count_over_replicas(batches: Sequence[Batch], labels: Sequence[Sequence[Labels | None]]) -> Counts:
     """Counts labelled elements and examples: the denominators of an update's losses.
 
     Args:
         batches: The update's batches on this replica.
         labels: Each head's labels in each batch.
-
-    Returns:
-        `[num_heads]` counts of labelled elements, and the number of examples, float32, over all batches and replicas.
     """
-    counts = tf.add_n([count_labels(of_batch) for of_batch in labels])
-    num_examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
+    local = tf.add_n([count_labels(of_batch) for of_batch in labels])
+    examples = tf.cast(tf.add_n([batch_size(batch.inputs) for batch in batches]), tf.float32)
     if replicas.num_replicas() == 1:
-        return counts, num_examples
-    reduced = replicas.all_reduce_sum(tf.concat([counts, [num_examples]], axis=0))
-    return reduced[:-1], reduced[-1]
+        return Counts(local, local, examples)
+    reduced = replicas.all_reduce_sum(tf.concat([local, [examples]], axis=0))
+    return Counts(local, reduced[:-1], reduced[-1])

@@ -34,12 +34,12 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 1. Labels: which elements count, over all batches and replicas.
     labels = each(lambda batch: read_labels(network, spec.predictions, batch, check=spec.check_labels), batches)
-    counts, num_examples = count_over_replicas(batches, labels)
+    counts = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights = head_weights_at(network.heads, step)
-    active = _active(spec, head_weights, counts, step)
-    weights = LossWeights.of(spec.weighting, head_weights, counts=counts, active=active, step=step)
+    active = _active(spec, head_weights, counts.labels, step)
+    weights = LossWeights.of(spec.weighting, head_weights, counts=counts.labels, active=active, step=step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner, measured = spec.combiner, spec.measures_layers_at(step)
@@ -50,8 +50,10 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     per_element = tf.unstack(weights.per_element)
 
     def factors_of(inputs: Any) -> LossFactors:
-        fraction = tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), num_examples)
-        return LossFactors(heads=per_element, added=fraction, scale=scale)
+        def fraction() -> tf.Tensor:
+            return tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), counts.examples)
+
+        return LossFactors(heads=per_element, fraction=fraction, scale=scale)
 
     folds = encoder_pass.gather(network, micro_batches, factors_of, active, conditional, combiner.num_folds)
     gathered = reduce(plus, folds)
@@ -74,9 +76,9 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         active=active,
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
         loss_sums=sums.losses,
-        counts=tf.where(active, sums.counts, 0.0),
+        counts=tf.where(active, counts.local, 0.0),
         added_loss=sums.added_loss,
-        num_examples=num_examples,
+        num_examples=counts.examples,
         combined=combined,
         norms=norms,
         losses=losses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
@@ -33,20 +34,30 @@ class Sums(NamedTuple):
         return cls(flat[:num_heads], flat[num_heads : -num_heads - 1], flat[-num_heads - 1], flat[-num_heads:])
 
 
-class Read(NamedTuple):
+class Read:
     """What `EpochSums` holds.
 
-    Attributes:
+    Args:
         sums: The sums.
-        exist: Whether each of them is of anything.
+        counts: Of how many elements, updates or examples each of them is.
+        num_heads: The number of heads.
+
+    Attributes:
+        exist: Whether each of the sums is of anything.
         means: The sums over their counts; 0 for nothing.
         known: The same; NaN for nothing.
     """
 
-    sums: Sums
-    exist: Sums
-    means: Sums
-    known: Sums
+    def __init__(self, sums: tf.Tensor, counts: tf.Tensor, num_heads: int) -> None:
+        self._sums, self._num_heads = sums, num_heads
+        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
+        known = tf.where(exist, means, float("nan"))
+        self.exist, self.means, self.known = (Sums.of(each, num_heads) for each in (exist, means, known))
+
+    @cached_property
+    def sums(self) -> Sums:
+        """The sums, which only some figures need."""
+        return Sums.of(self._sums, self._num_heads)
 
     @property
     def total_loss(self) -> tf.Tensor:
@@ -99,10 +110,12 @@ class EpochSums(keras.metrics.Metric):
             rest: Losses that do not belong to a head, times the number of examples; None counts as 0.
             figures: The figures of an update, and for how many updates each counts; None counts as 0.
         """
-        values, numbers = (tf.zeros([self._num_figures]),) * 2 if figures is None else figures
+        if figures is None and self._num_figures:
+            figures = (tf.zeros([self._num_figures]),) * 2
+        values, numbers = ([], []) if figures is None else map(list, zip(figures))
         rest = tf.zeros([1]) if rest is None else tf.reshape(rest, [1])
         weighted = tf.zeros_like(losses) if weighted is None else weighted
-        added = [losses, values, rest, weighted, counts, numbers, tf.reshape(examples, [1]), counts]
+        added = [losses, *values, rest, weighted, counts, *numbers, tf.reshape(examples, [1]), counts]
         tensor_variable(self.sums).assign_add(tf.concat(added, axis=0))
 
     def update_state(self, **parts: tf.Tensor) -> None:
@@ -118,8 +131,7 @@ class EpochSums(keras.metrics.Metric):
     def read(self) -> Read:
         """The sums so far."""
         sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2)
-        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
-        return Read(*(Sums.of(each, self._num_heads) for each in (sums, exist, means, tf.where(exist, means, float("nan")))))
+        return Read(sums, counts, self._num_heads)
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""

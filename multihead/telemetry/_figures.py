@@ -12,6 +12,7 @@ from multihead._ground import replicas
 from multihead._update.products import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
+from multihead.telemetry._epoch_sums import Read
 from multihead.telemetry._layout import OF_LAYER, Figure, Layout
 from multihead.telemetry._recorded import Recorded
 
@@ -90,14 +91,14 @@ class UpdateFigures:
 
         return tf.cond(measured & applied, values, lambda: nothing)
 
-    def by_name(self, sums: Sequence[Any], means: Sequence[Any]) -> dict[str, tf.Tensor]:
+    def by_name(self, read: Read) -> dict[str, tf.Tensor]:
         """The figures of the epoch so far and the running averages, by name.
 
         Args:
-            sums: The sum of each figure over the updates.
-            means: Their means; 0 for those that counted in no update.
+            read: The sum of each figure over the updates, and their means; 0 for those that counted in no update.
         """
-        values = [total if is_sum else mean for total, mean, is_sum in zip(sums, means, self.layout.is_sum)]
+        of = [read.sums if is_sum else read.means for is_sum in self.layout.is_sum]
+        values = [each.figures[i] for i, each in enumerate(of)]
         averages = self._recorded.averages_by_name() if self.layout.shown else {}
         return {**dict(zip(self.layout.names, values)), **averages}
 

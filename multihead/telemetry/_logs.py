@@ -225,7 +225,7 @@ class LogMetrics:
     def training_logs(self) -> dict[str, Any]:
         """All figures of the epoch so far."""
         read, layout = self.sums.read(), self.figures.layout
-        found = self.figures.by_name(read.sums.figures, read.means.figures)
+        found = self.figures.by_name(read)
         logs: dict[str, Any] = {"loss": read.total_loss}
         logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):

@@ -59,13 +59,13 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (32, 78, 46, 20, 41, 242, 118, 73, 78, 27, 1, 37),
-    "without figures": (23, 78, 46, 20, 32, 242, 118, 70, 44, 21, 1, 35),
-    "all figures": (74, 78, 46, 20, 268, 242, 118, 73, 193, 56, 5, 39),
-    "UPGrad": (31, 78, 46, 20, 212, 242, 118, 73, 78, 29, 1, 37),
-    "UPGrad at the parameters": (26, 78, 46, 20, 239, 242, 118, 73, 78, 29, 1, 37),
-    "micro-batches": (32, 152, 70, 21, 179, 242, 118, 73, 78, 201, 3, 37),
-    "labels checked before": (32, 35, 46, 20, 41, 242, 118, 73, 78, 27, 1, 37),
+    "plain": (32, 64, 46, 18, 41, 242, 118, 65, 78, 27, 1, 37),
+    "without figures": (23, 64, 46, 15, 32, 242, 118, 62, 42, 21, 1, 35),
+    "all figures": (74, 64, 46, 18, 268, 242, 118, 65, 193, 56, 5, 39),
+    "UPGrad": (31, 64, 46, 18, 212, 242, 118, 65, 78, 29, 1, 37),
+    "UPGrad at the parameters": (26, 64, 46, 18, 239, 242, 118, 65, 78, 29, 1, 37),
+    "micro-batches": (33, 133, 70, 18, 169, 242, 118, 65, 78, 195, 3, 37),
+    "labels checked before": (32, 21, 46, 18, 41, 242, 118, 65, 78, 27, 1, 37),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 

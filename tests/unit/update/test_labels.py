@@ -15,8 +15,8 @@ def test_counts_are_sums_of_weights_and_absent_heads_have_none():
     labels = [Labels(tf.zeros([3]), tf.constant([1.0, 0.0, 0.5])), None, Labels(tf.zeros([2, 2]), tf.ones([2, 2]))]
     assert count_labels(labels).numpy().tolist() == [1.5, 0.0, 4.0]
     batches = [Batch(tf.zeros([3, 1]), {}, {}), Batch(tf.zeros([2, 1]), {}, {})]
-    counts, examples = count_over_replicas(batches, [labels, labels])
-    assert counts.numpy().tolist() == [3.0, 0.0, 8.0] and float(examples) == 5.0
+    local, counts, examples = count_over_replicas(batches, [labels, labels])
+    assert counts.numpy().tolist() == local.numpy().tolist() == [3.0, 0.0, 8.0] and float(examples) == 5.0
 
 
 def test_padding_missing_labels_and_keras_masks_are_left_out():
