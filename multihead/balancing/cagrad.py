@@ -9,10 +9,10 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone, quickly, well_inside
-from multihead.balancing._improvement import end_of_path, followed, mean_of, shifted
+from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
+from multihead.balancing._improvement import end_of_path, followed, inverse_norms, mean_of, shifted
 from multihead.balancing._preference import PreferenceBalancer
-from multihead.balancing._rows import unit_rows
+from multihead.balancing._rows import UnitRows, unit_rows
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -61,13 +61,12 @@ class CAGrad(PreferenceBalancer):
         mean, products, unit, exists = mean_of(rows, self._preference_vector(rows.num_heads))
         if rows.num_heads == 1 or self.c == 0:
             return rows.coefficients((1.0 + self.c) * mean)
+        if rows.num_heads == 2:
+            return rows.coefficients(tf.where(exists, self._of_a_pair(rows, mean, products, unit), mean))
         goal = self.c**2
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def level(a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
-                return (b + tf.sqrt(tf.maximum(b * b - a * (d - goal), 0.0))) / a
-
-            shift, is_solved = shifted(rows, matrix, products, level)
+            shift, is_solved = shifted(rows, matrix, products, self._level)
             square = tf.reduce_sum(shift * tf.linalg.matvec(rows.cosines, shift))
             weights = mean + unit * shift
             weights = well_inside(rows, matrix, weights) if self.c >= 1 else weights
@@ -82,6 +81,29 @@ class CAGrad(PreferenceBalancer):
             return cone.inside(weights) if self.c >= 1 else weights
 
         return rows.coefficients(tf.where(exists, quickly(rows, quick, exact), mean))
+
+    def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+        """The `m` at which the radius is reached."""
+        return (b + tf.sqrt(tf.maximum(b * b - a * (d - self.c**2), 0.0))) / a
+
+    def _of_a_pair(self, rows: UnitRows, mean: tf.Tensor, products: tf.Tensor, unit: tf.Tensor) -> tf.Tensor:
+        """The weights of two rows: all of the radius goes to one of them, or as much to both that they improve equally."""
+        cosine, inverses = rows.cosines[0, 1], inverse_norms(rows)
+        others = tf.reverse(inverses, [0])
+        levels = products + self.c  # of each row if the other gets nothing, times its inverse norm
+        lead = (tf.reverse(products, [0]) + self.c * cosine) * inverses - levels * others  # of the other row
+        alone = tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
+
+        square = 1.0 - cosine * cosine
+        are_apart = square > rows.tolerance
+        square = tf.where(are_apart, square, 1.0)
+        slope, offset = (inverses - cosine * others) / square, (products - cosine * tf.reverse(products, [0])) / square
+        a = tf.maximum(tf.reduce_sum(inverses * slope), 1e-300)
+        level = self._level(a, tf.reduce_sum(inverses * offset), tf.reduce_sum(products * offset))
+        both = tf.maximum(level * slope - offset, 0.0)
+        shift = tf.where((tf.reduce_max(lead) >= 0) | ~are_apart, self.c * alone, both)
+        weights = mean + unit * shift
+        return of_a_pair(rows, weights) if self.c >= 1 else weights
 
     def _fraction(self, first: tf.Tensor, step: tf.Tensor, pulled: tf.Tensor, square: tf.Tensor) -> tf.Tensor:
         """Where between two displacements the radius is reached."""

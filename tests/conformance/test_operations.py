@@ -83,7 +83,10 @@ def test_a_step_has_no_more_operations_than_written_here(name):
     assert not more, f"found and written: {more}"
 
 
-@pytest.mark.parametrize(("name", "most"), [("UPGrad", 170), ("DualProj", 170), ("NashMTL", 170), ("MGDA", 215)])
+FORMULAS = {"UPGrad": 170, "DualProj": 170, "NashMTL": 170, "MGDA": 215, "CAGrad": 150, "ConicGrad": 200, "AlignedMTL": 140}
+
+
+@pytest.mark.parametrize(("name", "most"), FORMULAS.items())
 def test_for_two_heads_a_solver_is_a_formula(name, most):
     balancer = getattr(balancing, name)()
     balancer.build((2, None))

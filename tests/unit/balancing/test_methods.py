@@ -337,6 +337,28 @@ def test_mgda_at_a_stationary_point_keeps_weights_that_cancel_exactly():
     np.testing.assert_allclose(coefficients_of(balancing.MGDA(), [[1.0, 2.0], [-1.0, -2.0]]), [0.5, 0.5])
 
 
+PAIRS = {
+    "CAGrad": [(0.1,), (0.99,), (1.0,), (2.0,)],
+    "ConicGrad": [(0.0,), (0.7,), (0.99,)],
+    "AlignedMTL": [(None, "min"), (None, "rmse")],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_formula_of_two_heads_is_what_the_solver_of_several_finds(name):
+    """With an idle head the heads are three, and the solver is that of any number."""
+    method, rng = getattr(balancing, name), np.random.default_rng(0)
+    for options in PAIRS[name]:
+        for number in range(30):
+            rows = rng.normal(size=(2, 4))
+            if number % 3 == 1:  # from almost equal to almost opposed
+                rows[1] = rng.choice([-1, 1]) * rows[0] + 10.0 ** rng.uniform(-3, 0) * rows[1]
+            elif number % 3 == 2:
+                rows *= 10.0 ** rng.uniform(-3, 3, size=(2, 1))
+            several = update_in_graph(method, np.vstack([rows, np.zeros(4)]), *options)
+            close(update_in_graph(method, rows, *options), several, 1e-6, f"{name}{options}, number {number}")
+
+
 @pytest.mark.parametrize(("seed", "c"), list(enumerate([0.2, 1.0, 2.0])))
 def test_cagrad_equals_scipy_and_reaches_the_radius(seed, c):
     for rows, case in cases(0.5, [seed]):
