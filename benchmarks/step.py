@@ -113,6 +113,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain sum": {},
     "UPGrad at the representation": {"balancer": "UPGrad"},
     "UPGrad at the parameters": {"balancer": "UPGrad", "balance_at": "parameters"},
+    "UPGrad at the parameters, balance_every=10": {
+        "balancer": "UPGrad",
+        "balance_at": "parameters",
+        "balance_every": 10,
+    },
     "the sequence head left out by a schedule": {"schedule": schedules.Alternate(LEFT_OUT)},
 }
 

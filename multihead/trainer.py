@@ -347,7 +347,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
             balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
-                between.
+                between. At the parameters, the updates in between make one backward pass through the encoder for all heads.
             schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
             clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the

@@ -147,7 +147,9 @@ def _combiner(balancer: Balancer | None, options: CompileOptions, again: Repeata
         return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None), again)
     if options.balance_at == "representation":
         return BalanceAtRepresentation(balancer, again)
-    return BalanceAtParameters(balancer, gramian)
+    others = [method for method in (options.weighting, options.schedule) if method is not None]
+    may_reuse = options.balance_every > 1 and not any("norms" in method.uses for method in others)
+    return BalanceAtParameters(balancer, gramian, may_reuse=may_reuse)
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

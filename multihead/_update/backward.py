@@ -270,24 +270,31 @@ class SummedPass(EncoderPass):
 
 @dataclass(frozen=True)
 class PassPerHead(EncoderPass):
-    """One backward pass for each head, whose gradients are combined later.
+    """One backward pass for each head, whose gradients are combined later; or one for all, where coefficients are reused.
 
     Attributes:
         measure: Computes inner products at the representation, or None.
         by_fold: As in `EncoderPass`.
+        reused: Whether there is a pass for each head, a boolean scalar, and otherwise the coefficients of the heads, which
+            the one pass adds up: `added` is then the combined gradient, and the heads' own are zeros. None: always.
     """
 
     measure: Measure | None
     by_fold: bool = False
+    reused: tuple[tf.Tensor, tf.Tensor] | None = None
 
     @property
     def is_repeated(self) -> bool:
         return True
 
     def gradients(self, passed: HeadsPass, sums: Sums) -> GradientsPerHead:
-        added, per_head = passed.added(), passed.by_head()
         gramian = None if self.measure is None else self.measure(passed.at_representation)
-        return GradientsPerHead(sums=sums, added=added, per_head=per_head, gramian=gramian)
+        if self.reused is None:
+            total, per_head = passed.added(), passed.by_head()
+        else:
+            is_apart, coefficients = self.reused
+            total, per_head = passed.added_or_combined(is_apart, coefficients), passed.by_head_if(is_apart)
+        return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian)
 
     def shapes(self, network: Network) -> GradientsPerHead:
         added, num_heads = shapes_of(network.encoder_tensors), len(network.heads)

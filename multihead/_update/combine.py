@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
-from multihead._ground.keras import Gradient
+from multihead._ground.keras import Gradient, in_xla
 from multihead._update.backward import (
     CombinedPass,
     EncoderPass,
@@ -49,12 +49,14 @@ class Combiner(ABC):
         measure: Computes inner products at the representation where the heads are not combined; or None.
         num_folds: The number of folds of the data for which `combine` needs separate sums.
         repeatable: What it takes to combine the heads of several micro-batches at the representation in two passes; or None.
+        may_reuse: Whether an update whose coefficients are known before may do without the heads' own gradients.
     """
 
     at_representation: Any = None
     measure: Measure | None = None
     num_folds: int = 1
     repeatable: Repeatable | None = None
+    may_reuse: bool = False
 
     def encoder_pass(
         self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
@@ -161,14 +163,28 @@ class BalanceAtParameters(Combiner):
     Attributes:
         balancer: The balancer.
         measure: Computes inner products at the representation, or None.
+        may_reuse: As in `Combiner`.
     """
 
     balancer: Balancer
     measure: Measure | None = None
+    may_reuse: bool = False
 
     @property
     def num_folds(self) -> int:  # type: ignore[override]
         return self.balancer.num_folds
+
+    def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
+        reused = self._reused(weights)
+        if reused is not None and by_layer is not None:
+            reused = reused[0] | by_layer, reused[1]
+        return PassPerHead(self.measure, by_fold=self.num_folds > 1, reused=reused)
+
+    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """See `Balancer.reused`; the coefficients of idle heads are 0."""
+        known = self.may_reuse and not weights.depend_on_losses and not in_xla()
+        found = self.balancer.reused(weights.step, weights.active) if known else None
+        return None if found is None else (found[0], tf.where(weights.active, found[1], 0.0))
 
     def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         factors = losses.factors
@@ -176,18 +192,27 @@ class BalanceAtParameters(Combiner):
         rest = replicas.all_reduce_sum(gathered.added)
         rows = [replicas.all_reduce_sum(row) for row in gathered.per_head]
         if "gradients" in self.balancer.uses:
+            is_measured = None
             matrices = [matrix.times(factors) for matrix in _dense_rows(rows, network.encoder_tensors)]
             products = gramian([matrix.values for matrix in matrices], len(rows))
             found = _combine_rows(self.balancer, losses, matrices, products)
             coefficients, square = found.coefficients, found.square
             encoder = [added(a, b) for a, b in zip(rest, found.gradients)]
         else:
-            square = None
-            products = weighted(products_of(rows), factors)
+            square, reused = None, self._reused(losses.given)
+            is_measured = None if reused is None else reused[0]
+            products = weighted(_products_if(is_measured, rows), factors)
             between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
             encoder = plus_heads(rest, rows, times_factors(coefficients, losses))
-        return Combined(encoder, coefficients, gramian=products, at_representation=measured, square=square)
+        return Combined(encoder, coefficients, products, measured, square, is_measured)
+
+
+def _products_if(condition: tf.Tensor | None, rows: Sequence[list[Gradient]]) -> tf.Tensor:
+    """The inner products of the heads' gradients; zeros if a condition does not hold."""
+    if condition is None:
+        return products_of(rows)
+    return tf.cond(condition, lambda: products_of(rows), lambda: tf.zeros([len(rows)] * 2, tf.float64))
 
 
 def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:

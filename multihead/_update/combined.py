@@ -21,6 +21,7 @@ class Combined(NamedTuple):
         at_representation: The inner products at the representation; possibly only the diagonal, or None.
         square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
             gradients times their coefficients; otherwise None.
+        is_measured: Whether the heads' gradients were computed, a boolean scalar; otherwise `gramian` is zero. None: always.
     """
 
     gradients: list[Gradient]
@@ -28,11 +29,16 @@ class Combined(NamedTuple):
     gramian: tf.Tensor | None
     at_representation: tf.Tensor | None
     square: tf.Tensor | None = None
+    is_measured: tf.Tensor | None = None
 
     @property
     def norms(self) -> tf.Tensor | None:
         """`[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None."""
         return None if self.gramian is None else tf.cast(tf.sqrt(tf.linalg.diag_part(self.gramian)), tf.float32)
+
+    def if_measured(self, norms: tf.Tensor | None) -> tf.Tensor | None:
+        """These norms; NaN if they were not measured."""
+        return norms if self.is_measured is None else tf.where(self.is_measured, norms, float("nan"))
 
     @property
     def cosines(self) -> tf.Tensor | None:

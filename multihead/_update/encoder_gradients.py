@@ -160,6 +160,16 @@ class HeadsPass(NamedTuple):
             total[i] = added(total[i], of_added)
         return total
 
+    def added_or_combined(self, condition: tf.Tensor, factors: tf.Tensor) -> list[Gradient]:
+        """`added` if a condition holds; otherwise `combined`, of the heads' gradients times some factors."""
+        shapes = [tf.shape(tensor) for tensor in self.encoded.network.encoder_tensors]
+
+        def combined() -> list[Gradient]:
+            return self.combined(self.at_representation.times(factors).total(), factors)
+
+        both = computed_if(condition, self.added, shapes), computed_if(~condition, combined, shapes)
+        return [added(a, b) for a, b in zip(*both)]
+
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
         rows = [self.encoded.gradients(each, with_added=False) for each in self.at_representation.by_head]

@@ -143,6 +143,19 @@ class Balancer(Method):
         weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
         return [rows * weights[:, None] for rows in wide]
 
+    def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
+        """Coefficients that do not depend on the gradients of this update, where there are any.
+
+        Args:
+            step: The number of updates applied so far.
+            active: `[num_heads]` booleans: which heads the update trains.
+
+        Returns:
+            Whether the coefficients must be computed, a boolean scalar, and `[num_heads]` float32, those of the update
+            otherwise. None, as by default: they are computed in every update.
+        """
+        return None
+
     def call(self, matrix: tf.Tensor, known: Mapping[str, Any]) -> tf.Tensor:
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]

@@ -47,20 +47,25 @@ class Every(Balancer):
         given = [gramian, tf.cast(step, tf.int64), *known.values()]
 
         def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, *values: Any) -> tf.Tensor:
-            active = tf.cast(tf.linalg.diag_part(gramian) > 0, tf.float32)
-            cached, solved = tensor_variable(self.cached), tensor_variable(self.solved)
-            is_due = tf.equal(step % self.steps, 0) | tf.reduce_any(active > solved)
+            active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
 
             def solve() -> tf.Tensor:
                 used = self.balancer.used(step=step, **dict(zip(names, values)))
                 fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
                 cached.assign(fresh)
-                solved.assign(active)
+                tensor_variable(self.solved).assign(tf.cast(active, tf.float32))
                 return fresh
 
-            return tf.cond(is_due, solve, lambda: tf.identity(cached.read_value()))
+            return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
         return tf.cast(_outside_of_replicas(solve_if_due, given), gramian.dtype)
+
+    def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._is_due(step, active), tensor_variable(self.cached).read_value()
+
+    def _is_due(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        solved = tensor_variable(self.solved).read_value()
+        return tf.equal(step % self.steps, 0) | tf.reduce_any(tf.cast(active, tf.float32) > solved)
 
     def observe(self, update: Any, applied: tf.Tensor) -> None:
         self.balancer.observe(update, applied)

@@ -95,9 +95,11 @@ class UpdateFigures:
         """The figures of the epoch so far and the running averages, by name.
 
         Args:
-            read: The sum of each figure over the updates, and their means; 0 for those that counted in no update.
+            read: The sum of each figure over the updates, and their means. Those that counted in no update are 0, or NaN if
+                updates need not measure them.
         """
-        of = [read.sums if is_sum else read.means for is_sum in self.layout.is_sum]
+        means = read.known if self._spec.combiner.may_reuse else read.means
+        of = [read.sums if is_sum else means for is_sum in self.layout.is_sum]
         values = [each.figures[i] for i, each in enumerate(of)]
         averages = self._recorded.averages_by_name() if self.layout.shown else {}
         return {**dict(zip(self.layout.names, values)), **averages}

@@ -157,3 +157,65 @@ def test_a_skipped_update_leaves_the_coefficients():
         trainer.fit(x * np.inf, {"a": y, "b": y}, verbose=0)
     for old, new in zip(before, tiny.values(trainer.balancer.variables), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+@keras.saving.register_keras_serializable(package="test_every")
+class Watched(keras.layers.Layer):
+    """The identity; counts, in Python, how often a gradient passes through it."""
+
+    passes = 0
+
+    def call(self, inputs):
+        @tf.custom_gradient
+        def watched(x):
+            def gradient(upstream):
+                Watched.passes += 1
+                return upstream
+
+            return tf.identity(x), gradient
+
+        return watched(inputs)
+
+
+def test_at_the_parameters_one_backward_pass_serves_updates_that_reuse_coefficients():
+    trainer = MultiHeadTrainer(keras.Sequential([keras.layers.Dense(3), Watched(), keras.layers.Dense(2)]))
+    for name in ("a", "b", "c"):
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", balancer="EqualNorms", balance_at="parameters", balance_every=3, run_eagerly=True)
+    x = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    y = {name: x[:, :1] + i for i, name in enumerate(trainer.heads)}
+    passes, norms = [], []
+    for row in range(7):
+        Watched.passes = 0
+        history = trainer.fit(x[row : row + 1], {name: each[row : row + 1] for name, each in y.items()}, verbose=0).history
+        passes.append(Watched.passes)
+        norms.append(history["a_norm"][0])
+    assert passes[1:] == [1, 1, 3, 1, 1, 3]  # after the first, which builds, too
+    assert np.isfinite(norms).tolist() == [number % 3 == 0 for number in range(7)]  # where they were measured
+
+
+OPTIONS = [
+    {},
+    {"run_eagerly": False},
+    {"run_eagerly": False, "micro_batches": 2, "telemetry": "full", "layers_every": 2},
+    {"accumulate_steps": 2},
+    {"schedule": schedules.Alternate({"tag": 1, "price": 1, "size": 1})},
+    {"weighting": "uncertainty"},
+]
+
+
+@pytest.mark.first_cases(3)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options) or "eager")
+def test_at_the_parameters_the_updates_are_those_of_a_backward_pass_per_head(options, monkeypatch):
+    inputs, targets = tiny.data(24)
+    trained = []
+    for reuses in (True, False):
+        if not reuses:
+            monkeypatch.setattr(Every, "reused", balancing.Balancer.reused)
+        trainer = tiny.trainer(
+            keras.optimizers.SGD(0.05, momentum=0.9), balancer="UPGrad", balance_at="parameters", balance_every=3, **options
+        )
+        trainer.fit(inputs, targets, batch_size=4, shuffle=False, verbose=0)
+        trained.append(tiny.weights_of(trainer))
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
