@@ -47,20 +47,10 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-ARMS = (
-    _published.PLAIN,
-    "NormFloor",
-    "NormFloor 1",
-    "EqualNorms",
-    "EqualNorms, parameters",
-    "NormFloor 1 every 10, parameters",
-)
+ARMS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
 """The arms that are trained at equal cost, too."""
 DEFAULT = ARMS[:3]
-SPECIAL = {
-    "NormFloor 1": {"balancer": balancing.NormFloor(1.0)},
-    "NormFloor 1 every 10": {"balancer": balancing.NormFloor(1.0, beta=0.8), "balance_every": 10},
-}
+SPECIAL = {"NormFloor 1": {"balancer": balancing.NormFloor(1.0)}}
 
 
 def run(name: str, optimizer: str, options: Namespace) -> Comparison:
