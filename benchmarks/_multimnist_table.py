@@ -43,6 +43,10 @@ ACCURACIES: Mapping[str, tuple[float, float]] = {
 """Accuracies in percent of the left and the right digit: Sener and Koltun, table 3; `MGDA` is their MGDA-UB."""
 
 
+NORMALIZED = {"MGDA loss+": "MGDA"}
+"""Arms that the published figures of another name may be of: Sener and Koltun divide the gradients of MGDA by norm and loss."""
+
+
 def tables(results: Path, tasks: Sequence[str]) -> str:
     """The tables of some tasks, in Markdown; of those without lines, the published figures."""
     found = [[_of_file(task, path) for path in files(results, task)] or [_published(task)] for task in tasks]
@@ -81,7 +85,7 @@ DRAWN = (
 
 
 def draw(results: Path) -> Any:
-    """Draws the front of the longest training of `cl_rr`, on the test data, with the arms of `DRAWN`; None without lines.
+    """Draws the front of `cl_rr` with the most seeds, on the test data, with the arms of `DRAWN`; None without lines.
 
     Args:
         results: The folder of the lines.
@@ -89,7 +93,7 @@ def draw(results: Path) -> Any:
     found = files(results, "cl_rr")
     if not found:
         return None
-    lines = read(found[-1]).lines
+    lines = max(map(read, found), key=lambda comparison: len(comparison.seeds)).lines
     return Comparison([line for line in lines if line.get("arm", DRAWN[0]) in DRAWN]).plot()
 
 
@@ -128,7 +132,7 @@ def _changes(found: Comparison) -> str:
         "published: left, right",
         "mean",
     ]
-    rows, pairs = [], []
+    rows, means = [], dict[str, float]()
     for arm in found.arms:
         figures = [spread(found.values(arm, head), 4) for head in found.heads]
         if arm == found.arms[0]:
@@ -136,23 +140,33 @@ def _changes(found: Comparison) -> str:
             continue
         of_heads = [f"{change(found, arm, [head]).mean():+.2f} %" for head in found.heads]
         mean = change(found, arm, found.heads)
-        published = CHANGES.get(arm.removesuffix(AT_PARAMETERS))
+        published = CHANGES.get(NORMALIZED.get(arm, arm.removesuffix(AT_PARAMETERS)))
         beside = ["", ""] if published is None else [f"{published[0]:+.2f}, {published[1]:+.2f}", f"{published[2]:+.2f}"]
         rows.append([arm, *figures, *of_heads, interval(difference_of(mean, 0.95), 2), *beside])
-        if arm in CHANGES:
-            pairs.append((float(mean.mean()), CHANGES[arm][2]))
+        means[arm] = float(mean.mean())
     others = {arm: values for arm, values in CHANGES.items() if arm not in found.arms}
     rows += [[arm, *[""] * 5, f"{left:+.2f}, {right:+.2f}", f"{mean:+.2f}"] for arm, (left, right, mean) in others.items()]
-    return markdown(columns, rows) + _agreement(pairs)
+    return markdown(columns, rows) + _agreement(means)
 
 
-def _agreement(pairs: Sequence[tuple[float, float]]) -> str:
+def _agreement(means: Mapping[str, float]) -> str:
     """Whether the mean changes have the order of the published ones."""
-    if len(pairs) < 4:
+    known = {arm: CHANGES[arm][2] for arm in means if arm in CHANGES}
+    if len(known) < 4:
         return ""
-    ours, published = (np.argsort(np.argsort(values)) for values in zip(*pairs))
-    correlation = float(np.corrcoef(ours, published)[0, 1])
-    return f"\nRank correlation of the mean changes with the published ones, {len(pairs)} arms: {correlation:.2f}.\n"
+    text = (
+        f"Rank correlation of the mean changes with the published ones, {len(known)} arms: {_correlation(means, known):.2f}"
+    )
+    for arm, name in NORMALIZED.items():
+        if arm in means and name in known:
+            instead = {arm if each == name else each: value for each, value in known.items()}
+            text += f"; with {arm} in place of {name}: {_correlation(means, instead):.2f}"
+    return f"\n{text}.\n"
+
+
+def _correlation(means: Mapping[str, float], published: Mapping[str, float]) -> float:
+    ranks = [np.argsort(np.argsort(values)) for values in ([means[arm] for arm in published], list(published.values()))]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def _accuracies(found: Comparison) -> str:
@@ -161,7 +175,7 @@ def _accuracies(found: Comparison) -> str:
     rows = []
     for arm in found.arms:
         figures = [spread(100 * found.values(arm, head), 2) for head in found.heads]
-        published = ACCURACIES.get(arm)
+        published = ACCURACIES.get(NORMALIZED.get(arm, arm))
         beside = ["", ""] if published is None else [f"{value:.2f}" for value in published]
         differences = ["", ""]
         if arm != found.arms[0]:

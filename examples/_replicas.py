@@ -8,7 +8,7 @@ import platform
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,16 @@ class Worker:
     def wait(self) -> None:
         """Waits for all workers."""
         self.totals([0.0])
+
+    def leave(self) -> None:
+        """Waits for all workers before this process ends.
+
+        A worker that gets its sum first must not be gone before the others have theirs, which it has to send. So all wait
+        twice, and the second time it does not matter who has left already.
+        """
+        self.wait()
+        with suppress(tf.errors.OpError):
+            self.wait()
 
     @contextmanager
     def folder(self, path: Path) -> Iterator[Path]:

@@ -304,7 +304,7 @@ def train(options: Namespace, console: Console) -> None:
             model, _ = load_model(folder)
             compile_trainer(options, model, 1)
         _report(options, console, folder, data, model, (training, history, batches))
-    worker.wait()
+    worker.leave()
 
 
 def _report(

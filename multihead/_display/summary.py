@@ -122,19 +122,24 @@ def balancing_of(trainer: Any) -> str:
 
 
 def passes_of(trainer: Any) -> str | None:
-    """How often each micro-batch runs through the encoder, in words.
+    """How often each batch, or micro-batch, runs through the encoder, in words.
 
     None for a trainer that is not built, and where it is once forward and once backward.
     """
     options, built = trainer._setup.options, trainer._built
+    if built is None:
+        return None
     reads_losses = options.weighting is not None and "losses" in options.weighting.uses
-    waits = options.balancer is not None or reads_losses
-    if built is None or not waits or options.accumulate_steps * options.micro_batches == 1:
+    is_split, combiner = options.accumulate_steps * options.micro_batches > 1, built.spec.combiner
+    of_each, per_head = ", for each micro-batch" if is_split else "", "forward once and backward once for each head"
+    if options.balancer is not None and options.balance_at == "parameters":
+        reuses = combiner.may_reuse and not reads_losses and not options.jit_compile
+        return f"{per_head}{', or once where coefficients are reused' if reuses else ''}{of_each}"
+    if not is_split or (options.balancer is None and not reads_losses):
         return None
     by_layer, in_graph = built.spec.layers_every > 0, not (trainer.run_eagerly or options.jit_compile)
-    if built.spec.combiner.repeatable is not None and in_graph and not by_layer:
-        return "forward twice and backward once, for each micro-batch"
-    return "forward once and backward once for each head, for each micro-batch"
+    is_repeated = combiner.repeatable is not None and in_graph and not by_layer
+    return f"{'forward twice and backward once' if is_repeated else per_head}{of_each}"
 
 
 def _optimizer(optimizer: Any) -> str:

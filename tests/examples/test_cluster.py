@@ -156,3 +156,21 @@ def test_the_recipes_can_be_read(tmp_path):
     _replicas._check_config(json.dumps(config))
     sbatch = next(block for block in blocks("bash") if "#SBATCH" in block)
     assert sbatch.startswith("#!/bin/bash\n#SBATCH ")
+
+
+@pytest.mark.parametrize(("fails_at", "is_over"), [(2, True), (1, False)])
+def test_a_worker_that_leaves_last_need_not_hear_from_the_others_again(fails_at, is_over, monkeypatch):
+    calls = []
+
+    def totals(self, values):
+        calls.append(values)
+        if len(calls) == fails_at:
+            raise tf.errors.UnavailableError(None, None, "Collective ops is aborted by: Socket closed")
+
+    monkeypatch.setattr(_replicas.Worker, "totals", totals)
+    if is_over:
+        _replicas.Worker(number=2).leave()
+    else:
+        with pytest.raises(tf.errors.UnavailableError, match="Socket closed"):
+            _replicas.Worker(number=2).leave()
+    assert len(calls) == fails_at

@@ -67,6 +67,14 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
         ({"telemetry": "full", "jit_compile": True}, "forward once and backward once for each head"),
         ({"run_eagerly": True}, "forward once and backward once for each head"),
         ({"balance_at": "parameters"}, "forward once and backward once for each head"),
+        (
+            {"balance_at": "parameters", "balance_every": 2},
+            "forward once and backward once for each head, or once where coefficients are reused",
+        ),
+        (
+            {"balance_at": "parameters", "balance_every": 2, "weighting": "FAMO"},
+            "forward once and backward once for each head",
+        ),
         ({"balancer": None, "weighting": "FAMO"}, "forward twice and backward once"),
         ({"balancer": None}, None),
         ({"micro_batches": 1}, None),
@@ -82,6 +90,14 @@ def test_it_says_how_often_a_micro_batch_runs_through_the_encoder(options, words
     trainer.summary()
     found = cells(capsys.readouterr().out).get("encoder's passes")
     assert (found is None) == (words is None) and (found is None or found == [f"{words}, for each micro-batch"])
+
+
+def test_at_the_parameters_a_whole_batch_runs_backward_for_each_head(capsys):
+    trainer = tiny.trainer("sgd", balancer="UPGrad", balance_at="parameters")
+    trainer.compute_gradients(tiny.data(4))
+    trainer.summary()
+    found = cells(capsys.readouterr().out)["encoder's passes"]
+    assert found == ["forward once and backward once for each head"]
 
 
 def test_it_takes_the_arguments_of_keras(capsys):
