@@ -44,7 +44,7 @@ ACCURACIES: Mapping[str, tuple[float, float]] = {
 
 
 NORMALIZED = {"MGDA loss+": "MGDA"}
-"""Arms that the published figures of another name may be of: Sener and Koltun divide the gradients of MGDA by norm and loss."""
+"""Arms with the published figures of another name: Sener and Koltun divide the gradients of MGDA by norms and losses."""
 
 
 def tables(results: Path, tasks: Sequence[str]) -> str:
