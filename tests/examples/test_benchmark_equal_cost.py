@@ -100,6 +100,6 @@ def test_quick_trains_the_arms_and_prints_their_table(monkeypatch, tmp_path, cap
     printed = capsys.readouterr().out
     (result,) = map(json.loads, (tmp_path / "equal_cost.jsonl").read_text(encoding="utf-8").splitlines())
     assert list(result["figures"]) == ["alone", "plain sum", "plain sum, equal cost"]
-    assert result["updates"]["alone"] == 3 and result["rates"]["plain sum"] == 1e-3
+    assert result["updates"]["alone"] == 3 and result["rates"]["plain sum"] == 2e-3
     assert (tmp_path / "multimnist_cl_rr_Adam.jsonl").exists()
     assert "| multimnist_cl_rr | Adam | 1 | " in printed

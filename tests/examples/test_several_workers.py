@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import partial
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,7 +91,7 @@ def test_workers_that_ray_starts_and_starts_again(tmp_path, one_table):
     assert_equal(weights_in(tmp_path / "out"), alone)
 
 
-@pytest.mark.addons if keras.__version__ < "3" else pytest.mark.thorough  # there, other programs have two workers
+@pytest.mark.thorough  # two workers of the library are quicker: tests/conformance/test_workers.py
 def test_by_row_from_slurm(tmp_path, one_table):
     options, alone = one_table
     arguments = [*SMALL, *options, "--strategy", "multi-worker", "--output", "out"]
