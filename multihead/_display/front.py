@@ -83,7 +83,7 @@ def _scatter(
     known = [point for point in points if np.isfinite(point.means).all()]
     for is_equal_cost, style in ((False, "-"), (True, "--")):
         fixed = [point for point in known if point.role == "fixed" and (point.base is not None) == is_equal_cost]
-        line = np.array([list(point.means) for point in fixed])
+        line = np.array(sorted(list(point.means) for point in fixed))  # in whatever order they were given
         if len(line) > 1:
             axis.plot(line[:, 0], line[:, 1], color=_FIXED, lw=1.5, ls=style, alpha=0.6, zorder=1)
     at = {point.name: point for point in known}

@@ -250,6 +250,14 @@ def test_labels_of_a_crowded_front_are_neither_cut_off_nor_on_top_of_each_other(
     assert overlapping(figure) == ([], [])
 
 
+def test_the_line_of_fixed_weights_does_not_depend_on_their_order():
+    places = {"price 0.1": (0.26, 0.71), "price 2": (0.93, 0.84), "price 0.5": (0.4, 0.8)}
+    points = [Point(name, "fixed", None, place, (0.02, 0.01), (0.0, 0.0)) for name, place in places.items()]
+    figure = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
+    (line,) = (line for line in figure.axes[0].lines if len(line.get_xdata()) == 3)
+    assert list(zip(line.get_xdata(), line.get_ydata())) == sorted(places.values())
+
+
 def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
     figure = found.plot()
     texts, axis = texts_of(figure)
