@@ -104,7 +104,8 @@ def restaurants(folder: Path, every: int = 1) -> DataSet:
 
     data = {"train": part("train"), **halves(part("dev"))}
     metrics = {slot: (f"{slot}_accuracy", "max") for slot in SLOTS}
-    return DataSet(build, data, metrics, 150, 64, rates((3e-3, 6e-3, 12e-3, 24e-3, 48e-3), (0.03, 0.1, 0.3, 1.0, 3.0)), clip=1.0)
+    grids = rates((3e-3, 6e-3, 12e-3, 24e-3, 48e-3), (0.03, 0.1, 0.3, 1.0, 3.0))
+    return DataSet(build, data, metrics, 150, 64, grids, clip=1.0)
 
 
 def _place(known: list[str], value: str) -> int:
