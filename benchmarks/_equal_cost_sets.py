@@ -123,7 +123,7 @@ def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
         multimnist.metrics_of(heads),
         300,
         128,
-        rates((2e-3, 4e-3, 8e-3, 16e-3), (0.01, 0.03, 0.1, 0.3)),
+        rates((2e-3, 4e-3, 8e-3, 16e-3), (0.01, 0.03, 0.1, 0.3, 1.0)),
     )
 
 
@@ -160,7 +160,7 @@ SETS: Mapping[str, Callable[..., DataSet]] = {
     "multimnist_cl_rr": functools.partial(digits, ("cl", "rr")),
     "multimnist_cl_cr": functools.partial(digits, ("cl", "cr")),
     "clintox": functools.partial(
-        assays, "clintox", 10, rates((1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), (0.003, 0.01, 0.03, 0.1, 0.3))
+        assays, "clintox", 10, rates((1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), (0.003, 0.01, 0.03, 0.1))
     ),
     "tox21": functools.partial(assays, "tox21", 5, rates((1e-3,), (0.03,))),
 }
