@@ -6,8 +6,9 @@ Each head alone on an encoder of its own, and arms that share one: the plain sum
 `NormFloor 1`, which gives all heads equal running norms. Joint models train with as many updates as the single-task models,
 and then for the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning
 rates are chosen from a grid for each arm and each single-task model, and decay to zero; ClinTox, whose validation data have
-six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms` takes the name of a balancer or a weighting, of a
-balancer with `", parameters"`, and of a head with its weight: `"price 0.3"`.
+six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms`
+takes the name of a balancer or a weighting, of a balancer with `", parameters"`, and of a head with its weight:
+`"price 0.3"`.
 
 Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
 `multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with
