@@ -25,7 +25,8 @@ class Observation(NamedTuple):
         active: `[num_heads]` booleans: which heads the update trains.
         losses: `[num_heads]` mean losses over the labelled elements of the whole update, times the weights of the heads; 0
             for idle heads. None without a weighting, unless a method uses `"losses"`.
-        norms: `[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None.
+        norms: `[num_heads]` norms of the heads' weighted gradients at the level where they are combined, or None; NaN in
+            updates that reuse coefficients at the parameters.
         gramian: `[num_heads, num_heads]` inner products of the heads' weighted representation gradients. It may be only the
             diagonal, or None, unless a method uses `"gramian"`.
         losses_after: Like `losses`, on the same examples after the update; None unless a method uses `"losses_after"`.

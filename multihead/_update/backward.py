@@ -275,8 +275,9 @@ class PassPerHead(EncoderPass):
     Attributes:
         measure: Computes inner products at the representation, or None.
         by_fold: As in `EncoderPass`.
-        reused: Whether there is a pass for each head, a boolean scalar, and otherwise the coefficients of the heads, which
-            the one pass adds up: `added` is then the combined gradient, and the heads' own are zeros. None: always.
+        reused: A pair: a boolean scalar, whether each head has a pass of its own, and `[num_heads]` coefficients for a
+            single pass otherwise. `added` is then the combined gradient, and the heads' own are zeros. None: each head has a
+            pass of its own in every update.
     """
 
     measure: Measure | None
@@ -293,7 +294,13 @@ class PassPerHead(EncoderPass):
             total, per_head = passed.added(), passed.by_head()
         else:
             is_apart, coefficients = self.reused
-            total, per_head = passed.added_or_combined(is_apart, coefficients), passed.by_head_if(is_apart)
+            total = passed.added_or_combined(is_apart, coefficients)
+            if not tf.executing_eagerly():
+                per_head = passed.by_head_if(is_apart)
+            elif is_apart:
+                per_head = passed.by_head()
+            else:
+                per_head = [[None] * len(total)] * len(passed.heads)
         return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian)
 
     def shapes(self, network: Network) -> GradientsPerHead:

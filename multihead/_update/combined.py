@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.keras import Gradient
+from multihead._ground.numerics import unchecked
 from multihead._update.products import cosines_of
 
 
@@ -21,7 +22,7 @@ class Combined(NamedTuple):
         at_representation: The inner products at the representation; possibly only the diagonal, or None.
         square: The squared norm of the combined gradient, at the level of `gramian`, where it is no sum of the heads'
             gradients times their coefficients; otherwise None.
-        is_measured: Whether the heads' gradients were computed, a boolean scalar; otherwise `gramian` is zero. None: always.
+        is_measured: Whether `gramian` was computed, a boolean scalar; otherwise it is zero. None: always.
     """
 
     gradients: list[Gradient]
@@ -38,7 +39,10 @@ class Combined(NamedTuple):
 
     def if_measured(self, norms: tf.Tensor | None) -> tf.Tensor | None:
         """These norms; NaN if they were not measured."""
-        return norms if self.is_measured is None else tf.where(self.is_measured, norms, float("nan"))
+        if self.is_measured is None:
+            return norms
+        with unchecked():
+            return tf.where(self.is_measured, norms, float("nan"))
 
     @property
     def cosines(self) -> tf.Tensor | None:

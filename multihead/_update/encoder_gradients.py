@@ -162,11 +162,13 @@ class HeadsPass(NamedTuple):
 
     def added_or_combined(self, condition: tf.Tensor, factors: tf.Tensor) -> list[Gradient]:
         """`added` if a condition holds; otherwise `combined`, of the heads' gradients times some factors."""
-        shapes = [tf.shape(tensor) for tensor in self.encoded.network.encoder_tensors]
 
         def combined() -> list[Gradient]:
             return self.combined(self.at_representation.times(factors).total(), factors)
 
+        if tf.executing_eagerly():  # where a gradient that does not exist stays None
+            return self.added() if condition else combined()
+        shapes = [tf.shape(tensor) for tensor in self.encoded.network.encoder_tensors]
         both = computed_if(condition, self.added, shapes), computed_if(~condition, combined, shapes)
         return [added(a, b) for a, b in zip(*both)]
 

@@ -110,7 +110,7 @@ def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
 
 
 class Counts(NamedTuple):
-    """What an update consists of, over all its batches; float32.
+    """Numbers of labelled elements and of examples in an update, over all its batches; float32.
 
     Attributes:
         local: `[num_heads]` counts of labelled elements on this replica.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -107,21 +107,16 @@ class TotalLoss(NamedTuple):
     """The total loss of an update.
 
     Attributes:
-        compute: Computes `total`, which not every update needs.
+        total: This replica's contribution to the total loss, without added losses.
         weights: `[num_heads]`: the derivatives of the total with respect to the heads' losses; 0 for idle heads.
         regularizer: The part of the total that does not depend on the losses, or None.
         learned: The gradients of the weighting's variables.
     """
 
-    compute: Callable[[], tf.Tensor]
+    total: tf.Tensor
     weights: tf.Tensor
     regularizer: tf.Tensor | None
     learned: list[tf.Tensor]
-
-    @property
-    def total(self) -> tf.Tensor:
-        """This replica's contribution to the total loss, without added losses."""
-        return self.compute()
 
 
 class SummedLosses(NamedTuple):
@@ -152,11 +147,8 @@ class SummedLosses(NamedTuple):
 
     def total(self, norms: tf.Tensor | None) -> TotalLoss:
         """The total loss; `norms` are as for `WeighedLosses.total`."""
-
-        def total() -> tf.Tensor:
-            return tf.reduce_sum(self.given.per_element * self.sums)
-
-        return TotalLoss(compute=total, weights=self.given.fixed, regularizer=None, learned=[])
+        total = tf.reduce_sum(self.given.per_element * self.sums)
+        return TotalLoss(total=total, weights=self.given.fixed, regularizer=None, learned=[])
 
 
 class WeighedLosses(NamedTuple):
@@ -192,7 +184,7 @@ class WeighedLosses(NamedTuple):
             norms = tf.math.divide_no_nan(norms, self.by_weighting)
         used = weighting.used(step=self.given.step)
         return TotalLoss(
-            compute=lambda: self.total_of_all / replicas.num_replicas(),
+            total=self.total_of_all / replicas.num_replicas(),
             weights=self.given.of_heads * self.by_weighting,
             regularizer=weighting.regularizer(self.given.active),
             learned=weighting.gradients(self.weighted, norms, self.given.active, **used),

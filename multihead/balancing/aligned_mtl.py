@@ -76,7 +76,7 @@ class AlignedMTL(PreferenceBalancer):
         is_full = (product > 0) & (1.0 - tf.abs(cosine) > rows.tolerance)
         root = tf.where(is_full, product * tf.sqrt((1.0 - cosine) * (1.0 + cosine)), 1.0)
         largest = total + tf.sqrt((sizes[0] ** 2 - sizes[1] ** 2) ** 2 + (2.0 * product * cosine) ** 2)  # twice its square
-        common = tf.sqrt(total / 2.0) if self.scale == "rmse" else root / tf.sqrt(largest / 2.0)
+        common = tf.sqrt(total / 2.0) if self.scale == "rmse" else tf.math.divide_no_nan(root, tf.sqrt(largest / 2.0))
         turned = (others**2 * preference - product * cosine * tf.reverse(preference, [0])) / root + preference
         # If the rows are parallel, or there is one, only their direction exists.
         axis = tf.math.divide_no_nan(sizes, tf.sqrt(total)) * tf.stack(

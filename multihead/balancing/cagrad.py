@@ -97,12 +97,13 @@ class CAGrad(PreferenceBalancer):
         square = 1.0 - cosine * cosine
         are_apart = square > rows.tolerance
         square = tf.where(are_apart, square, 1.0)
-        slope, offset = (inverses - cosine * others) / square, (products - cosine * tf.reverse(products, [0])) / square
+        slope = (inverses - cosine * others) / square
         a = tf.maximum(tf.reduce_sum(inverses * slope), 1e-300)
-        level = self._level(a, tf.reduce_sum(inverses * offset), tf.reduce_sum(products * offset))
-        both = tf.maximum(level * slope - offset, 0.0)
-        shift = tf.where((tf.reduce_max(lead) >= 0) | ~are_apart, self.c * alone, both)
-        weights = mean + unit * shift
+        # The mean's direction is in the span of the two, where its weights and its norm of 1 are known.
+        level = self._level(a, tf.reduce_sum(inverses * mean) / unit, tf.ones_like(unit))
+        both = tf.maximum(unit * level * slope, mean)
+        is_alone = (tf.reduce_max(lead) >= 0) | ~are_apart
+        weights = tf.where(is_alone, mean + unit * self.c * alone, both)
         return of_a_pair(rows, weights) if self.c >= 1 else weights
 
     def _fraction(self, first: tf.Tensor, step: tf.Tensor, pulled: tf.Tensor, square: tf.Tensor) -> tf.Tensor:

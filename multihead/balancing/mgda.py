@@ -31,9 +31,10 @@ class MGDA(Balancer):
 
     What it fixes: direction (`d . g_k >= |d|^2` for every head) and magnitude. Size of the update: at most that of the
     smallest gradient. The coefficients sum to 1. At a Pareto-stationary point they are 0 if rounding would leave a
-    residual in a random direction. With a normalization, both guarantees hold for `sum_k w_k g_k / c_k`, but the update
-    is made of the gradients themselves, as in the authors' code, and is 0 at a Pareto-stationary point. With two heads,
-    `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger loss.
+    residual in a random direction. With a normalization, the weights are computed from the normalized gradients and applied
+    to the original ones, as in the authors' code. The guarantees above then do not hold: the update may conflict with a
+    head. With two heads, `"l2"` is half the plain sum, and `"loss+"` gives the larger weight to the head with the larger
+    loss.
 
     Args:
         normalization: `"none"`, `"l2"`, `"loss"` or `"loss+"`, as in the authors' code.

@@ -181,7 +181,7 @@ class _Steps:
             self._run(self._job(TUNE, *each, rate=rate) for each in everything for rate in self._plan.rates)
         rates = [self._rate(*each, updates) for each in everything]
         for (arm, head, _, at_equal_cost), rate in zip(everything, rates):
-            self._lines.choose(label_of(arm.name, head, at_equal_cost=at_equal_cost), rate)
+            self._lines.choose(label_of(arm.name, head, at_equal_cost=at_equal_cost), rate, self._plan.rates)
         self._run(
             self._job(FINAL, *each, rate=rate, seed=seed)
             for seed in self._plan.seeds

@@ -97,10 +97,10 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
-    def choose(self, label: str, rate: float) -> None:
-        """Writes down the learning rate with which the seeds of an arm are trained, unless it is there."""
-        if chosen_rates(self.lines).get(label) != rate:
-            self.append({"chosen": label, "rate": rate})
+    def choose(self, label: str, rate: float, grid: Sequence[float]) -> None:
+        """Writes down the learning rate with which the seeds of an arm are trained, and its grid, unless they are there."""
+        if chosen_rates(self.lines).get(label) != (rate, list(grid)):
+            self.append({"chosen": label, "rate": rate, "rates": list(grid)})
 
     def runs(self) -> dict[tuple[Any, ...], Line]:
         """The lines of runs by what tells them apart."""
@@ -111,9 +111,9 @@ class Lines:
         return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
 
 
-def chosen_rates(lines: Sequence[Line]) -> dict[str, float]:
-    """The learning rate that was chosen last for each arm and each single-task model."""
-    return {line["chosen"]: line["rate"] for line in lines if "chosen" in line}
+def chosen_rates(lines: Sequence[Line]) -> dict[str, tuple[float, list[float]]]:
+    """The learning rate that was chosen last for each arm and each single-task model, and its grid."""
+    return {line["chosen"]: (line["rate"], line["rates"]) for line in lines if "chosen" in line}
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -55,7 +55,9 @@ class Comparison:
         self._grid: list[float] = settings["rates"]
         chosen = chosen_rates(self.lines)
         runs = [line for line in self.lines if line.get("run") == FINAL]
-        runs = [line for line in runs if line["rate"] == chosen.get(self._of(_label(line), line["head"]), line["rate"])]
+        names = [self._of(_label(line), line["head"]) for line in runs]
+        runs = [line for name, line in zip(names, runs) if name not in chosen or line["rate"] == chosen[name][0]]
+        self._grids = {name: grid for name, (_, grid) in chosen.items()}
         self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
         measured = {line["arm"]: line for line in self.lines if "is_fixed" in line}
         labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]
@@ -159,7 +161,7 @@ class Comparison:
             differences={arm: {head: self.difference(arm, head) for head in self.heads} for arm in joint},
             delta_m={arm: self.delta_m(arm) for arm in joint},
             rates=self.rates,
-            grid=self._grid,
+            grids={name: self._grids.get(name, self._grid) for name in self.rates},
             updates=self.updates,
             costs=self.costs,
         )

@@ -30,7 +30,7 @@ class Facts:
     differences: Mapping[str, Mapping[str, Difference]]
     delta_m: Mapping[str, Difference]
     rates: Mapping[str, float]
-    grid: Sequence[float]
+    grids: Mapping[str, Sequence[float]]
     updates: Mapping[str, int]
     costs: Mapping[str, Mapping[str, float]]
 
@@ -164,12 +164,13 @@ def _cautions(facts: Facts) -> list[str]:
         found.append(
             f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
         )
-    ends = (facts.grid[0], facts.grid[-1]) if len(facts.grid) > 1 else ()
-    at_edge = [name for name, rate in facts.rates.items() if rate in ends]
+    grids = {name: grid for name, grid in facts.grids.items() if len(grid) > 1}
+    at_edge = [name for name, grid in grids.items() if facts.rates[name] in (grid[0], grid[-1])]
     if at_edge:
+        ends = [each for name in at_edge for each in (grids[name][0], grids[name][-1])]
         found.append(
             f"The best learning rate is at the edge of the grid for {quoted(at_edge)}: extend `rates` beyond "
-            f"{facts.grid[0]:g} and {facts.grid[-1]:g}, or these arms may be compared below their best."
+            f"{min(ends):g} and {max(ends):g}, or these arms may be compared below their best."
         )
     if facts.split == "validation":
         found.append("Arms are compared on the validation data, on which the learning rates were chosen on another seed.")

@@ -73,7 +73,7 @@ OPTIONS = {
     "plain": {"telemetry": None},
     "balanced": {"balancer": "UPGrad", "telemetry": "full", "layers_every": 1},
     "micro-batches": {"balancer": "CAGrad", "micro_batches": 2},
-    "at the parameters": {"balancer": "GradVac", "balance_at": "parameters"},
+    "at the parameters": {"balancer": "GradVac", "balance_at": "parameters", "balance_every": 2},
     "weighted": {"weighting": "Uncertainty"},
     "in turns": {"schedule": {"size": 1, "kind": 1, "rate": 2}},
     "gathered": {"accumulate_steps": 2},

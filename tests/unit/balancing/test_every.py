@@ -208,7 +208,7 @@ OPTIONS = [
     {"run_eagerly": False},
     {"run_eagerly": False, "micro_batches": 2, "telemetry": "full", "layers_every": 2},
     {"accumulate_steps": 2},
-    {"schedule": schedules.Alternate({"tag": 1, "price": 1, "size": 1})},
+    {"schedule": schedules.Alternate({"tag": 2, "price": 2, "size": 2})},
     {"weighting": "uncertainty"},
 ]
 

@@ -359,6 +359,16 @@ def test_the_formula_of_two_heads_is_what_the_solver_of_several_finds(name):
             close(update_in_graph(method, rows, *options), several, 1e-6, f"{name}{options}, number {number}")
 
 
+def test_cagrad_of_two_heads_that_almost_oppose_each_other_stays_within_its_radius():
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        first, noise = rng.normal(size=(2, 5))
+        rows = np.stack([first, -rng.uniform(0.2, 5) * first + 10.0 ** rng.uniform(-7, -1) * noise])
+        update, mean = update_in_graph(balancing.CAGrad, rows, 1.0), rows.mean(axis=0)
+        assert np.linalg.norm(update - mean) <= (1 + 1e-6) * np.linalg.norm(mean), number
+        assert zoo.conflict(update, rows) > -1e-4, number
+
+
 @pytest.mark.parametrize(("seed", "c"), list(enumerate([0.2, 1.0, 2.0])))
 def test_cagrad_equals_scipy_and_reaches_the_radius(seed, c):
     for rows, case in cases(0.5, [seed]):
