@@ -13,7 +13,7 @@ from tests.helpers.cases import quick
 from tests.helpers.gathering import assert_alike, dataset
 from tests.helpers.weighted import HEADS, adam
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
+pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("eager_updates")]
 
 
 def test_logs_tell_losses_weights_and_regularizer_apart():
