@@ -90,6 +90,7 @@ def test_lora_trains_its_adapters_and_is_kept(hub, start, rows, tmp_path):
 
 
 @on_keras_3
+@pytest.mark.thorough
 def test_unfrozen_layers_move_the_less_the_lower_and_a_later_head_is_kept_with_the_old_ones(start, rows, tmp_path):
     trainer, before, after = trained("frozen, then unfrozen", start, rows, 3)
     assert trainer.stage == 1 and not all(map(np.array_equal, before, after))

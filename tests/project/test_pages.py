@@ -26,7 +26,7 @@ COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 pytestmark = pytest.mark.programs
 
-LONG = ("finetuning", "keras_hub", "sharing", "text", "tuning")
+LONG = ("experts", "finetuning", "keras_hub", "serving", "sharing", "text", "tuning")
 """Pages whose programs take long."""
 PRINTED = {
     "torch": ["True"],
