@@ -293,14 +293,7 @@ class PassPerHead(EncoderPass):
         if self.reused is None:
             total, per_head = passed.added(), passed.by_head()
         else:
-            is_apart, coefficients = self.reused
-            total = passed.added_or_combined(is_apart, coefficients)
-            if not tf.executing_eagerly():
-                per_head = passed.by_head_if(is_apart)
-            elif is_apart:
-                per_head = passed.by_head()
-            else:
-                per_head = [[None] * len(total)] * len(passed.heads)
+            total, per_head = passed.apart_or_combined(*self.reused)
         return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian)
 
     def shapes(self, network: Network) -> GradientsPerHead:

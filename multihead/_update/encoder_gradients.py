@@ -160,17 +160,21 @@ class HeadsPass(NamedTuple):
             total[i] = added(total[i], of_added)
         return total
 
-    def added_or_combined(self, condition: tf.Tensor, factors: tf.Tensor) -> list[Gradient]:
-        """`added` if a condition holds; otherwise `combined`, of the heads' gradients times some factors."""
+    def apart_or_combined(self, condition: tf.Tensor, factors: tf.Tensor) -> tuple[list[Gradient], list[list[Gradient]]]:
+        """`added` and `by_head` if a condition holds; otherwise `combined`, of the heads' gradients times some factors.
+
+        The heads' own gradients are then zeros in a graph, and None in eager mode.
+        """
 
         def combined() -> list[Gradient]:
             return self.combined(self.at_representation.times(factors).total(), factors)
 
+        tensors = self.encoded.network.encoder_tensors
         if tf.executing_eagerly():  # where a gradient that does not exist stays None
-            return self.added() if condition else combined()
-        shapes = [tf.shape(tensor) for tensor in self.encoded.network.encoder_tensors]
+            return (self.added(), self.by_head()) if condition else (combined(), [[None] * len(tensors)] * len(self.heads))
+        shapes = [tf.shape(tensor) for tensor in tensors]
         both = computed_if(condition, self.added, shapes), computed_if(~condition, combined, shapes)
-        return [added(a, b) for a, b in zip(*both)]
+        return [added(a, b) for a, b in zip(*both)], self.by_head_if(condition)
 
     def by_head(self) -> list[list[Gradient]]:
         """For each head, one gradient of its loss per encoder variable, in a backward pass for each."""
