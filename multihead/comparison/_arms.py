@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import keras
 
 from multihead import balancing, weighting
 from multihead._ground.names import did_you_mean
@@ -15,7 +17,7 @@ ALONE = "alone"
 """The arm of the single-task models: each head with an encoder of its own."""
 AT_EQUAL_COST = ", equal cost"
 """What follows the name of an arm that is trained for the time of all single-task models together."""
-WEIGHTS = "weights"
+WEIGHTS, BUILD = "weights", "build"
 _RULES = ("balancer", "weighting", "schedule")
 OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 """The options of joint training, which a single-task model does not have."""
@@ -50,11 +52,13 @@ class Arm:
         name: Its name.
         weights: The weights of heads, by head name; those of the other heads are what `build` gave them.
         options: Options of `compile`; objects as recipes.
+        build: Creates the trainer; None for that of the comparison.
     """
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    build: Callable[[], Any] | None = None
 
     @property
     def is_fixed(self) -> bool:
@@ -65,7 +69,8 @@ class Arm:
     def settings(self) -> dict[str, str]:
         """The arm in words, by which a later call sees that it is the same."""
         weights = {WEIGHTS: in_words(dict(self.weights))} if self.weights else {}
-        return {**weights, **{name: in_words(value) for name, value in sorted(self.options.items())}}
+        build = {BUILD: in_words(self.build)} if self.build is not None else {}
+        return {**weights, **build, **{name: in_words(value) for name, value in sorted(self.options.items())}}
 
 
 def made(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +117,8 @@ def _read_arm(name: Any, given: Any) -> Arm:
         )
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"`arms[{name!r}]` must be a dict of options of `compile` and `weights`. Received: {given!r}. Pass, for "
-            "example, {'balancer': 'EqualNorms'}; {} is the plain sum with the weights of `build`."
+            f"`arms[{name!r}]` must be a dict of options of `compile`, `weights` and `build`. Received: {given!r}. Pass, "
+            "for example, {'balancer': 'EqualNorms'}; {} is the plain sum with the weights of `build`."
         )
     weights = given.get(WEIGHTS) or {}
     if not isinstance(weights, Mapping) or not all(is_number(value) and value >= 0 for value in weights.values()):
@@ -121,8 +126,24 @@ def _read_arm(name: Any, given: Any) -> Arm:
             f"`arms[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
             f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
         )
-    options = {option: value for option, value in given.items() if option != WEIGHTS}
-    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, (WEIGHTS,)))
+    build = given.get(BUILD)
+    if build is not None:
+        check_build(f"arms[{name!r}]['build']", build)
+    options = {option: value for option, value in given.items() if option not in (WEIGHTS, BUILD)}
+    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, (WEIGHTS, BUILD)), build)
+
+
+def check_build(argument: str, build: Any) -> None:
+    """Checks that something can be called to make a trainer.
+
+    Raises:
+        TypeError: It cannot.
+    """
+    if not callable(build) or isinstance(build, keras.layers.Layer):
+        raise TypeError(
+            f"`{argument}` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
+            f"Received: {build!r}. Pass the function itself, so that each run has a trainer of its own."
+        )
 
 
 def read_options(

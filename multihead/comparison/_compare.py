@@ -13,7 +13,7 @@ import numpy as np
 
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_positive_whole
-from multihead.comparison._arms import ALONE, OF_JOINT_TRAINING, Arm, chosen, read_arms, read_options
+from multihead.comparison._arms import ALONE, BUILD, OF_JOINT_TRAINING, Arm, chosen, read_arms, read_options
 from multihead.comparison._cost import measure_cost, updates_at_equal_cost
 from multihead.comparison._data import VALIDATION
 from multihead.comparison._file import Line, Lines, key_of, opened
@@ -47,7 +47,8 @@ def compare(
 ) -> Comparison:
     """Compares ways to train several heads on one encoder, with each other and with a model of its own for each head.
 
-    All arms of a seed have the same initial weights, the same batches in the same order and the same number of updates.
+    All arms of a seed have the same initial weights, the same batches in the same order and the same number of updates;
+    arms with a `build` of their own have other weights.
     Single-task models, the arm `"alone"`, are made from the same `build` by leaving one head only. The learning rate falls
     to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates. Where
     it starts is chosen for every arm, and for every single-task model, from the same grid on a seed of its own, by the
@@ -66,8 +67,10 @@ def compare(
             or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed and for
             data sets that shuffle; it is called for every run, after the seeds were set.
         arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `schedule`, ...) and
-            `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. Every run has
-            methods of its own, made from the configuration of those given.
+            `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. `"build"` is a
+            function in place of `build` whose trainer has the same heads and, for example, an encoder as large as those that
+            it replaces; single-task models are always those of `build`. Every run has methods of its own, made from the
+            configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
         budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
         metrics: Each head's figure, by head name: the name of a figure of `evaluate`, or a pair of a name and `"min"` or
@@ -130,7 +133,7 @@ def compare(
     size = check_positive_whole("batch_size", batch_size)
     study = Study(build, data, optimizer, common, size, measure, accumulate)
     number = check_positive_whole("processes", processes)
-    with opened(file) as lines, workers(study, number) as each:
+    with opened(file) as lines, workers(study, number, [*by_name.values()]) as each:
         return _Steps(study, plan, by_name, twice, lines, each, Progress(verbose)).all(metrics)
 
 
@@ -165,7 +168,8 @@ class _Steps:
     def all(self, metrics: Any) -> Comparison:
         """All steps."""
         first = next(iter(self._arms.values()))
-        ((_, probed),) = self._each(_probe, [(self._job(TUNE, first, 1), metrics, self._plan.budget)])
+        job = self._job(TUNE, replace(first, build=None), 1)
+        ((_, probed),) = self._each(_probe, [(job, metrics, self._plan.budget)])
         updates = probed["updates"]
         self._budget = updates
         self._lines.begin(settings_of(self._study, self._plan, probed))
@@ -204,7 +208,9 @@ class _Steps:
         head = head if isinstance(head, str) else ""
         rate = self._plan.rates[0] if rate is None else rate
         seed = self._plan.tuning_seed if seed is None else seed
-        return Job(kind, arm.name, head, seed, rate, updates, at_equal_cost, arm.weights, arm.options, self._budget)
+        return Job(
+            kind, arm.name, head, seed, rate, updates, at_equal_cost, arm.weights, arm.options, self._budget, arm.build
+        )
 
     def _check_arms(self) -> None:
         """Starts every arm that is new, so that its errors come before the first run, and writes it down.
@@ -241,8 +247,15 @@ class _Steps:
         for job in (job for job in wanted if job.key in known):
             self._progress.skip(job)
         for job, line in self._each(run, [job for job in wanted if job.key not in known]):
-            _check_equal([*(each for each in self._lines.runs().values() if each["seed"] == job.seed), line])
+            _check_equal([*(each for each in self._lines.runs().values() if each["seed"] == job.seed), line], self._build_of)
             self._progress.done(job, self._lines.append(line), self._metrics)
+
+    def _build_of(self, arm: str) -> Any:
+        """What tells the trainers of an arm from those of others: arms with equal ones have equal starts."""
+        if arm in self._arms:
+            return self._arms[arm].build
+        in_file = self._lines.named("arm").get(arm, {"how": {}})["how"]
+        return arm if BUILD in in_file else None
 
     def _rate(self, arm: Arm, head: str, updates: int, at_equal_cost: bool, updates_alone: int) -> float:
         """The best learning rate of the grid on the tuning seed."""
@@ -290,16 +303,18 @@ def _probe(study: Study, given: tuple[Job, Any, tuple[str, int]]) -> dict[str, A
     return probe(study, job, metrics, *budget)
 
 
-def _check_equal(lines: Sequence[Line]) -> None:
-    """Checks that runs of a seed began with the same weights and had the same batches in the same order.
+def _check_equal(lines: Sequence[Line], build_of: Callable[[str], Any]) -> None:
+    """Checks that runs of a seed had the same batches in the same order and, with an equal `build`, the same start.
 
     Raises:
         ValueError: They did not.
     """
     *others, last = lines
+    build = build_of(last["arm"])
     for line in others:
+        is_comparable = build_of(line["arm"]) == build
         parts = [name for name in line["start"].keys() & last["start"].keys() if line["start"][name] != last["start"][name]]
-        if parts:
+        if parts and is_comparable:
             raise ValueError(
                 "`build` must make the same initial weights whenever it is called with the same seeds. Received: other "
                 f"weights of {', '.join(sorted(parts))} in the arm {last['arm']!r} than in {line['arm']!r}, at seed "

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from multihead.comparison._data import TRAIN, Feed
-from multihead.comparison._run import Started, start
+from multihead.comparison._run import Started, parameters_of, start
 from multihead.comparison._study import Job, Study
 
 ROUNDS = 7
@@ -111,12 +111,15 @@ def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
 
     `update_ratio` is the time of one update of the arm over the sum of the times of one update of each single-task model;
     `serve_ratio` is the same of a prediction for one batch. Both are medians over rounds; so are the times in seconds.
+    `size_ratio` is the same of the numbers of parameters.
 
     Args:
         study: What is the same for all runs.
         jobs: The arm, and each head alone.
     """
-    timed = [_Timed(start(study, job), study, job.seed) for job in jobs]
+    models = [start(study, job) for job in jobs]
+    parameters, *parameters_alone = (parameters_of(each.trainer) for each in models)
+    timed = [_Timed(each, study, job.seed) for each, job in zip(models, jobs)]
     updates, predictions = [], []
     for _ in range(ROUNDS):
         updates.append([each.update() for each in timed])
@@ -128,10 +131,13 @@ def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
         "cost": jobs[0].arm,
         "update_ratio": _ratio(updates),
         "serve_ratio": _ratio(predictions),
+        "size_ratio": parameters / sum(parameters_alone),
         "update_seconds": joint,
         "serve_seconds": serving,
         "alone_update_seconds": dict(zip(heads, alone)),
         "alone_serve_seconds": dict(zip(heads, serving_alone)),
+        "parameters": parameters,
+        "alone_parameters": dict(zip(heads, parameters_alone)),
     }
 
 

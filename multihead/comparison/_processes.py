@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -26,13 +26,14 @@ _STUDY: list[Study] = []
 
 
 @contextmanager
-def workers(study: Study, processes: int) -> Iterator[Each]:
+def workers(study: Study, processes: int, others: Sequence[Any] = ()) -> Iterator[Each]:
     """A context in which runs are computed.
 
     Args:
         study: What is the same for all runs.
         processes: How many at once. With 1, in this process; with more, in new processes, each of which imports the
             program again.
+        others: What else will be sent to them.
 
     Raises:
         ValueError: The study cannot be sent to another process.
@@ -42,11 +43,12 @@ def workers(study: Study, processes: int) -> Iterator[Each]:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
         return
     try:
-        ForkingPickler.dumps(study)
+        ForkingPickler.dumps((study, others))
     except Exception as error:  # noqa: BLE001 - whatever an object of the user raises
         raise ValueError(
-            "`build`, `data`, `optimizer`, `measure` and `options` must be importable with `processes` above 1: functions "
-            f"at the top level of a file. Received: processes={processes!r}, and {error}. Move them there, or omit it."
+            "`build`, `data`, `arms`, `optimizer`, `measure` and `options` must be importable with `processes` above 1: "
+            f"functions at the top level of a file. Received: processes={processes!r}, and {error}. Move them there, or "
+            "omit it."
         ) from error
     pool = concurrent.futures.ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(study, _switches())

@@ -19,6 +19,7 @@ from multihead.comparison._study import FINAL, label_of
 from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
 
 CONFIDENCE = 0.95
+_COSTS = ("update", "serve", "size")
 
 
 class Comparison:
@@ -41,7 +42,8 @@ class Comparison:
         rates: The learning rates, by the name of the arm, and `"{head} alone"` for single-task models.
         updates: The numbers of updates, by the name of the arm.
         costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
-            prediction for a batch, over the sum of the times of the single-task models of all heads. Below 1 is cheaper.
+            prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
+            the numbers of parameters. Below 1 is cheaper.
         lines: All lines, as in the file.
     """
 
@@ -69,7 +71,9 @@ class Comparison:
         self.rates = {self._of(label, head): line["rate"] for (label, head, _), line in in_order}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
         costs = [line for line in self.lines if "cost" in line]
-        self.costs = {line["cost"]: {"update": line["update_ratio"], "serve": line["serve_ratio"]} for line in costs}
+        self.costs = {
+            line["cost"]: {key: line[f"{key}_ratio"] for key in _COSTS if f"{key}_ratio" in line} for line in costs
+        }
         self._fixed = {name for name, line in measured.items() if line["is_fixed"]}
 
     def _of(self, label: str, head: str) -> str:

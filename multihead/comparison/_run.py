@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -67,14 +68,7 @@ def start(study: Study, job: Job) -> Started:
     keras.utils.set_random_seed(job.seed)
     given = splits_of(study.data, job.seed)
     keras.utils.set_random_seed(job.seed)
-    trainer = study.build()
-    is_trainer = isinstance(trainer, KerasHooks)  # which only a `MultiHeadTrainer` is
-    if not is_trainer or len(trainer.heads) < 2:
-        heads = f" with {len(trainer.heads)} heads" if is_trainer else ""
-        raise TypeError(
-            "`build` must return a `MultiHeadTrainer` with at least two heads. "
-            f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."
-        )
+    trainer = _built(study, job)
     all_heads = list(trainer.heads)
     check_head_names(f"arms[{job.arm!r}]['weights']", job.weights, all_heads)
     data = {name: read_split(name, each, all_heads) for name, each in given.items()}
@@ -98,6 +92,31 @@ def start(study: Study, job: Job) -> Started:
     digests = {name: digest_of([np.asarray(v) for v in _weights(each)]) for name, each in modules.items()}
     keras.utils.set_random_seed(job.seed)
     return Started(trainer, all_heads, data, given, digests)
+
+
+def _built(study: Study, job: Job) -> Any:
+    """The trainer of a run, before it is compiled.
+
+    Raises:
+        TypeError: It is none.
+    """
+    argument, build = ("`build`", study.build) if job.build is None else (f"`arms[{job.arm!r}]['build']`", job.build)
+    trainer: Any = build()
+    is_trainer = isinstance(trainer, KerasHooks)  # which only a `MultiHeadTrainer` is
+    if not is_trainer or len(trainer.heads) < 2:
+        heads = f" with {len(trainer.heads)} heads" if is_trainer else ""
+        raise TypeError(
+            f"{argument} must return a `MultiHeadTrainer` with at least two heads. "
+            f"Received: a {type(trainer).__name__}{heads}. Add the heads in it, and return the trainer."
+        )
+    return trainer
+
+
+def parameters_of(trainer: Any) -> int:
+    """The number of parameters of the encoder and the heads; one that several of them share counts once."""
+    modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
+    weights = {id(weight): weight for module in modules for weight in _weights(module)}
+    return sum(math.prod(weight.shape) for weight in weights.values())
 
 
 def _weights(module: Any) -> Sequence[Any]:
@@ -243,7 +262,18 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
 
 
 def check_arm(study: Study, job: Job) -> list[str]:
-    """Starts an arm, without training it: options that do not suit it are errors before the first run."""
+    """Starts an arm, without training it: options that do not suit it are errors before the first run.
+
+    Raises:
+        ValueError: Its trainer has other heads than that of `build`.
+    """
+    if job.build is not None:
+        heads, others = ([*_built(study, each).heads] for each in (replace(job, build=None), job))
+        if sorted(heads) != sorted(others):
+            raise ValueError(
+                f"`arms[{job.arm!r}]['build']` must return a trainer with the heads of `build`: {quoted(heads)}. "
+                f"Received: {quoted(others)}. Add the same heads, by the same names."
+            )
     return list(start(study, job).trainer.heads)
 
 

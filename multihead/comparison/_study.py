@@ -11,7 +11,7 @@ import keras
 from multihead._ground.keras import STACK
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import check_positive_whole, check_whole, is_number, quoted
-from multihead.comparison._arms import ALONE, AT_EQUAL_COST, in_words
+from multihead.comparison._arms import ALONE, AT_EQUAL_COST, check_build, in_words
 
 TUNE, FINAL = "tune", "final"
 
@@ -54,6 +54,7 @@ class Job:
         weights: The heads' weights.
         options: Options of `compile` of the arm.
         budget: The number of updates without equal cost, by which places in the order of the data are marked.
+        build: Creates the trainer of the arm; None for that of the study.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Job:
     weights: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     budget: int = 1
+    build: Callable[[], Any] | None = None
 
     @property
     def label(self) -> str:
@@ -148,11 +150,7 @@ def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
     Raises:
         TypeError: One is not.
     """
-    if not callable(build) or isinstance(build, keras.layers.Layer):
-        raise TypeError(
-            "`build` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
-            f"Received: build={build!r}. Pass the function itself, so that each run has a trainer of its own."
-        )
+    check_build("build", build)
     if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "

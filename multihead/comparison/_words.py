@@ -131,6 +131,7 @@ def _of_cost(arm: str, costs: Mapping[str, float], heads: int) -> str:
         f"An update of {arm!r} takes {plain(update)} of the time in which each of the {heads} single-task models makes one, "
         f"so in the same time it makes {plain(1 / update)} times as many. A prediction for all heads takes {plain(serve)} "
         f"of the time of theirs{', because the encoder runs once' if serve < 1 else ''}."
+        + (f" It has {plain(costs['size'])} times their parameters." if "size" in costs else "")
     )
 
 

@@ -17,9 +17,9 @@ HEADS = ("kind", "size")
 EAGER = {"run_eagerly": True}
 
 
-def build(dropout=None):
+def build(dropout=None, units=4):
     """An encoder, a classifier and a regression whose targets are scaled."""
-    layers = [keras.layers.Dense(4, activation="tanh"), *([keras.layers.Dropout(dropout)] if dropout else [])]
+    layers = [keras.layers.Dense(units, activation="tanh"), *([keras.layers.Dropout(dropout)] if dropout else [])]
     trainer = MultiHeadTrainer(keras.Sequential(layers))
     kind = keras.layers.Dense(3, activation="softmax")
     trainer.add_head("kind", kind, "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -30,6 +30,11 @@ def build(dropout=None):
 def build_with_dropout():
     """The same with dropout in the encoder. Seeds then forget the kernels of all operations, which takes time."""
     return build(0.1)
+
+
+def build_wide():
+    """The same with a wider encoder."""
+    return build(units=9)
 
 
 def examples(count, seed=0):

@@ -170,6 +170,41 @@ def test_a_wider_grid_goes_on_in_the_same_file(first, tmp_path, monkeypatch):
 
 
 @pytest.mark.programs
+def test_an_arm_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(_cost, "ROUNDS", 1)
+    arms = {
+        "plain sum": {},
+        "wide": {"build": compared.build_wide},
+        "wide EqualNorms": {"build": compared.build_wide, "balancer": "EqualNorms"},
+    }
+    file = tmp_path / "wide.jsonl"
+    options = {**OPTIONS, "rates": 0.05, "equal_cost": ["plain sum", "wide"], "file": file}
+    found = compare(compared.build, compared.arrays, arms, 2, 3, **options)
+    starts = {(line["arm"], line["seed"], line["start"]["encoder"]) for line in runs(found.lines)}
+    for seed in (0, 1):
+        first_weights = {
+            arm: {start for name, of_seed, start in starts if (name, of_seed) == (arm, seed)} for arm in ("alone", *arms)
+        }
+        assert (
+            first_weights["alone"] == first_weights["plain sum"] != first_weights["wide"] == first_weights["wide EqualNorms"]
+        )
+        assert len(first_weights["wide"]) == 1
+    # An encoder of 3 inputs, a classifier of 3 classes, a regression: kernels and biases.
+    alone = 4 * (3 + 1) * 2 + 3 * (4 + 1) + 1 * (4 + 1)
+    assert found.costs["plain sum"]["size"] == pytest.approx((alone - 4 * (3 + 1)) / alone)
+    assert found.costs["wide"]["size"] == pytest.approx((9 * (3 + 1) + (3 + 1) * (9 + 1)) / alone)
+    assert f"It has {found.costs['wide']['size']:.3g} times their parameters." in " ".join(found.findings)
+    assert all(np.isfinite(found.values(arm, head)).all() for arm in found.arms for head in HEADS)
+    before = file.read_text(encoding="utf-8")
+    again = compare(compared.build, compared.arrays, arms, 2, 3, **options)
+    assert again.to_dict() == found.to_dict() and file.read_text(encoding="utf-8") == before
+    # The file knows which arms have other weights, and a narrower arm of the same name is another one.
+    compare(compared.build, compared.arrays, {"narrow": {}}, 2, 3, **{**options, "equal_cost": False})
+    with pytest.raises(ValueError, match=r"`arms\['wide'\]` must be the same as in `file`.*'build': 'build_wide'"):
+        compare(compared.build, compared.arrays, {"wide": {}}, 2, 3, **{**options, "equal_cost": False})
+
+
+@pytest.mark.programs
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -281,6 +316,13 @@ def test_a_data_set_that_yields_nothing_is_an_error():
 # Errors
 
 
+def other_heads():
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    for name in ("kind", "sise"):
+        trainer.add_head(name, keras.layers.Dense(1), "mse")
+    return trainer
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -289,7 +331,7 @@ def test_a_data_set_that_yields_nothing_is_an_error():
         ({"build": dict}, "`build` must return a `MultiHeadTrainer` with at least two heads. Received: a dict"),
         ({"arms": {}}, "`arms` must be a dict of at least one arm"),
         ({"arms": {"alone": {}}}, "The name of an arm in `arms` must be a string other than 'alone'.*Choose another name"),
-        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile` and `weights`"),
+        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile`, `weights` and `build`"),
         ({"arms": {"a": {"balancr": None}}}, r"`arms\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
         ({"arms": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all arms"),
         ({"arms": {"a": {"accumulate_steps": 2}}}, "`accumulate_steps` is the same for all arms"),
@@ -297,6 +339,9 @@ def test_a_data_set_that_yields_nothing_is_an_error():
         ({"arms": {"a": {"weights": {"size": -1}}}}, r"`arms\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
         ({"arms": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
         ({"arms": {"a": {"schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
+        ({"arms": {"a": {"build": 3}}}, r"`arms\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
+        ({"arms": {"a": {"build": dict}}}, r"`arms\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
+        ({"arms": {"a": {"build": other_heads}}}, r"`arms\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"tuning_seed": 0}, "`tuning_seed` must be a seed of its own.*Received: tuning_seed=0 with seeds 0"),
@@ -316,6 +361,7 @@ def test_a_data_set_that_yields_nothing_is_an_error():
         ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
         ({"file": "no/such/folder.jsonl"}, "`file` must be a file in a folder that exists"),
         ({"processes": 0}, "`processes` must be a whole number of at least 1"),
+        ({"processes": 2, "arms": {"a": {"build": lambda: None}}}, "must be importable with `processes` above 1: functions"),
         ({"processes": 2, "build": lambda: None}, "must be importable with `processes` above 1: functions"),
     ],
 )  # fmt: skip
