@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from benchmarks import molecules, multimnist
@@ -15,6 +16,9 @@ from examples.seq2seq_price import batches, run
 from examples.seq2seq_price.columns import NO_LABEL
 from examples.seq2seq_price.rows import read_table
 from multihead import MultiHeadTrainer, losses
+from multihead.comparison._arms import ALONE
+from multihead.comparison._run import parameters_of, start
+from multihead.comparison._study import TUNE, Job, Study
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
 Part = tuple[np.ndarray, dict[str, np.ndarray]]
@@ -24,7 +28,8 @@ class DataSet(NamedTuple):
     """A data set and its model.
 
     Attributes:
-        build: Makes the trainer.
+        make: Makes the trainer for a width of the representation.
+        width: The width of the representation of single-task models.
         data: The training, validation and test data, as `multihead.compare` takes them.
         metrics: Each head's figure and its direction.
         updates: The number of updates of a single-task model; joint models have as many, and more at equal cost.
@@ -34,7 +39,8 @@ class DataSet(NamedTuple):
         clip: The limit on the global norm of an update's gradients; None for no clipping.
     """
 
-    build: Callable[[], MultiHeadTrainer]
+    make: Callable[[int], MultiHeadTrainer]
+    width: int
     data: Mapping[str, Any]
     metrics: Mapping[str, tuple[str, str]]
     updates: int
@@ -42,6 +48,25 @@ class DataSet(NamedTuple):
     rates: Mapping[str, tuple[float, ...]]
     measure: Callable[..., dict[str, float]] | None = None
     clip: float | None = None
+
+    @property
+    def build(self) -> Callable[[], MultiHeadTrainer]:
+        """Makes the trainer with the width of single-task models."""
+        return functools.partial(self.make, self.width)
+
+    def as_large(self) -> int:
+        """The largest width with which a joint model has at most the parameters of all single-task models together."""
+        most = sum(self._parameters(self.width, head) for head in self.metrics)
+        low, high = self.width, self.width * len(self.metrics) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._parameters(middle) <= most else (low, middle)
+        return low
+
+    def _parameters(self, width: int, head: str = "") -> int:
+        """The number of parameters of a joint model or, with the name of a head, of its single-task model."""
+        study = Study(functools.partial(self.make, width), self.data, keras.optimizers.SGD, {}, self.batch_size, None)
+        return parameters_of(start(study, Job(TUNE, ALONE if head else "joint", head, 0, 1e-3, 1)).trainer)
 
 
 def rates(adam: tuple[float, ...], sgd: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
@@ -56,17 +81,20 @@ LONGEST = 24
 def study(folder: Path, every: int = 1) -> DataSet:
     """The network and the orders of the convergence study: the reply from the final state of a GRU, and the price."""
     found = run.workshop_data(6000 // every, 3000 // every, seed=0)
-    network = Network(found, units=64, embedding=32)
 
-    def build() -> MultiHeadTrainer:
-        encoder, reply, price = network.make_modules()
+    @functools.cache
+    def network(units: int) -> Network:
+        return Network(found, units=units, embedding=32)
+
+    def make(units: int) -> MultiHeadTrainer:
+        encoder, reply, price = network(units).make_modules()
         trainer = MultiHeadTrainer(encoder)
         trainer.add_head("reply", reply, losses.SequenceCrossentropy(), teacher_forcing=True)
         trainer.add_head("price", price, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
         return trainer
 
     def part(examples: batches.Examples) -> Part:
-        ids, reply = (ids.to_tensor().numpy() for ids in network.vectorizers(examples.texts, examples.targets))
+        ids, reply = (ids.to_tensor().numpy() for ids in network(64).vectorizers(examples.texts, examples.targets))
         short = ((ids != batches.PADDING_ID).sum(axis=1) <= LONGEST) & ((reply != batches.PADDING_ID).sum(axis=1) <= LONGEST)
         labels = {"reply": reply[short, :LONGEST], "price": examples.labels[short]}
         return ids[short, :LONGEST].astype(np.int32), {name: each.astype(np.int32) for name, each in labels.items()}
@@ -74,7 +102,7 @@ def study(folder: Path, every: int = 1) -> DataSet:
     held_out = part(found.splits["dev"])
     data = {"train": part(found.splits["train"]), **halves(held_out)}
     metrics = {"reply": ("reply_loss", "min"), "price": ("price_accuracy", "max")}
-    return DataSet(build, data, metrics, 400, 64, rates((6e-3, 12e-3, 24e-3, 48e-3), (0.5, 1.0, 2.0, 4.0)), clip=1.0)
+    return DataSet(make, 64, data, metrics, 400, 64, rates((6e-3, 12e-3, 24e-3, 48e-3), (0.5, 1.0, 2.0, 4.0)), clip=1.0)
 
 
 WORDS = 40
@@ -95,8 +123,8 @@ def restaurants(folder: Path, every: int = 1) -> DataSet:
         ids = vectorizer(texts[name]).to_tensor().numpy().astype(np.int32)[:, :WORDS]
         return ids, {slot: np.array([_place(classes[slot], row[slot]) for row in splits[name]], np.int32) for slot in SLOTS}
 
-    def build() -> MultiHeadTrainer:
-        trainer = MultiHeadTrainer(Seq2SeqEncoder(len(words) + 2, 32, 48, cell="gru"))
+    def make(units: int) -> MultiHeadTrainer:
+        trainer = MultiHeadTrainer(Seq2SeqEncoder(len(words) + 2, 32, units, cell="gru"))
         for slot in SLOTS:
             module = PriceClassifier(len(classes[slot]), hidden_units=48)
             trainer.add_head(slot, module, "sparse_categorical_crossentropy", metrics=["accuracy"], ignore_label=NO_LABEL)
@@ -105,7 +133,7 @@ def restaurants(folder: Path, every: int = 1) -> DataSet:
     data = {"train": part("train"), **halves(part("dev"))}
     metrics = {slot: (f"{slot}_accuracy", "max") for slot in SLOTS}
     grids = rates((3e-3, 6e-3, 12e-3, 24e-3, 48e-3), (0.03, 0.1, 0.3, 1.0, 3.0))
-    return DataSet(build, data, metrics, 150, 64, grids, clip=1.0)
+    return DataSet(make, 48, data, metrics, 150, 64, grids, clip=1.0)
 
 
 def _place(known: list[str], value: str) -> int:
@@ -119,6 +147,7 @@ def digits(heads: tuple[str, str], folder: Path, every: int = 1) -> DataSet:
     data["train"] = (x[::2], {head: each[::2] for head, each in y.items()})
     return DataSet(
         functools.partial(multimnist.build, heads),
+        multimnist.UNITS,
         data,
         multimnist.metrics_of(heads),
         300,
@@ -136,6 +165,7 @@ def assays(name: str, epochs: int, grids: Mapping[str, tuple[float, ...]], folde
     updates = epochs * -(-len(x) // molecules.BATCH)
     return DataSet(
         functools.partial(molecules.build, heads),
+        molecules.UNITS,
         data,
         {head: (f"{head}_area", "max") for head in heads},
         updates,

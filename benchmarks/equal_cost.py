@@ -8,7 +8,8 @@ and then for the time that the single-task models of all heads take together (`m
 rates are chosen from a grid for each arm and each single-task model, and decay to zero; ClinTox, whose validation data have
 six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms`
 takes the name of a balancer or a weighting, of a balancer with `", parameters"`, and of a head with its weight:
-`"price 0.3"`.
+`"price 0.3"`; with `", as large"`, the encoder is as wide as it can be while the joint model has no more parameters than the
+single-task models together.
 
 Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
 `multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with
@@ -35,7 +36,7 @@ import numpy as np
 
 import multihead
 from benchmarks import _published
-from benchmarks._equal_cost_sets import SETS
+from benchmarks._equal_cost_sets import SETS, DataSet
 from benchmarks._equal_cost_table import LINES, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
@@ -48,9 +49,11 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
+LARGE = ", as large"
+"""What follows the name of an arm whose model is as large as the single-task models together."""
 ARMS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
 """The arms that are trained at equal cost, too."""
-DEFAULT = ARMS[:3]
+DEFAULT = (*ARMS[:3], f"NormFloor{LARGE}", f"NormFloor 1{LARGE}")
 SPECIAL = {"NormFloor 1": {"balancer": balancing.NormFloor(1.0)}}
 
 
@@ -62,7 +65,7 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
     return multihead.compare(
         found.build,
         found.data,
-        _published.arms_of(options.arms, list(found.metrics), SPECIAL),
+        arms_of(found, options.arms),
         options.seeds,
         3 if options.quick else found.updates,
         metrics=found.metrics,
@@ -70,10 +73,23 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
         rates=rates[:1] if options.quick else rates,
         batch_size=found.batch_size,
         options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
-        equal_cost=[arm for arm in options.arms if arm in ARMS],
+        equal_cost=[arm for arm in options.arms if arm.removesuffix(LARGE) in ARMS],
         measure=found.measure,
         file=options.runs / f"{name}_{optimizer}.jsonl",
     )
+
+
+def arms_of(found: DataSet, names: Sequence[str]) -> dict[str, _published.Arm]:
+    """The arms of a data set by their names, as large ones with a `build` of their own.
+
+    Raises:
+        InputError: There is no such arm.
+    """
+    of_names = _published.arms_of([name.removesuffix(LARGE) for name in names], list(found.metrics), SPECIAL)
+    wide = {}
+    if any(name.endswith(LARGE) for name in names):
+        wide = {"build": functools.partial(found.make, found.as_large())}
+    return {name: {**of_names[name.removesuffix(LARGE)], **(wide if name.endswith(LARGE) else {})} for name in names}
 
 
 def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:

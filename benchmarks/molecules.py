@@ -161,12 +161,12 @@ def balanced(labels: np.ndarray) -> np.ndarray:
     return np.where(positive, 0.5 / max(share, 1e-3), 0.5 / max(1 - share, 1e-3)).astype(np.float32)
 
 
-def build(heads: Sequence[str]) -> MultiHeadTrainer:
+def build(heads: Sequence[str], units: int = UNITS) -> MultiHeadTrainer:
     """A hidden layer with dropout, and a head for each assay."""
     layers, penalty = keras.layers, keras.regularizers.L2(PENALTY)
     first = keras.initializers.TruncatedNormal(stddev=0.02)
     hidden = layers.Dense(
-        UNITS, activation="relu", kernel_initializer=first, bias_initializer="ones", kernel_regularizer=penalty
+        units, activation="relu", kernel_initializer=first, bias_initializer="ones", kernel_regularizer=penalty
     )
     trainer = MultiHeadTrainer(keras.Sequential([hidden, layers.Dropout(DROPOUT)]))
     for head in heads:

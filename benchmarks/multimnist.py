@@ -154,7 +154,11 @@ def data_of(digits: Digits, heads: Sequence[str], every: int = 1) -> dict[str, t
     return found
 
 
-def build(heads: Sequence[str]) -> MultiHeadTrainer:
+UNITS = 50
+"""The width of the representation."""
+
+
+def build(heads: Sequence[str], units: int = UNITS) -> MultiHeadTrainer:
     """LeNet with a head for each task: 50 units and a class for each digit, or 256 units and an image."""
     layers = keras.layers
     encoder = keras.Sequential(
@@ -166,7 +170,7 @@ def build(heads: Sequence[str]) -> MultiHeadTrainer:
             layers.MaxPooling2D(2),
             layers.ReLU(),
             layers.Flatten(),
-            layers.Dense(50, activation="relu"),
+            layers.Dense(units, activation="relu"),
         ]
     )
     trainer = MultiHeadTrainer(encoder)

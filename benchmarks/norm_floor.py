@@ -219,14 +219,15 @@ class Networks:
         return found
 
 
-def orders_of(problem: Problem, seeds: Sequence[int], updates: int) -> np.ndarray:
-    """`[updates, seeds, batch]`: whole batches of a new order in each epoch."""
-    per_epoch = problem.train // BATCH
+def orders_of(problem: Problem, seeds: Sequence[int], updates: int, batch: int = BATCH) -> np.ndarray:
+    """`[updates, seeds, batch]`: whole batches, at most of all examples, of a new order in each epoch."""
+    batch = min(batch, problem.train)
+    per_epoch = problem.train // batch
     by_seed = []
     for seed in seeds:
         rng = np.random.default_rng([seed, 9])
-        epochs = [rng.permutation(problem.train)[: per_epoch * BATCH] for _ in range(-(-updates // per_epoch))]
-        by_seed.append(np.concatenate(epochs).reshape(-1, BATCH)[:updates])
+        epochs = [rng.permutation(problem.train)[: per_epoch * batch] for _ in range(-(-updates // per_epoch))]
+        by_seed.append(np.concatenate(epochs).reshape(-1, batch)[:updates])
     return np.stack(by_seed, axis=1)
 
 

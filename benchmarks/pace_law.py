@@ -5,10 +5,11 @@
 The law of the pace (docs/concepts/pace.md) says that with equal running norms each of `n` heads moves at `1 / sqrt(n)` of
 its pace alone, so that `sqrt(n)` times the updates should make up for it. The problems, networks and data are those of
 `python -m benchmarks.norm_floor`. Each head alone trains once on an encoder of its own, with the problem's updates. The
-plain sum, and `NormFloor` with a floor of 0.2 and of 1, train with as many, with `sqrt(n)` and `n` times as many, and with
-`sqrt(n)` times as many and twice the width of the representation. The learning rate of each arm, and of each head alone, is
-the best of three (four for SGD) on three other seeds, and decays to zero. A problem and an optimizer are a line of JSON in
-`--output`; what is there is not repeated. `--show` prints the tables of a file.
+plain sum, and `NormFloor` with a floor of 0.2 and of 1, train with as many, with `sqrt(n)` and `n` times as many, with
+`sqrt(n)` times as many and twice the width of the representation, and with as many updates of `n` times the batch. The
+learning rate of each arm, and of each head alone, is the best of three (four for SGD) on three other seeds, and decays to
+zero. A problem and an optimizer are a line of JSON in `--output`; what is there is not repeated, and a budget that a line
+lacks is added to it. `--show` prints the tables of a file.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks import norm_floor
 from benchmarks._results import markdown, read_lines
-from benchmarks.norm_floor import PROBLEMS, SEEDS, Line, Networks, Rule, State, orders_of
+from benchmarks.norm_floor import BATCH, PROBLEMS, SEEDS, Line, Networks, Rule, State, orders_of
 from examples._command_line import InputError
+from multihead._ground.files import replace_text
 from multihead.comparison import Difference
 from multihead.comparison._student import difference_of
 
@@ -38,8 +41,29 @@ OPTIMIZERS: Mapping[str, tuple[float, ...]] = {
     "SGD": (0.2, 1.0, 5.0, 20.0),
 }
 """By optimizer the grid of learning rates, as factors of the problem's rate for Adam."""
-BUDGETS: Mapping[str, tuple[float, int]] = {"1": (0.0, 1), "sqrt(n)": (0.5, 1), "sqrt(n), wide": (0.5, 2), "n": (1.0, 1)}
-"""By name the power of the number of heads by which updates are multiplied, and the factor of the representation's width."""
+
+
+class Budget(NamedTuple):
+    """What a joint model has more than each single-task model.
+
+    Attributes:
+        updates: The power of the number of heads by which updates are multiplied.
+        width: The factor of the representation's width.
+        batch: The power of the number of heads by which the batch is multiplied.
+    """
+
+    updates: float = 0.0
+    width: int = 1
+    batch: int = 0
+
+
+BUDGETS: Mapping[str, Budget] = {
+    "1": Budget(),
+    "sqrt(n)": Budget(updates=0.5),
+    "sqrt(n), wide": Budget(updates=0.5, width=2),
+    "n": Budget(updates=1.0),
+    "1, batch n": Budget(batch=1),
+}
 TUNING_SEEDS = (1000, 1001, 1002)
 
 
@@ -52,30 +76,50 @@ def alone(k: int) -> Rule:
     return coefficients
 
 
-def measure(name: str, optimizer: str, seeds: Sequence[int], most: int) -> dict[str, dict[str, np.ndarray]]:
-    """By arm, `"alone"` first, and head: the figures `[seeds]`; an arm is its name, a colon and its budget."""
+def measure(
+    name: str, optimizer: str, seeds: Sequence[int], most: int, known: Collection[str] = ()
+) -> dict[str, dict[str, np.ndarray]]:
+    """By arm, `"alone"` first, and head: the figures `[seeds]`; an arm is its name, a colon and its budget.
+
+    Args:
+        name: The name of a problem.
+        optimizer: The name of an optimizer.
+        seeds: The seeds.
+        most: The largest number of updates of a single-task model.
+        known: Arms that are left out.
+    """
     problem = PROBLEMS[name](seeds[0])
     heads, updates = list(problem.heads), min(most, problem.updates)
     of_one: dict[str, Rule] = {f"{ALONE} {head}": alone(k) for k, head in enumerate(heads)}
-    together = {arm: norm_floor.ARMS[arm] for arm in ARMS}
-    found = _tuned(name, optimizer, seeds, of_one, updates)
-    arms = {ALONE: {head: found[f"{ALONE} {head}"][head] for head in heads}}
-    for budget, (power, width) in BUDGETS.items():
-        found = _tuned(name, optimizer, seeds, together, round(updates * len(heads) ** power), width)
-        arms |= {f"{arm}: {budget}": figures for arm, figures in found.items()}
+    arms = {}
+    if ALONE not in known:
+        found = _tuned(name, optimizer, seeds, of_one, updates)
+        arms[ALONE] = {head: found[f"{ALONE} {head}"][head] for head in heads}
+    for title, budget in BUDGETS.items():
+        rules = {arm: norm_floor.ARMS[arm] for arm in ARMS if f"{arm}: {title}" not in known}
+        if rules:
+            number, batch = round(updates * len(heads) ** budget.updates), BATCH * len(heads) ** budget.batch
+            found = _tuned(name, optimizer, seeds, rules, number, budget.width, batch)
+            arms |= {f"{arm}: {title}": figures for arm, figures in found.items()}
     return arms
 
 
 def _tuned(
-    name: str, optimizer: str, seeds: Sequence[int], rules: Mapping[str, Rule], updates: int, width: int = 1
+    name: str,
+    optimizer: str,
+    seeds: Sequence[int],
+    rules: Mapping[str, Rule],
+    updates: int,
+    width: int = 1,
+    batch: int = BATCH,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Trains each arm with the best of some learning rates on other seeds: the best mean of its heads' figures."""
     factors = OPTIMIZERS[optimizer]
     tried = {f"{arm}/{factor}": rule for arm, rule in rules.items() for factor in factors}
     rate = PROBLEMS[name](seeds[0]).rate
-    trials = _train(name, optimizer, TUNING_SEEDS, tried, rate * np.tile(factors, len(rules)), updates, width)
+    trials = _train(name, optimizer, TUNING_SEEDS, tried, rate * np.tile(factors, len(rules)), updates, width, batch)
     best = [max(factors, key=lambda factor, arm=arm: _score(arm, trials[f"{arm}/{factor}"])) for arm in rules]
-    return _train(name, optimizer, seeds, rules, rate * np.array(best), updates, width)
+    return _train(name, optimizer, seeds, rules, rate * np.array(best), updates, width, batch)
 
 
 def _train(
@@ -86,12 +130,13 @@ def _train(
     rates: np.ndarray,
     updates: int,
     width: int,
+    batch: int,
 ) -> dict[str, dict[str, np.ndarray]]:
     problems = [PROBLEMS[name](seed) for seed in seeds]
     *hidden, last = problems[0].encoder
     problems = [problem._replace(encoder=(*hidden, width * last)) for problem in problems]
     networks = Networks(problems, seeds, rules)
-    networks.train(orders_of(problems[0], seeds, updates), optimizer, rates)
+    networks.train(orders_of(problems[0], seeds, updates, batch), optimizer, rates)
     figures = networks.figures()
     return {arm: {head: values[i] for head, values in figures.items()} for i, arm in enumerate(rules)}
 
@@ -186,21 +231,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.quick and options.output == LINES:
         options.output = Path("runs", "quick", LINES.name)
-    done = {(line["problem"], line["optimizer"]) for line in read_lines(options.output)}
+    lines = {(line["problem"], line["optimizer"]): line for line in read_lines(options.output)}
     wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
-    for problem, optimizer in () if options.show else [each for each in wanted if each not in done]:
+    for problem, optimizer in () if options.show else wanted:
+        before = lines.get((problem, optimizer), {"problem": problem, "optimizer": optimizer, "heads": [], "arms": {}})
         try:
-            found = measure(problem, optimizer, range(options.seeds), 4 if options.quick else sys.maxsize)
+            found = measure(problem, optimizer, range(options.seeds), 4 if options.quick else sys.maxsize, before["arms"])
         except InputError as error:
             parser.error(str(error))
-        options.output.parent.mkdir(parents=True, exist_ok=True)
+        if not found:
+            continue
         arms = {arm: [_short(values) for values in of_heads.values()] for arm, of_heads in found.items()}
-        line = {"problem": problem, "optimizer": optimizer, "heads": list(found[ALONE]), "arms": arms}
-        with options.output.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        heads = before["heads"] or list(found[ALONE])
+        lines[problem, optimizer] = {**before, "heads": heads, "arms": {**before["arms"], **arms}}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(options.output, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.values()))
         print(f"{problem}, {optimizer}: done", flush=True)
-    lines = read(options.output)
-    print(summary(lines), by_problem(lines), sep="\n")
+    shown = read(options.output)
+    print(summary(shown), by_problem(shown), sep="\n")
 
 
 if __name__ == "__main__":

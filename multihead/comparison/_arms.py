@@ -62,8 +62,8 @@ class Arm:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the heads' losses are summed with weights, without a balancer, a weighting or a schedule."""
-        return all(self.options.get(name) is None for name in _RULES)
+        """Whether it differs from the plain sum only in weights: no balancer, weighting, schedule or model of its own."""
+        return self.build is None and all(self.options.get(name) is None for name in _RULES)
 
     @property
     def settings(self) -> dict[str, str]:

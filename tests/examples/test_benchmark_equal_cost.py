@@ -95,11 +95,26 @@ def test_quick_trains_the_arms_and_prints_their_table(monkeypatch, tmp_path, cap
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (400, 28, 28), np.uint8), rng.integers(0, 10, 400, np.uint8)
     monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: ((x[:300], y[:300]), (x[300:], y[300:])))
-    arguments = ["--sets", "multimnist_cl_rr", "--arms", "plain sum", "--runs", str(tmp_path), "--data", str(tmp_path)]
+    large = f"plain sum{equal_cost.LARGE}"
+    arguments = [
+        "--sets",
+        "multimnist_cl_rr",
+        "--arms",
+        "plain sum",
+        large,
+        "--runs",
+        str(tmp_path),
+        "--data",
+        str(tmp_path),
+    ]
     assert equal_cost.main(["--quick", *arguments]) == 0
     printed = capsys.readouterr().out
     (result,) = map(json.loads, (tmp_path / "equal_cost.jsonl").read_text(encoding="utf-8").splitlines())
-    assert list(result["figures"]) == ["alone", "plain sum", "plain sum, equal cost"]
+    assert list(result["figures"]) == [
+        "alone",
+        *(each + end for end in ("", ", equal cost") for each in ("plain sum", large)),
+    ]
+    assert result["costs"]["plain sum"]["size"] < 0.99 < result["costs"][large]["size"] <= 1
     assert result["updates"]["alone"] == 3 and result["rates"]["plain sum"] == 2e-3
     assert (tmp_path / "multimnist_cl_rr_Adam.jsonl").exists()
     assert "| multimnist_cl_rr | Adam | 1 | " in printed

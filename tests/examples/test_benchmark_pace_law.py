@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,15 @@ def test_heads_count_against_alone_and_what_is_not_finite_is_worse():
     assert pace_law.verdicts(lines, "wine", "floor 1") == (4, 1, 2, -np.inf)
 
 
+def test_batches_of_n_times_the_size_cover_each_epoch_once():
+    problem = _problems.few_labels(0)
+    orders = norm_floor.orders_of(problem, [0, 1], 5, 3 * norm_floor.BATCH)
+    assert orders.shape == (5, 2, 96) and norm_floor.orders_of(problem, [0], 5).shape == (5, 1, 32)
+    per_epoch = problem.train // 96
+    assert len(set(orders[:per_epoch, 0].ravel().tolist())) == 96 * min(per_epoch, 5)
+    assert norm_floor.orders_of(problem, [0], 2, 10**6).shape == (2, 1, problem.train)
+
+
 def test_a_learning_rate_is_judged_by_what_the_arm_trains():
     figures = {"a": np.array([0.5, 0.7]), "b": np.array([-100.0, np.nan])}
     assert pace_law._score("alone a", figures) == pytest.approx(0.6)
@@ -51,6 +62,12 @@ def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
     lines = pace_law.read(output)
     assert [each["arm"] for each in lines][:4] == ["alone", *(f"{arm}: 1" for arm in pace_law.ARMS)]
     pace_law.main(options)
+    assert pace_law.read(output) == lines
+    (whole,) = map(json.loads, output.read_text(encoding="utf-8").splitlines())
+    kept = {arm: values for arm, values in whole["arms"].items() if not arm.endswith("batch n")}
+    assert len(kept) == len(whole["arms"]) - len(pace_law.ARMS)
+    output.write_text(json.dumps({**whole, "arms": kept}) + "\n", encoding="utf-8")
+    pace_law.main(options)  # which adds what the line lacks
     assert pace_law.read(output) == lines
     assert "| SGD, sqrt(n), wide | " in capsys.readouterr().out
 
