@@ -17,6 +17,8 @@ from multihead.comparison._student import difference_of, relative_changes
 
 LINES = RESULTS / "equal_cost.jsonl"
 ALONE, ENDING = "alone", ", equal cost"
+LARGE = ", as large"
+"""What follows the name of an arm whose model is as large as the single-task models together."""
 STUDY = ("study", "Adam")
 """The data set and the optimizer of which the front is drawn."""
 
@@ -24,8 +26,17 @@ Line = Mapping[str, Any]
 
 
 def values(line: Line, arm: str) -> np.ndarray:
-    """The figures of an arm on the test data, `[heads, seeds]`; NaN where training did not stay finite."""
+    """The figures of an arm on the test data, `[heads, seeds]`; NaN where training did not stay finite.
+
+    An arm may have the first of the line's seeds only.
+    """
     return np.array([line["figures"][arm][head] for head in line["directions"]], float)
+
+
+def with_alone(line: Line, arm: str) -> tuple[np.ndarray, np.ndarray]:
+    """The figures of an arm, and of each head alone at the same seeds."""
+    found = values(line, arm)
+    return found, values(line, ALONE)[:, : found.shape[1]]
 
 
 def signs(line: Line) -> np.ndarray:
@@ -35,12 +46,12 @@ def signs(line: Line) -> np.ndarray:
 
 def change(line: Line, arm: str) -> Difference:
     """The mean relative change against alone, delta-m, in percent."""
-    return difference_of(100 * relative_changes(values(line, arm), values(line, ALONE), signs(line)), 0.95)
+    return difference_of(100 * relative_changes(*with_alone(line, arm), signs(line)), 0.95)
 
 
 def of_heads(line: Line, arm: str) -> dict[str, Difference]:
     """The relative change of each head against alone, in percent."""
-    pairs = zip(line["directions"], values(line, arm), values(line, ALONE), signs(line))
+    pairs = zip(line["directions"], *with_alone(line, arm), signs(line))
     found = {}
     for head, each, alone, sign in pairs:
         found[head] = difference_of(100 * relative_changes(each[None], alone[None], sign[None]), 0.95)
@@ -64,9 +75,14 @@ def tables(path: Path) -> str:
     lines = read(path)
     if not lines:
         return ""
+    arms = arms_of(lines)
+    large = [arm for arm in arms if arm.endswith(LARGE)]
+    others = [arm for arm in arms if arm not in large]
     parts = [
-        _changes(lines, ENDING, "the time of the single-task models"),
-        _changes(lines, "", "as many updates as each single-task model"),
+        _changes(lines, others, ENDING, "The time of the single-task models"),
+        _changes(lines, large, ENDING, "The time of the single-task models, and an encoder as large as theirs together"),
+        _changes(lines, others, "", "As many updates as each single-task model"),
+        _changes(lines, large, "", "As many updates, and an encoder as large as those of the single-task models together"),
         _goal(lines),
         _figures(lines),
         front(lines),
@@ -90,8 +106,8 @@ def front(lines: Sequence[Line]) -> str:
     return f"{title}\n\n" + markdown(["arm", *metrics, *(f"{each} at equal cost" for each in metrics)], rows)
 
 
-def _changes(lines: Sequence[Line], ending: str, budget: str) -> str:
-    arms = arms_of(lines)
+def _changes(lines: Sequence[Line], arms: Sequence[str], ending: str, budget: str) -> str:
+    """Delta-m and heads of some arms, for each data set and optimizer in which one is; empty without any."""
     rows = []
     for line in lines:
         cells = []
@@ -102,10 +118,16 @@ def _changes(lines: Sequence[Line], ending: str, budget: str) -> str:
             better, worse = verdicts(line, arm)
             ratio = line["updates"][arm] / line["updates"][ALONE]
             updates = f"; {ratio:.2f}" if ending else ""
-            cells.append(f"{interval(change(line, arm), 1)}; {better}, {worse} of {len(line['directions'])}{updates}")
-        rows.append([line["set"], line["optimizer"], number_of(line["seeds"]).split()[0], *cells])
+            seeds = values(line, arm).shape[1]
+            fewer = "" if seeds == len(line["seeds"]) else f"; {number_of(range(seeds))}"
+            heads = f"{better}, {worse} of {len(line['directions'])}"
+            cells.append(f"{interval(change(line, arm), 1)}; {heads}{updates}{fewer}")
+        if any(cells):
+            rows.append([line["set"], line["optimizer"], number_of(line["seeds"]).split()[0], *cells])
+    if not rows:
+        return ""
     what = "delta-m in percent; heads better, worse" + ("; updates against alone" if ending else "")
-    return f"{budget[0].upper()}{budget[1:]}: {what}.\n\n" + markdown(["data set", "optimizer", "seeds", *arms], rows)
+    return f"{budget}: {what}.\n\n" + markdown(["data set", "optimizer", "seeds", *arms], rows)
 
 
 def _figures(lines: Sequence[Line]) -> str:
@@ -173,15 +195,16 @@ def draw(path: Path) -> Any:
     if not lines:
         return None
     sets, optimizers = (list(dict.fromkeys(line[key] for line in lines)) for key in ("set", "optimizer"))
-    figure, axes = new_figure("`benchmarks.equal_cost`", 1, len(optimizers), (4.2 * len(optimizers), 1.4 + 0.5 * len(sets)))
     arms = arms_of(lines)
+    height = 1.4 + 0.14 * len(arms) * len(sets)
+    figure, axes = new_figure("`benchmarks.equal_cost`", 1, len(optimizers), (4.2 * len(optimizers), height))
     for axis, optimizer in zip(axes[0], optimizers):
         for line in (line for line in lines if line["optimizer"] == optimizer):
             for number, arm in enumerate(arms):
                 if f"{arm}{ENDING}" not in line["figures"]:
                     continue
                 found = change(line, arm + ENDING)
-                place = len(sets) - 1 - sets.index(line["set"]) + 0.22 * ((len(arms) - 1) / 2 - number)
+                place = len(sets) - 1 - sets.index(line["set"]) + 0.8 / len(arms) * ((len(arms) - 1) / 2 - number)
                 axis.plot([found.low, found.high], [place, place], color=colour(number), lw=1.5, alpha=0.6)
                 axis.plot([found.mean], [place], "o", color=colour(number), ms=5)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")

@@ -37,7 +37,7 @@ import numpy as np
 import multihead
 from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS, DataSet
-from benchmarks._equal_cost_table import LINES, tables
+from benchmarks._equal_cost_table import LARGE, LINES, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping
@@ -49,8 +49,6 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-LARGE = ", as large"
-"""What follows the name of an arm whose model is as large as the single-task models together."""
 ARMS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
 """The arms that are trained at equal cost, too."""
 DEFAULT = (*ARMS[:3], f"NormFloor{LARGE}", f"NormFloor 1{LARGE}")
@@ -111,14 +109,19 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 
 
 def keep(path: Path, line: Mapping[str, Any]) -> None:
-    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps if the seeds are the same."""
+    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps.
+
+    That holds if the seeds of one are the first of the other; of an arm in both, the one with more seeds stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept, merged = [], dict(line)
     for each in read_lines(path):
         if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"]):
             kept.append(each)
-        elif each["seeds"] == line["seeds"]:
-            merged |= {key: {**each[key], **line[key]} for key in ("updates", "rates", "costs", "figures")}
+        elif all(one == other for one, other in zip(each["seeds"], line["seeds"])):
+            short, long = sorted((each, line), key=lambda one: len(one["seeds"]))  # the new line is the second of equals
+            merged |= {key: {**short[key], **long[key]} for key in ("updates", "rates", "costs", "figures")}
+            merged["seeds"] = long["seeds"]
     replace_text(path, "".join(json.dumps(each) + "\n" for each in [*kept, merged]))
 
 

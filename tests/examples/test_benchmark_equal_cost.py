@@ -67,8 +67,24 @@ def test_a_line_takes_the_place_of_the_one_before(results):
     assert [each["set"] for each in _equal_cost_table.read(results)] == ["two", "one"]
     found = _equal_cost_table.read(results)[1]["figures"]
     assert found["alone"] == dict(zip("ab", alone)) and found["plain sum"]["a"] == [0.4, 0.4, 0.41]  # which stays
-    equal_cost.keep(results, {**made, "seeds": [0]})
+    equal_cost.keep(results, {**made, "seeds": [1]})  # other seeds cannot be paired
     assert "plain sum" not in _equal_cost_table.read(results)[1]["figures"]
+
+
+def test_arms_with_fewer_seeds_are_compared_at_these(results):
+    alone = [[0.5, 0.5, 0.5, 0.9], [0.8, 0.8, 0.8, 0.1]]
+    more = line("one", "Adam", alone, [[0.4, 0.4, 0.4, 0.4], [0.8, 0.8, 0.8, 0.8]])
+    more["figures"] = {"alone": more["figures"]["alone"], "NormFloor, equal cost": more["figures"].pop("plain sum")}
+    more["updates"] = {"alone": 100, "NormFloor, equal cost": 180}
+    before = _equal_cost_table.read(results)[0]
+    equal_cost.keep(results, {**more, "seeds": [0, 1, 2, 3]})
+    found = _equal_cost_table.read(results)[1]
+    assert found["seeds"] == [0, 1, 2, 3] and set(found["figures"]) == {*before["figures"], "NormFloor, equal cost"}
+    assert _equal_cost_table.change(found, "plain sum").mean == _equal_cost_table.change(before, "plain sum").mean
+    assert _equal_cost_table.verdicts(found, "NormFloor, equal cost") == (1, 0)
+    assert "; 1.80; 3 seeds |" in _equal_cost_table.tables(results)
+    equal_cost.keep(results, before)  # with fewer seeds: nothing is lost
+    assert _equal_cost_table.read(results)[1] == found
 
 
 def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):
