@@ -180,12 +180,15 @@ def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, i
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """By optimizer, budget and arm the heads that are better and worse than alone, in Markdown."""
+    """Heads better and worse than alone by optimizer, budget and arm, in Markdown; without budgets that are incomplete."""
     rows = []
     for optimizer in dict.fromkeys(line["optimizer"] for line in lines):
         of_optimizer = [line for line in lines if line["optimizer"] == optimizer]
         known = dict.fromkeys(line["problem"] for line in of_optimizer)
+        measured = {(line["problem"], line["arm"]) for line in of_optimizer}
         for budget in BUDGETS:
+            if any((name, f"{arm}: {budget}") not in measured for name in known for arm in ARMS):
+                continue
             cells = []
             for arm in ARMS:
                 found = [verdicts(of_optimizer, name, f"{arm}: {budget}") for name in known]
