@@ -217,7 +217,7 @@ def _products_if(condition: tf.Tensor | None, rows: Sequence[list[Gradient]]) ->
 
 def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:
     """The inner products between folds, from this replica's sums of each fold, and the update's counts and rows."""
-    of_folds = replicas.all_reduce_sum(tf.stack([fold.sums.counts for fold in folds]))
+    of_folds = replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
     fractions = tf.cast(tf.math.divide_no_nan(of_folds, counts), tf.float64)
     return products_between([[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds], fractions, rows)
 
