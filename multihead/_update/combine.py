@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -57,6 +57,14 @@ class Combiner(ABC):
     num_folds: int = 1
     repeatable: Repeatable | None = None
     may_reuse: bool = False
+
+    def of_update(self, weights: LossWeights) -> Combiner:
+        """The combiner of one update, with what is known before its gradients; by default the same.
+
+        Args:
+            weights: The weights of the heads' losses in this update.
+        """
+        return self
 
     def encoder_pass(
         self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
@@ -164,27 +172,28 @@ class BalanceAtParameters(Combiner):
         balancer: The balancer.
         measure: Computes inner products at the representation, or None.
         may_reuse: As in `Combiner`.
+        reused: In an update that may reuse coefficients, what `Balancer.reused` returns, with 0 for idle heads; or None.
     """
 
     balancer: Balancer
     measure: Measure | None = None
     may_reuse: bool = False
+    reused: tuple[tf.Tensor, tf.Tensor] | None = None
 
     @property
     def num_folds(self) -> int:  # type: ignore[override]
         return self.balancer.num_folds
 
+    def of_update(self, weights: LossWeights) -> BalanceAtParameters:
+        known = self.may_reuse and not weights.depend_on_losses and not in_xla()
+        found = self.balancer.reused(weights.step, weights.active) if known else None
+        return self if found is None else replace(self, reused=(found[0], tf.where(weights.active, found[1], 0.0)))
+
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
-        reused = self._reused(weights)
+        reused = self.reused
         if reused is not None and by_layer is not None:
             reused = reused[0] | by_layer, reused[1]
         return PassPerHead(self.measure, by_fold=self.num_folds > 1, reused=reused)
-
-    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """See `Balancer.reused`; the coefficients of idle heads are 0."""
-        known = self.may_reuse and not weights.depend_on_losses and not in_xla()
-        found = self.balancer.reused(weights.step, weights.active) if known else None
-        return None if found is None else (found[0], tf.where(weights.active, found[1], 0.0))
 
     def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         factors = losses.factors
@@ -199,8 +208,8 @@ class BalanceAtParameters(Combiner):
             coefficients, square = found.coefficients, found.square
             encoder = [added(a, b) for a, b in zip(rest, found.gradients)]
         else:
-            square, reused = None, self._reused(losses.given)
-            is_measured = None if reused is None else reused[0]
+            square = None
+            is_measured = None if self.reused is None else self.reused[0]
             products = weighted(_products_if(is_measured, rows), factors)
             between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
