@@ -69,8 +69,9 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads._head import Head, Weight, check_weight, weigh_classes
+from multihead.heads._head import Head, weigh_classes
 from multihead.heads._metrics import check_apart
+from multihead.heads._weights import Weight, check_weight
 from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
