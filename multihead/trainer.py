@@ -21,13 +21,13 @@ from multihead._data.windows import Windows, batches_of
 from multihead._display.summary import print_summary
 from multihead._ground import replicas
 from multihead._ground.errors import errors_in_words
+from multihead._ground.graphs import functions_run_eagerly
 from multihead._ground.keras import (
     HEAD,
     SCALING,
     KerasHooks,
     add_state,
     callbacks_of,
-    functions_run_eagerly,
     load_as_arrays,
     over_replicas,
     remove_layer,

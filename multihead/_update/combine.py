@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
-from multihead._ground.keras import Gradient, in_xla
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import Gradient
 from multihead._update.backward import (
     CombinedPass,
     EncoderPass,

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.autograph import call_users
-from multihead._ground.keras import call_module, entries_for, in_xla, serialized, tensor_variable
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
 from multihead._ground.validation import as_python, is_number
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
