@@ -29,7 +29,8 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.autograph import call_users
-from multihead._ground.keras import blocks, tensor_variable, variable_name, variable_paths
+from multihead._ground.keras import tensor_variable, variable_name
+from multihead._ground.layers import blocks, variable_paths
 from multihead._ground.names import NamesArguments
 from multihead._ground.patterns import check_found, check_pattern
 from multihead._ground.validation import as_python, check_between, is_number

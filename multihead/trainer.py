@@ -21,13 +21,13 @@ from multihead._data.windows import Windows, batches_of
 from multihead._display.summary import print_summary
 from multihead._ground import replicas
 from multihead._ground.errors import errors_in_words
+from multihead._ground.graphs import functions_run_eagerly
 from multihead._ground.keras import (
     HEAD,
     SCALING,
     KerasHooks,
     add_state,
     callbacks_of,
-    functions_run_eagerly,
     load_as_arrays,
     over_replicas,
     remove_layer,
@@ -69,8 +69,9 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads._head import Head, Weight, check_weight, weigh_classes
+from multihead.heads._head import Head, weigh_classes
 from multihead.heads._metrics import check_apart
+from multihead.heads._weights import Weight, check_weight
 from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]

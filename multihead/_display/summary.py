@@ -129,17 +129,12 @@ def passes_of(trainer: Any) -> str | None:
     options, built = trainer._setup.options, trainer._built
     if built is None:
         return None
-    reads_losses = options.weighting is not None and "losses" in options.weighting.uses
-    is_split, combiner = options.accumulate_steps * options.micro_batches > 1, built.spec.combiner
-    of_each, per_head = ", for each micro-batch" if is_split else "", "forward once and backward once for each head"
-    if options.balancer is not None and options.balance_at == "parameters":
-        reuses = combiner.may_reuse and not reads_losses and not options.jit_compile
-        return f"{per_head}{', or once where coefficients are reused' if reuses else ''}{of_each}"
-    if not is_split or (options.balancer is None and not reads_losses):
+    passes = built.spec.passes(options.accumulate_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile))
+    if passes.num_forward == 1 and not passes.per_head:
         return None
-    by_layer, in_graph = built.spec.layers_every > 0, not (trainer.run_eagerly or options.jit_compile)
-    is_repeated = combiner.repeatable is not None and in_graph and not by_layer
-    return f"{'forward twice and backward once' if is_repeated else per_head}{of_each}"
+    words = "forward once and backward once for each head" if passes.per_head else "forward twice and backward once"
+    words += ", or once where coefficients are reused" if passes.may_reuse else ""
+    return f"{words}, for each micro-batch" if options.accumulate_steps * options.micro_batches > 1 else words
 
 
 def _optimizer(optimizer: Any) -> str:

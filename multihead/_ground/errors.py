@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import in_xla
+from multihead._ground.graphs import in_xla
 
 # What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)

@@ -5,12 +5,10 @@ The rest of the package uses the names below and does not depend on the Keras ve
 
 from __future__ import annotations
 
-import functools
 import inspect
-import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -162,17 +160,6 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
 
 @contextmanager
-def functions_run_eagerly(eagerly: bool) -> Iterator[None]:
-    """A context in which every `tf.function` runs as plain Python, if asked for."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(eagerly or before)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
-
-
-@contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
     """A context in which an attribute of some objects has other values.
 
@@ -217,96 +204,11 @@ def all_layers(module: Any) -> list[keras.layers.Layer]:
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
-def ends_in_scaling(module: Any) -> bool:
-    """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
-    while isinstance(module, keras.Model) and getattr(module, "layers", None):
-        module = module.layers[-1]
-    return isinstance(module, keras.layers.Rescaling) or bool(
-        isinstance(module, keras.layers.Normalization) and module.invert
-    )
-
-
-def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
-    """For each variable of a module, the name of the innermost layer that contains it; its own name if there is none."""
-    names: dict[int, str] = {}
-    used: dict[str, int] = {}
-    for layer in all_layers(module):  # outer layers come before the layers in them
-        used[layer.name] = used.get(layer.name, 0) + 1
-        name = layer.name if used[layer.name] == 1 else f"{layer.name} ({used[layer.name]})"
-        names.update({id(tensor_variable(variable)): name for variable in layer.variables})
-    return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
-
-
 def sublayers(module: Any) -> list[keras.layers.Layer]:
     """The layers directly below a layer or model; empty for other objects."""
     if not isinstance(module, keras.layers.Layer):
         return []
     return list(module.layers if isinstance(module, keras.Model) else module._flatten_layers(False, False))
-
-
-def variable_paths(module: Any) -> dict[int, str]:
-    """The paths of a layer's variables by the identity of their tensors: the names of the layers from it on, and their own.
-
-    Keras 2 has no such paths, and those of Keras 3 depend on where a layer was built first.
-    """
-    found: dict[int, str] = {}
-
-    def visit(layer: Any, prefix: str) -> None:
-        prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
-        below = {id(tensor_variable(variable)) for each in inner for variable in each.weights}
-        for variable in layer.weights:
-            key = id(tensor_variable(variable))
-            if key not in below:
-                found.setdefault(key, prefix + variable.name.rpartition("/")[2].removesuffix(":0"))
-        for each in inner:
-            visit(each, prefix)
-
-    if isinstance(module, keras.layers.Layer):
-        visit(module, "")
-    return found
-
-
-def blocks(module: Any) -> list[keras.layers.Layer]:
-    """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
-
-    They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
-    """
-    layers = sublayers(module)
-    inner = [blocks(layer) if isinstance(layer, keras.Model) else [] for layer in layers]
-    return [each for layer, found in zip(layers, inner) for each in found or [layer]]
-
-
-@contextmanager
-def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
-    """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
-
-    Args:
-        layers: Layers, such as batch normalization, that change their own variables when they run in training mode.
-    """
-    before = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        layer.call = _in_inference_mode(layer.call)
-    try:
-        yield
-    finally:
-        for layer, call in zip(layers, before):
-            vars(layer).pop("call", None)
-            if call is not None:
-                layer.call = call
-
-
-def _in_inference_mode(call: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(call)
-    if "training" not in signature.parameters:
-        return call
-
-    @functools.wraps(call)  # Keras looks at the signature
-    def called(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments["training"] = False
-        return call_users(call, *bound.args, **bound.kwargs)
-
-    return called
 
 
 def run_in_graphs(module: Any) -> None:
@@ -315,84 +217,6 @@ def run_in_graphs(module: Any) -> None:
         if isinstance(layer, keras.layers.SpectralNormalization):
             converted = tf.autograph.to_graph(type(layer).normalize_weights)
             layer.normalize_weights = types.MethodType(converted, layer)
-
-
-def own_state(layer: Any) -> list[tf.Variable]:
-    """The variables that a layer itself, without the layers in it, may change when it runs in training mode.
-
-    Seeds, the states of recurrent layers, and metrics are not among them.
-    """
-    parts = [*sublayers(layer), *getattr(layer, "metrics", [])]
-    others = {id(variable) for each in parts for variable in module_variables(each)}
-    others |= {id(variable) for variable in (*seed_variables(layer), *recurrent_states(layer))}
-    found = [variable for variable in module_variables(layer) if not variable.trainable and id(variable) not in others]
-    return [*found, *_rescaled(layer)]
-
-
-def _rescaled(layer: Any) -> list[tf.Variable]:
-    """The kernel of another layer that spectral normalization rescales itself."""
-    is_spectral = isinstance(layer, keras.layers.SpectralNormalization) and layer.built
-    return [tensor_variable(layer.kernel)] if is_spectral else []
-
-
-def module_variables(module: Any) -> list[tf.Variable]:
-    """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
-    found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
-    return [variable for variable in found if hasattr(variable, "trainable")]
-
-
-def recurrent_states(module: Any) -> list[tf.Variable]:
-    """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
-    layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]
-    states = [state for layer in layers for state in tf.nest.flatten(getattr(layer, "states", None)) if state is not None]
-    return [tensor_variable(state) for state in states]
-
-
-@contextmanager
-def state_kept(modules: Sequence[Any]) -> Iterator[None]:
-    """A context after which the state of modules, whatever they do in it, is what it was before."""
-    variables = list({id(each): each for module in modules for each in state_variables(module)}.values())
-    before = [tf.identity(variable.read_value()) for variable in variables]
-    graph: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    start = 0 if graph is None else len(graph.get_operations())
-    yield
-    written = set() if graph is None else written_resources(graph.get_operations()[start:])
-    for variable, value in zip(variables, before):
-        # Only what has been assigned: a replica may not assign a variable whose layer does not.
-        changed = tf.reduce_any(variable != value) if graph is None else graph.capture(variable.handle).name in written
-        if changed:
-            variable.assign(value)
-
-
-def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
-    """The names of the tensors of resources that some operations of a graph may write to."""
-    found = set()
-    for operation in operations:
-        only_read = range(len(operation.inputs)) if operation.type in _READING else ()
-        with suppress(ValueError):  # functions, loops and conditions tell
-            only_read = only_read or operation.get_attr("_read_only_resource_inputs")
-        resources = [(i, each) for i, each in enumerate(operation.inputs) if each.dtype == tf.resource]
-        found |= {each.name for i, each in resources if i not in only_read}
-    return found
-
-
-_READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
-
-
-def state_variables(module: Any) -> list[tf.Variable]:
-    """The variables that running a module in training mode may change, each once.
-
-    These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
-    """
-    # A frozen layer's weights are not among them: only its own flag says so, not the TensorFlow variable's.
-    found = [
-        *(variable for variable in module_variables(module) if not variable.trainable),
-        *recurrent_states(module),
-        *(kernel for layer in all_layers(module) for kernel in _rescaled(layer)),
-        # Keras 3 lists seeds among a layer's variables. As in `use_seed_variables`, those of several replicas are left out.
-        *(random_states(module) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else []),
-    ]
-    return list({id(variable): variable for variable in found}.values())
 
 
 def use_seed_variables(module: Any) -> bool:
@@ -729,19 +553,6 @@ class InMode(keras.layers.Layer):
         """No other mask than those of the module."""
 
 
-def in_xla() -> bool:
-    """Whether the graph that is traced, or one around it, will be compiled by XLA."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        while context is not None:
-            if context.IsXLAContext():
-                return True
-            context = context.outer_context
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
 def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 
@@ -755,36 +566,3 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
     if "training" in parameters:
         return module(*args, training=training)
     return InMode(module)(args, training=training)
-
-
-def names_known_to(get: Callable[[str], Any], module: Any) -> list[str]:
-    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once.
-
-    Args:
-        get: One of these functions.
-        module: Its module.
-    """
-    found: dict[str, None] = {}
-    for name, each in vars(module).items():
-        if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
-            names = (snake_case(name), name.lower(), name)
-            known = next((each for each in names if _is_known(get, each)), None)
-            found.update({} if known is None else {known: None})
-    abbreviations = [name for name in _ABBREVIATIONS if _is_known(get, name)]
-    return [*sorted(found), *(name for name in abbreviations if name not in found)]
-
-
-_ABBREVIATIONS = ("accuracy", "acc", "mae", "mape", "mse", "msle")
-
-
-def _is_known(get: Callable[[str], Any], name: str) -> bool:
-    try:
-        return callable(get(name))
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
-def snake_case(name: str) -> str:
-    """The name that Keras derives from the name of a class: `"auc"` from `"AUC"`."""
-    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()

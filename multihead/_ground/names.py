@@ -1,10 +1,11 @@
-"""What a misspelt name was meant to be, and errors about keyword arguments that do not exist."""
+"""What a misspelt name was meant to be, and errors about keyword arguments that do not exist; the names that Keras knows."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -113,3 +114,36 @@ def _keywords(signature: inspect.Signature) -> list[str] | None:
         return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [each.name for each in parameters if each.kind in by_name and each.name != "self"]
+
+
+def names_known_to(get: Callable[[str], Any], module: Any) -> list[str]:
+    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once.
+
+    Args:
+        get: One of these functions.
+        module: Its module.
+    """
+    found: dict[str, None] = {}
+    for name, each in vars(module).items():
+        if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
+            names = (snake_case(name), name.lower(), name)
+            known = next((each for each in names if _is_known(get, each)), None)
+            found.update({} if known is None else {known: None})
+    abbreviations = [name for name in _ABBREVIATIONS if _is_known(get, name)]
+    return [*sorted(found), *(name for name in abbreviations if name not in found)]
+
+
+_ABBREVIATIONS = ("accuracy", "acc", "mae", "mape", "mse", "msle")
+
+
+def _is_known(get: Callable[[str], Any], name: str) -> bool:
+    try:
+        return callable(get(name))
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def snake_case(name: str) -> str:
+    """The name that Keras derives from the name of a class: `"auc"` from `"AUC"`."""
+    apart = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", apart).lower()

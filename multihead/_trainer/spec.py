@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +25,7 @@ from multihead._update.network import Network, Ownership
 from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead._update.two_passes import Repeatable
+from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.heads import Head
 
@@ -76,7 +77,7 @@ def build_spec(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.schedule,
-        combiner=_combiner(balancer, options, _repeatable(network, known, shapes, options)),
+        combiner=_repeating(_combiner(balancer, options), network, known, shapes, options),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
         ownership=ownership,
@@ -126,30 +127,35 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predicti
         )
 
 
-def _repeatable(
-    network: Network, predictions: Sequence[Predictions], shapes: Shapes, options: CompileOptions
-) -> Repeatable | None:
-    """What it takes to combine the heads of several micro-batches in two passes; None if that is not done."""
-    reads_losses = options.weighting is not None and "losses" in options.weighting.uses
-    waits = reads_losses if options.balancer is None else options.balance_at == "representation"
-    is_split = options.micro_batches * options.accumulate_steps > 1
-    if not (is_split and waits) or options.run_eagerly or shapes.specs is None:
-        return None
-    return repeatable(network, predictions, shapes.specs.inputs)
-
-
-def _combiner(balancer: Balancer | None, options: CompileOptions, again: Repeatable | None) -> Combiner:
+def _combiner(
+    balancer: Balancer | None, options: CompileOptions
+) -> SumHeads | BalanceAtRepresentation | BalanceAtParameters:
     """How the heads are combined, and what is measured at the representation."""
     gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
         measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
-        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None), again)
+        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
     if options.balance_at == "representation":
-        return BalanceAtRepresentation(balancer, again)
+        return BalanceAtRepresentation(balancer)
     others = [method for method in (options.weighting, options.schedule) if method is not None]
     may_reuse = options.balance_every > 1 and not any("norms" in method.uses for method in others)
     return BalanceAtParameters(balancer, gramian, may_reuse=may_reuse)
+
+
+def _repeating(
+    combiner: SumHeads | BalanceAtRepresentation | BalanceAtParameters,
+    network: Network,
+    predictions: Sequence[Predictions],
+    shapes: Shapes,
+    options: CompileOptions,
+) -> Combiner:
+    """A combiner, with what it takes to combine the heads of several micro-batches in two passes, if that is done."""
+    if isinstance(combiner, BalanceAtParameters) or options.run_eagerly or shapes.specs is None:
+        return combiner
+    if not combiner.waits(options.micro_batches * options.accumulate_steps, depends_on_losses(options.weighting)):
+        return combiner
+    return replace(combiner, repeatable=repeatable(network, predictions, shapes.specs.inputs))
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

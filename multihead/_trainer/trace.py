@@ -14,15 +14,8 @@ import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import (
-    all_layers,
-    created_outside_of_graphs,
-    keras_mask,
-    module_variables,
-    recurrent_states,
-    state_variables,
-    variable_name,
-)
+from multihead._ground.keras import all_layers, created_outside_of_graphs, keras_mask, variable_name
+from multihead._ground.state import module_variables, recurrent_states, state_variables
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch
 from multihead._update.encode import call_encoder

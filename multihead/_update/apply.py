@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
-from multihead._ground.keras import in_xla
+from multihead._ground.graphs import in_xla
 from multihead._ground.optimizers import (
     apply_reduced_gradients,
     has_loss_scaling,

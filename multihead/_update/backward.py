@@ -31,7 +31,6 @@ class Sums(NamedTuple):
 
     Attributes:
         losses: `[num_heads]` loss sums, not divided by counts.
-        counts: `[num_heads]` counts of labelled elements, where these are needed for each fold; otherwise None.
         added_loss: Regularization and `add_loss` losses, times the micro-batch's factor; None without any.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
@@ -40,20 +39,18 @@ class Sums(NamedTuple):
     """
 
     losses: tf.Tensor
-    counts: tf.Tensor | None
     added_loss: tf.Tensor | None
     own: list[list[Gradient]]
     added_own: list[list[Gradient]]
     broken: tf.Tensor
 
     @classmethod
-    def of(cls, micro_batch: MicroBatch, passed: HeadsPass, *, by_fold: bool = False) -> Sums:
-        """The sums of one micro-batch, with `counts` if they are needed for each fold."""
+    def of(cls, passed: HeadsPass) -> Sums:
+        """The sums of one micro-batch."""
         zero, heads, encoded = tf.constant(0.0), passed.heads, passed.encoded
         nothing: list[list[Gradient]] = [[None] * len(positions) for positions in encoded.network.own]
         return cls(
             losses=tf.stack([zero if head is None else head.loss_sum for head in heads]),
-            counts=count_labels(micro_batch.labels) if by_fold else None,
             added_loss=sum_of([encoded.added_loss_of_part, *(head.added_loss for head in passed.present)]),
             own=[none if head is None else head.of_loss.own for none, head in zip(nothing, heads)],
             added_own=[none if head is None else head.of_added.own for none, head in zip(nothing, heads)],
@@ -61,15 +58,14 @@ class Sums(NamedTuple):
         )
 
     @classmethod
-    def shapes(cls, network: Network, *, by_fold: bool = False) -> Sums:
-        """The dense shapes of the sums; argument as for `of`."""
+    def shapes(cls, network: Network) -> Sums:
+        """The dense shapes of the sums."""
         vector, own = (
             tf.constant([len(network.heads)]),
             [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))],
         )
         scalar = tf.constant([], tf.int32)
-        counts = vector if by_fold else None
-        return cls(losses=vector, counts=counts, added_loss=scalar, own=own, added_own=own, broken=vector)
+        return cls(losses=vector, added_loss=scalar, own=own, added_own=own, broken=vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
         """The gradients of `network.variables.heads` over all replicas; those of heads that share a variable are added.
@@ -139,12 +135,14 @@ class GradientsPerHead(NamedTuple):
         added: One gradient per encoder variable, of the added losses.
         per_head: For each head, one gradient of its loss per encoder variable.
         gramian: As in `SummedGradients`.
+        counts: `[num_heads]` counts of labelled elements, where these are needed for each fold; otherwise None.
     """
 
     sums: Sums
     added: list[Gradient]
     per_head: list[list[Gradient]]
     gramian: tf.Tensor | None
+    counts: tf.Tensor | None = None
 
     def combined(self, factors: tf.Tensor | None) -> list[Gradient]:
         """One gradient per encoder variable: of the losses times the heads' factors, `[num_heads]`, and of all added losses.
@@ -163,11 +161,9 @@ class EncoderPass(ABC):
 
     Attributes:
         by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
-        by_fold: Whether labels are counted in each fold.
     """
 
     by_layer: tf.Tensor | None = None
-    by_fold: bool = False
 
     @property
     def is_repeated(self) -> bool:
@@ -202,12 +198,12 @@ class EncoderPass(ABC):
         return accumulate(gradients, micro_batches, shapes, num_folds)
 
     @abstractmethod
-    def gradients(self, passed: HeadsPass, sums: Sums) -> MicroBatchGradients:
+    def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> MicroBatchGradients:
         """The backward pass, or passes, of a micro-batch.
 
         Args:
+            micro_batch: Inputs and labels.
             passed: The forward pass, and the heads' backward passes.
-            sums: The micro-batch's sums.
         """
 
     @abstractmethod
@@ -229,7 +225,8 @@ class CombinedPass(EncoderPass):
     weights: LossWeights
     by_layer: tf.Tensor | None = None
 
-    def gradients(self, passed: HeadsPass, sums: Sums) -> CombinedGradients:
+    def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> CombinedGradients:
+        sums = Sums.of(passed)
         losses = self.weights.weigh(sums.losses)
         combined = self.combine(passed.at_representation, losses)
         encoder = passed.combined(combined.gradients, times_factors(combined.coefficients, losses))
@@ -252,10 +249,10 @@ class SummedPass(EncoderPass):
     measure: Measure | None
     by_layer: tf.Tensor | None = None
 
-    def gradients(self, passed: HeadsPass, sums: Sums) -> SummedGradients:
+    def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> SummedGradients:
         at_representation = passed.at_representation
         return SummedGradients(
-            sums=sums,
+            sums=Sums.of(passed),
             encoder=passed.combined(at_representation.total(), tf.ones([len(passed.heads)])),
             per_head=passed.by_head_if(self.by_layer),
             gramian=None if self.measure is None else self.measure(at_representation),
@@ -274,7 +271,7 @@ class PassPerHead(EncoderPass):
 
     Attributes:
         measure: Computes inner products at the representation, or None.
-        by_fold: As in `EncoderPass`.
+        by_fold: Whether labels are counted in each fold.
         reused: A pair: a boolean scalar, whether each head has a pass of its own, and `[num_heads]` coefficients for a
             single pass otherwise. `added` is then the combined gradient, and the heads' own are zeros. None: each head has a
             pass of its own in every update.
@@ -288,19 +285,21 @@ class PassPerHead(EncoderPass):
     def is_repeated(self) -> bool:
         return True
 
-    def gradients(self, passed: HeadsPass, sums: Sums) -> GradientsPerHead:
+    def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> GradientsPerHead:
+        sums, counts = Sums.of(passed), count_labels(micro_batch.labels) if self.by_fold else None
         gramian = None if self.measure is None else self.measure(passed.at_representation)
         if self.reused is None:
             total, per_head = passed.added(), passed.by_head()
         else:
             total, per_head = passed.apart_or_combined(*self.reused)
-        return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian)
+        return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian, counts=counts)
 
     def shapes(self, network: Network) -> GradientsPerHead:
         added, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
-        sums = Sums.shapes(network, by_fold=self.by_fold)
-        return GradientsPerHead(sums=sums, added=added, per_head=[added] * num_heads, gramian=gramian)
+        sums = Sums.shapes(network)
+        counts = sums.losses if self.by_fold else None
+        return GradientsPerHead(sums=sums, added=added, per_head=[added] * num_heads, gramian=gramian, counts=counts)
 
 
 def plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:
@@ -336,4 +335,4 @@ def micro_batch_gradients(
     """
     num_backward = 2 if encoder_pass.is_repeated else 1
     passed = HeadsPass.of(network, micro_batch, factors, active, conditional, num_backward)
-    return encoder_pass.gradients(passed, Sums.of(micro_batch, passed, by_fold=encoder_pass.by_fold))
+    return encoder_pass.gradients(micro_batch, passed)

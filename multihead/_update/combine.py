@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
-from multihead._ground.keras import Gradient, in_xla
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import Gradient
 from multihead._update.backward import (
     CombinedPass,
     EncoderPass,
@@ -41,6 +42,38 @@ from multihead.balancing import Balancer
 Gathered = MicroBatchGradients | AtRepresentation
 
 
+class Setting(NamedTuple):
+    """What decides, with a combiner, how often micro-batches run through the encoder.
+
+    Attributes:
+        num_micro_batches: The number of micro-batches in an update.
+        depend_on_losses: Whether weights of the heads' losses depend on the losses of the same update.
+        by_layer: Whether there are updates that are measured by layer.
+        can_loop: Whether there is a graph to loop in; see `multihead._update.loops.can_loop`.
+        in_xla: Whether XLA compiles the graph.
+    """
+
+    num_micro_batches: int
+    depend_on_losses: bool
+    by_layer: bool
+    can_loop: bool
+    in_xla: bool
+
+
+class Passes(NamedTuple):
+    """How often a micro-batch runs through the encoder.
+
+    Attributes:
+        num_forward: How often it runs forward.
+        per_head: Whether it runs backward once for each head, or else once for all.
+        may_reuse: Whether it runs backward once for all in updates that reuse coefficients.
+    """
+
+    num_forward: int = 1
+    per_head: bool = False
+    may_reuse: bool = False
+
+
 class Combiner(ABC):
     """Combines the heads of updates.
 
@@ -58,6 +91,30 @@ class Combiner(ABC):
     repeatable: Repeatable | None = None
     may_reuse: bool = False
 
+    def of_update(self, weights: LossWeights) -> Combiner:
+        """The combiner of one update, with what is known before its gradients; by default the same.
+
+        Args:
+            weights: The weights of the heads' losses in this update.
+        """
+        return self
+
+    def waits(self, num_micro_batches: int, depend_on_losses: bool) -> bool:
+        """Whether heads that are combined at the representation can be combined only after the last micro-batch.
+
+        Args:
+            num_micro_batches: As in `Setting`.
+            depend_on_losses: As in `Setting`.
+        """
+        return self.at_representation is not None and num_micro_batches > 1
+
+    def passes(self, setting: Setting) -> Passes:
+        """How often micro-batches run through the encoder: the decision that `encoder_pass` carries out."""
+        if not self.waits(setting.num_micro_batches, setting.depend_on_losses):
+            return Passes()
+        is_repeated = self.repeatable is not None and not setting.by_layer and setting.can_loop
+        return Passes(num_forward=2) if is_repeated else Passes(per_head=True)
+
     def encoder_pass(
         self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
     ) -> EncoderPass | TwoPasses:
@@ -68,11 +125,13 @@ class Combiner(ABC):
             num_micro_batches: The number of micro-batches in the update.
             by_layer: Whether the update is measured by layer, a boolean scalar; None if none is.
         """
-        if self.at_representation is not None and num_micro_batches == 1:
-            return CombinedPass(self.at_representation, weights, by_layer)
-        if self.repeatable is not None and by_layer is None and can_loop():
+        setting = Setting(num_micro_batches, weights.depend_on_losses, by_layer is not None, can_loop(), in_xla())
+        passes = self.passes(setting)
+        if passes.per_head:
+            return PassPerHead(self.measure)
+        if self.repeatable is not None and passes.num_forward == 2:
             return TwoPasses(self.measure, self.repeatable)
-        return PassPerHead(self.measure, by_fold=self.num_folds > 1)
+        return CombinedPass(self.at_representation, weights, by_layer)
 
     def combine(self, network: Network, gathered: Gathered, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
@@ -106,6 +165,9 @@ class SumHeads(Combiner):
 
     measure: Measure | None = None
     repeatable: Repeatable | None = None
+
+    def waits(self, num_micro_batches: int, depend_on_losses: bool) -> bool:
+        return depend_on_losses and super().waits(num_micro_batches, depend_on_losses)
 
     def encoder_pass(
         self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None
@@ -164,27 +226,35 @@ class BalanceAtParameters(Combiner):
         balancer: The balancer.
         measure: Computes inner products at the representation, or None.
         may_reuse: As in `Combiner`.
+        reused: In an update that may reuse coefficients, what `Balancer.reused` returns, with 0 for idle heads; or None.
     """
 
     balancer: Balancer
     measure: Measure | None = None
     may_reuse: bool = False
+    reused: tuple[tf.Tensor, tf.Tensor] | None = None
 
     @property
     def num_folds(self) -> int:  # type: ignore[override]
         return self.balancer.num_folds
 
+    def passes(self, setting: Setting) -> Passes:
+        return Passes(per_head=True, may_reuse=self._reuses(setting.depend_on_losses, setting.in_xla))
+
+    def _reuses(self, depend_on_losses: bool, is_in_xla: bool) -> bool:
+        """Whether there are updates that reuse coefficients; arguments as in `Setting`."""
+        return self.may_reuse and not depend_on_losses and not is_in_xla
+
+    def of_update(self, weights: LossWeights) -> BalanceAtParameters:
+        reuses = self._reuses(weights.depend_on_losses, in_xla())
+        found = self.balancer.reused(weights.step, weights.active) if reuses else None
+        return self if found is None else replace(self, reused=(found[0], tf.where(weights.active, found[1], 0.0)))
+
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
-        reused = self._reused(weights)
+        reused = self.reused
         if reused is not None and by_layer is not None:
             reused = reused[0] | by_layer, reused[1]
         return PassPerHead(self.measure, by_fold=self.num_folds > 1, reused=reused)
-
-    def _reused(self, weights: LossWeights) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """See `Balancer.reused`; the coefficients of idle heads are 0."""
-        known = self.may_reuse and not weights.depend_on_losses and not in_xla()
-        found = self.balancer.reused(weights.step, weights.active) if known else None
-        return None if found is None else (found[0], tf.where(weights.active, found[1], 0.0))
 
     def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
         factors = losses.factors
@@ -199,8 +269,8 @@ class BalanceAtParameters(Combiner):
             coefficients, square = found.coefficients, found.square
             encoder = [added(a, b) for a, b in zip(rest, found.gradients)]
         else:
-            square, reused = None, self._reused(losses.given)
-            is_measured = None if reused is None else reused[0]
+            square = None
+            is_measured = None if self.reused is None else self.reused[0]
             products = weighted(_products_if(is_measured, rows), factors)
             between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
             coefficients = _coefficients(self.balancer, losses, products, between)
@@ -217,7 +287,7 @@ def _products_if(condition: tf.Tensor | None, rows: Sequence[list[Gradient]]) ->
 
 def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:
     """The inner products between folds, from this replica's sums of each fold, and the update's counts and rows."""
-    of_folds = replicas.all_reduce_sum(tf.stack([fold.sums.counts for fold in folds]))
+    of_folds = replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
     fractions = tf.cast(tf.math.divide_no_nan(of_folds, counts), tf.float64)
     return products_between([[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds], fractions, rows)
 

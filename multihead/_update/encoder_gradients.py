@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.gradients import added, computed_if, scaled
-from multihead._ground.keras import Gradient, in_inference_mode
+from multihead._ground.keras import Gradient
+from multihead._ground.layers import in_inference_mode
 from multihead._update.encode import call_encoder
 from multihead._update.head_gradients import HeadGradients, LossFactors, gradients_of_heads, of_all, sum_of, trained
 from multihead._update.micro_batches import MicroBatch

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.gradients import all_of, computed_if, is_finite, scaled
-from multihead._ground.keras import Gradient, in_inference_mode
+from multihead._ground.keras import Gradient
+from multihead._ground.layers import in_inference_mode
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import keras_mask, state_kept
+from multihead._ground.keras import keras_mask
+from multihead._ground.state import state_kept
 from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
 from multihead._ground.gradients import with_none
-from multihead._ground.keras import in_xla
+from multihead._ground.graphs import in_xla
 from multihead._update.batch import merged_spec, open_batch_size
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient, all_layers, own_state, state_variables, tensor_variable
+from multihead._ground.keras import Gradient, all_layers, tensor_variable
+from multihead._ground.state import own_state, state_variables
 from multihead.heads import Head
 
 

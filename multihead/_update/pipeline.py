@@ -42,7 +42,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     weights = LossWeights.of(spec.weighting, head_weights, counts=counts.labels, active=active, step=step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
-    combiner, measured = spec.combiner, spec.measures_layers_at(step)
+    combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)
     micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
     encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
     conditional = _may_be_idle(spec, batches)

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.method import Method
-from multihead._update.combine import Combiner
+from multihead._update.combine import Combiner, Passes, Setting
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
+from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.clipping import AbstractClipping
 from multihead.schedules import AbstractSchedule
@@ -76,9 +77,28 @@ class UpdateSpec:
 
     def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
         """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
-        if not self.layers_every or not any(self.network.trains_encoder):
-            return None
-        return tf.equal((step + 1) % self.layers_every, 0)
+        return tf.equal((step + 1) % self.layers_every, 0) if self._measures_layers else None
+
+    @property
+    def _measures_layers(self) -> bool:
+        return self.layers_every > 0 and any(self.network.trains_encoder)
+
+    def passes(self, num_batches: int, *, eagerly: bool, in_xla: bool) -> Passes:
+        """How often each micro-batch runs through the encoder.
+
+        Args:
+            num_batches: The number of batches in an update.
+            eagerly: Whether updates run without a graph.
+            in_xla: Whether XLA compiles them.
+        """
+        setting = Setting(
+            num_micro_batches=num_batches * self.num_micro_batches,
+            depend_on_losses=depends_on_losses(self.weighting),
+            by_layer=self._measures_layers,
+            can_loop=not (eagerly or in_xla),
+            in_xla=in_xla,
+        )
+        return self.combiner.passes(setting)
 
     def in_period(self, period: int) -> UpdateSpec:
         """The specification of updates in a period, which compute no gradients of variables that are frozen in it."""

@@ -115,7 +115,7 @@ class TwoPasses:
         def first(micro_batch: MicroBatch) -> tuple[FirstSums, Kept]:
             seeds = [tf.identity(seed.read_value()) for seed in self.repeatable.seeds]
             factors = factors_of(micro_batch.inputs)
-            return self._first(micro_batch, HeadsPass.of(network, micro_batch, factors, active, conditional), seeds)
+            return self._first(HeadsPass.of(network, micro_batch, factors, active, conditional), seeds)
 
         sums, groups = gather(first, micro_batches, self.shapes(network), self._kept_shapes(network))
 
@@ -134,11 +134,11 @@ class TwoPasses:
 
         return [AtRepresentation(sums, second)]
 
-    def _first(self, micro_batch: MicroBatch, passed: HeadsPass, seeds: list[tf.Tensor]) -> tuple[FirstSums, Kept]:
+    def _first(self, passed: HeadsPass, seeds: list[tf.Tensor]) -> tuple[FirstSums, Kept]:
         gradients, shared = passed.at_representation, passed.encoded.network.shared
         nothing: list[list[Gradient]] = [[None] * len(positions) for positions in shared]
         sums = FirstSums(
-            sums=Sums.of(micro_batch, passed),
+            sums=Sums.of(passed),
             shared=[none if head is None else head.of_loss.shared for none, head in zip(nothing, passed.heads)],
             added_shared=[none if head is None else head.of_added.shared for none, head in zip(nothing, passed.heads)],
             gramian=None if self.measure is None else self.measure(gradients),

@@ -28,6 +28,11 @@ def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
         return tf.identity(weights)
 
 
+def depends_on_losses(weighting: Weighting | None) -> bool:
+    """Whether the weights of a weighting depend on the losses of the same update; False for None."""
+    return weighting is not None and "losses" in weighting.uses
+
+
 class LossWeights(NamedTuple):
     """The weights of the heads' losses in one update, before the losses are known.
 
@@ -75,7 +80,7 @@ class LossWeights(NamedTuple):
     @property
     def depend_on_losses(self) -> bool:
         """Whether there is a loss-dependent factor."""
-        return self.weighting is not None and "losses" in self.weighting.uses
+        return depends_on_losses(self.weighting)
 
     def mean_losses(self, loss_sums: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: the unweighted mean losses of the update, reduced over replicas.

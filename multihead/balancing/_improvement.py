@@ -42,6 +42,24 @@ def inverse_norms(rows: UnitRows) -> tf.Tensor:
     return rows.active * smallest / rows.norms
 
 
+def lesser_of_a_pair(rows: UnitRows, own: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Which of two rows improves less; where an update depends on the row, the one that still improves less in its own.
+
+    Args:
+        rows: The two unit rows.
+        own: `[2]` float64, the inner product of each row with the update.
+        other: `[2]` float64, that of the other row with the same update.
+
+    Returns:
+        `[2]` each: the inverse norms; those of the other row; how much more the other row improves, times both of these; and
+        1 for the row that improves less, 0 for the other.
+    """
+    inverses = inverse_norms(rows)
+    others = tf.reverse(inverses, [0])
+    lead = other * inverses - own * others
+    return inverses, others, lead, tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
+
+
 def shifted(
     rows: UnitRows, matrix: tf.Tensor, products: tf.Tensor, level: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -10,7 +10,7 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
-from multihead.balancing._improvement import end_of_path, followed, inverse_norms, mean_of, shifted
+from multihead.balancing._improvement import end_of_path, followed, lesser_of_a_pair, mean_of, shifted
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import UnitRows, unit_rows
 
@@ -88,11 +88,9 @@ class CAGrad(PreferenceBalancer):
 
     def _of_a_pair(self, rows: UnitRows, mean: tf.Tensor, products: tf.Tensor, unit: tf.Tensor) -> tf.Tensor:
         """The weights of two rows: all of the radius goes to one of them, or as much to both that they improve equally."""
-        cosine, inverses = rows.cosines[0, 1], inverse_norms(rows)
-        others = tf.reverse(inverses, [0])
-        levels = products + self.c  # of each row if the other gets nothing, times its inverse norm
-        lead = (tf.reverse(products, [0]) + self.c * cosine) * inverses - levels * others  # of the other row
-        alone = tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
+        cosine = rows.cosines[0, 1]
+        own, other = products + self.c, tf.reverse(products, [0]) + self.c * cosine  # if the other row gets nothing
+        inverses, others, lead, alone = lesser_of_a_pair(rows, own, other)
 
         square = 1.0 - cosine * cosine
         are_apart = square > rows.tolerance

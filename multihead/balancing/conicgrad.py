@@ -11,7 +11,7 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import quickly
-from multihead.balancing._improvement import followed, inverse_norms, mean_of, shifted
+from multihead.balancing._improvement import followed, inverse_norms, lesser_of_a_pair, mean_of, shifted
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
@@ -73,14 +73,12 @@ class ConicGrad(PreferenceBalancer):
 
         def of_a_pair() -> tf.Tensor:
             """The direction of MGDA, or on the way to it, where only the head that improves less gets anything."""
-            inverses = inverse_norms(rows)
-            others = tf.reverse(inverses, [0])
+            inverses, others, _, lesser = lesser_of_a_pair(rows, products, tf.reverse(products, [0]))
             shortest = tf.maximum(inverses - rows.cosines[0, 1] * others, 0.0)
             shortest = tf.where(tf.reduce_any(shortest > 0), shortest, inverses)  # equal gradients
-            lead = tf.reverse(products, [0]) * inverses - products * others
             level = self._level(tf.maximum(inverses**2, 1e-300), inverses * products, products**2)
             length = tf.maximum(level * inverses - products, 0.0)
-            turned = direction + length * tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
+            turned = direction + length * lesser
             return tf.where(cosine_of(shortest) >= self.c, shortest, turned)
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

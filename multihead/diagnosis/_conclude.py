@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import ends_in_scaling
+from multihead._ground.layers import ends_in_scaling
 from multihead._update.batch import Batch
 from multihead._update.labels import Labels
 from multihead._update.spec import UpdateSpec

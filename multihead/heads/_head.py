@@ -12,20 +12,20 @@ import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.autograph import call_users
-from multihead._ground.keras import call_module, entries_for, in_xla, serialized, tensor_variable
-from multihead._ground.validation import as_python, check_head_names, is_number, quoted
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
+from multihead._ground.validation import as_python, is_number
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
 from multihead.heads._labels.missing import mask_missing, with_same_sizes, with_valid_labels, without_class_weights
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
 from multihead.heads._scaling import Moments, TargetScaling
+from multihead.heads._weights import Weight, check_class_weights, check_weight, weight_at
 from multihead.losses._known import CLASSES
 from multihead.losses._probabilities import with_checked_range
 from multihead.losses._shapes import aligned, with_columns
 from multihead.rates import check_rate
-
-Weight = float | Callable[[tf.Tensor], Any]
 
 
 class Head:
@@ -171,17 +171,7 @@ class Head:
         """
         if self._weight_variable is not None:
             return tensor_variable(self._weight_variable).read_value()
-        weight = call_users(self._weight, step) if callable(self._weight) else self._weight
-        try:
-            result = tf.convert_to_tensor(weight)
-        except (ValueError, TypeError):
-            result = tf.constant("")
-        if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
-            return tf.cast(result, tf.float32)
-        raise ValueError(
-            f"`weight` of head {self.name!r} must give one number at each update. Received: {weight!r} from "
-            f"{self._weight!r}. Return a number or a scalar tensor."
-        )
+        return weight_at(self._weight, step, self.name)
 
     def read(self, representation: Any) -> Any:
         """The part of the representation that the module receives.
@@ -350,18 +340,7 @@ def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
     Raises:
         ValueError: It names something that is not a head, or is not a dict of weights.
     """
-    names = [head.name for head in heads]
-    is_by_head = isinstance(class_weight, Mapping) and (
-        all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
-    )
-    if not is_by_head and len(names) > 1:
-        raise ValueError(
-            "`class_weight` must be a dict by head name of weights by class if there are several heads. "
-            f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
-            f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
-        )
-    by_head = class_weight if is_by_head else {names[0]: class_weight}
-    check_head_names("class_weight", by_head, names)
+    by_head = check_class_weights(class_weight, [head.name for head in heads])
     weighed = []
     for head in heads:
         if head.name in by_head:
@@ -385,20 +364,3 @@ def check_ignore_label(label: Any) -> float | None:
         f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
         "missing label."
     )
-
-
-def check_weight(weight: Any) -> Weight:
-    """Returns a head's weight if it is a finite number of at least 0 or a function.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    if callable(weight):
-        return weight
-    weight = as_python(weight)
-    if not is_number(weight) or weight < 0:
-        raise ValueError(
-            "`weight` must be a finite number of at least 0, or a function of the step. "
-            f"Received: weight={weight!r}. To leave a head out, pass 0."
-        )
-    return float(weight)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import names_known_to, options_of, snake_case, wrapped_function
-from multihead._ground.names import did_you_mean
+from multihead._ground.keras import options_of, wrapped_function
+from multihead._ground.names import did_you_mean, names_known_to, snake_case
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.keras import are_probabilities, keras_mask, names_known_to, options_of, targets_for_loss, with_logits
-from multihead._ground.names import NamesArguments, did_you_mean, names_arguments
+from multihead._ground.keras import are_probabilities, keras_mask, options_of, targets_for_loss, with_logits
+from multihead._ground.names import NamesArguments, did_you_mean, names_arguments, names_known_to
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known

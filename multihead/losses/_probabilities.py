@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.errors import stop_unless
-from multihead._ground.keras import are_probabilities, in_xla
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import are_probabilities
 from multihead.losses._known import ELEMENTS
 
 TOLERANCE = 0.01

@@ -44,14 +44,17 @@ def losses(active=(True, True), method=None):
 def gathered(rows=ROWS, rest=REST, counts=(2.0, 2.0)):
     tensor = lambda values: tf.constant(values, tf.float32)  # noqa: E731
     return GradientsPerHead(
-        sums=sums(counts), added=[tensor(rest)], per_head=[[tensor(row)] for row in rows], gramian=tf.constant(rows @ rows.T)
+        sums=sums(),
+        added=[tensor(rest)],
+        per_head=[[tensor(row)] for row in rows],
+        gramian=tf.constant(rows @ rows.T),
+        counts=tensor(counts),
     )
 
 
-def sums(counts=(2.0, 2.0)):
+def sums():
     return Sums(
         losses=tf.constant([2.0, 16.0]),
-        counts=tf.constant(counts, tf.float32),
         added_loss=tf.constant(0.0),
         own=[[], []],
         added_own=[[], []],
