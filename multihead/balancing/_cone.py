@@ -11,6 +11,7 @@ from multihead.balancing._least_squares import nonnegative_least_squares, pseudo
 from multihead.balancing._newton import solve_bargain
 from multihead.balancing._pivoting import MOST_EXACT, completed, definiteness, nonnegative, regularized
 from multihead.balancing._rows import UnitRows
+from multihead.balancing._subsets import FEW, Subsets, subsets_of
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
 _ALLOWED = 5e-6
@@ -21,16 +22,29 @@ class DualCone(NamedTuple):
 
     Attributes:
         rows: The unit rows.
+        subsets: All subsets of the rows if they are few, otherwise None.
         projections: `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone.
         squares: `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`.
         opposed: `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points
             exactly in the opposite direction. Everything in the cone is orthogonal to them.
+        removal: `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component
+            orthogonal to the opposed rows.
     """
 
     rows: UnitRows
+    subsets: Subsets | None
     projections: tf.Tensor
     squares: tf.Tensor
     opposed: tf.Tensor
+    removal: tf.Tensor
+
+    def lifts(self, linear: tf.Tensor) -> tf.Tensor:
+        """Weights of the rows that, added to targets of unit norm, yield their projections onto the cone.
+
+        Args:
+            linear: `[num_targets, num_heads]` float64, inner products of the targets with the rows.
+        """
+        return _lifts(self.rows, self.subsets, linear, tf.ones([int(linear.shape[0])], tf.float64))
 
     def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
         """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels.
@@ -38,25 +52,11 @@ class DualCone(NamedTuple):
         Args:
             weights: `[num_heads]` float64.
         """
-
-        def removed() -> tf.Tensor:
-            cosines, among = self.rows.cosines, tf.cast(self.opposed, tf.float64)
-            kept = weights * (1.0 - among)
-            inverse = pseudo_inverse(cosines * among[:, None] * among[None, :], self.rows.tolerance)
-            return kept - tf.linalg.matvec(inverse, among * tf.linalg.matvec(cosines, kept))
-
-        return tf.cond(tf.reduce_any(self.opposed), removed, lambda: tf.identity(weights))
+        return _times(self.removal, weights)
 
     def reduced_cosines(self) -> tf.Tensor:
         """`[num_heads, num_heads]`: inner products of the rows without their components along the opposed rows."""
-
-        def reduced() -> tf.Tensor:
-            cosines, among = self.rows.cosines, tf.cast(self.opposed, tf.float64)
-            inverse = pseudo_inverse(cosines * among[:, None] * among[None, :], self.rows.tolerance)
-            inside = tf.matmul(tf.matmul(cosines * among, inverse), cosines * among, transpose_b=True)
-            return (cosines - inside) * (1.0 - among)[:, None] * (1.0 - among)[None, :]
-
-        return tf.cond(tf.reduce_any(self.opposed), reduced, lambda: tf.identity(self.rows.cosines))
+        return tf.matmul(self.removal, tf.matmul(self.rows.cosines, self.removal), transpose_a=True)
 
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
         """See the function of this name."""
@@ -68,19 +68,39 @@ class DualCone(NamedTuple):
 
 def dual_cone(rows: UnitRows) -> DualCone:
     """Projects every unit row onto the dual cone of all."""
-    num_heads = rows.num_heads
-    gramians = tf.tile(rows.cosines[None], [num_heads, 1, 1])
-    lifts = nonnegative_least_squares(gramians, rows.cosines, rows.active, rows.noise, rows.tolerance)
-    projections = tf.linalg.diag(rows.active) + lifts
+    few = subsets_of(completed(rows), rows.tolerance) if rows.num_heads <= FEW else None
+    projections = tf.linalg.diag(rows.active) + _lifts(rows, few, rows.cosines, rows.active)
     # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
-    squares = tf.linalg.diag_part(tf.matmul(projections, rows.cosines))
-    error = rows.noise * tf.linalg.diag_part(tf.matmul(tf.abs(projections), tf.abs(rows.cosines)))
+    terms = projections * rows.cosines
+    squares, error = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
     limit = rows.tolerance + error
     opposed = (rows.active > 0) & (squares <= limit)
     # If a combination of rows is zero, each row in it is opposed by the others, even if its own projection is not zero.
     weighty = projections**2 > (limit / (16 * rows.tolerance))[:, None]
     opposed |= tf.reduce_any(weighty & opposed[:, None], axis=0)
-    return DualCone(rows, projections, squares, opposed)
+
+    def removal() -> tf.Tensor:
+        among = tf.cast(opposed, tf.float64)
+        if few is None:
+            inverse = pseudo_inverse(rows.cosines * among[:, None] * among[None, :], rows.tolerance)
+        else:
+            inverse = few.inverse(opposed)
+        return tf.linalg.diag(1.0 - among) - tf.matmul(inverse, rows.cosines * (1.0 - among))
+
+    if few is None:
+        identity = tf.eye(rows.num_heads, dtype=tf.float64)
+        matrix = tf.cond(tf.reduce_any(opposed), removal, lambda: tf.identity(identity))
+    else:  # a condition would have as many operations
+        matrix = removal()
+    return DualCone(rows, few, projections, squares, opposed, matrix)
+
+
+def _lifts(rows: UnitRows, few: Subsets | None, linear: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
+    """See `DualCone.lifts`; targets may also be zero, with a squared norm of 0."""
+    if few is not None:
+        return few.nonnegative(linear)
+    gramians = tf.tile(rows.cosines[None], [int(linear.shape[0]), 1, 1])
+    return nonnegative_least_squares(gramians, linear, squares, rows.noise, rows.tolerance)
 
 
 def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor) -> tf.Tensor:
@@ -96,11 +116,11 @@ def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor
         inner: `[num_heads]` float64: a vector whose inner product with every free row is at least 1.
         free: `[num_heads]` booleans: the active rows that are not opposed.
     """
-    magnitudes = tf.abs(rows.cosines)
-    gain = _times(rows.cosines, inner) - rows.noise * _times(magnitudes, tf.abs(inner))
-    sizes = tf.abs(weights)
-    error, total = rows.noise * _times(magnitudes, sizes), rows.noise * tf.reduce_sum(sizes)
-    products = _times(rows.cosines, weights)
+    terms = rows.cosines * inner
+    gain = tf.reduce_sum(terms - rows.noise * tf.abs(terms), axis=1)
+    terms = rows.cosines * weights
+    products, total = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(weights))
+    error = rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
     lacking = error - products - _ALLOWED * _norm_bound(rows, weights, products, total)
     distance = tf.reduce_max(tf.where(free, lacking / tf.maximum(gain, 0.5), 0.0))
     weights += tf.maximum(distance, 0.0) * inner
@@ -126,14 +146,22 @@ Quick = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """From the completed cosines to weights, and whether they are the solution."""
 
 
-def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor]) -> tf.Tensor:
+def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor], *, searches: bool = False) -> tf.Tensor:
     """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
 
     Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
     taken, of rows with small components of their own; see `well_inside` for what then holds of the result.
+
+    Args:
+        rows: The unit rows.
+        quick: The quick method.
+        exact: The exact one. Of few rows it is a formula that is quick itself, and always taken.
+        searches: Whether it is a search of few rows, too.
     """
     if rows.num_heads > MOST_EXACT:
         return quick(regularized(rows))[0]
+    if rows.num_heads <= FEW and not searches:
+        return exact()
 
     def tried() -> tuple[tf.Tensor, tf.Tensor]:
         weights, is_solved = quick(completed(rows))

@@ -87,7 +87,13 @@ def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
         matrix: The matrix.
         tolerance: Eigenvalues up to this value are treated as zero.
     """
+    root = root_of_inverse(matrix, tolerance)
+    return tf.matmul(root, root, transpose_b=True)
+
+
+def root_of_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """The matrices that, times their transposes, yield the pseudo-inverses of matrices `[..., n, n]`."""
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance
-    inverses = tf.where(keeps, 1.0 / tf.where(keeps, values, 1.0), 0.0)
-    return tf.matmul(vectors * inverses, vectors, transpose_b=True)
+    lengths = tf.where(keeps, tf.math.rsqrt(tf.where(keeps, values, 1.0)), 0.0)
+    return vectors * tf.expand_dims(lengths, -2)

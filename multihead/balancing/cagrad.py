@@ -80,7 +80,7 @@ class CAGrad(PreferenceBalancer):
             weights = mean + unit * shift
             return cone.inside(weights) if self.c >= 1 else weights
 
-        return rows.coefficients(tf.where(exists, quickly(rows, quick, exact), mean))
+        return rows.coefficients(tf.where(exists, quickly(rows, quick, exact, searches=True), mean))
 
     def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
         """The `m` at which the radius is reached."""

@@ -94,7 +94,7 @@ class ConicGrad(PreferenceBalancer):
         def exact() -> tf.Tensor:
             return direction + followed(rows, products, self._is_within, functools.partial(_fraction, self.c, products))
 
-        weights = of_a_pair() if rows.num_heads == 2 else quickly(rows, quick, exact)
+        weights = of_a_pair() if rows.num_heads == 2 else quickly(rows, quick, exact, searches=True)
         square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
         scale = tf.where(is_nothing, 0.0 * unit, unit / tf.sqrt(tf.where(is_nothing, 1.0 + 0.0 * square, square)))

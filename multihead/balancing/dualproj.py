@@ -7,7 +7,6 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead.balancing._base import MANY_HEADS
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
-from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import nonnegative
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
@@ -57,9 +56,7 @@ class DualProj(PreferenceBalancer):
             cone = dual_cone(rows)
             weights = cone.without_opposed(sizes)
             linear, unit = _direction(rows.cosines, weights)
-            one = tf.ones([1], tf.float64)
-            lift = nonnegative_least_squares(rows.cosines[None], linear, one, rows.noise, rows.tolerance)[0]
-            return cone.inside(cone.without_opposed(weights + unit * lift))
+            return cone.inside(cone.without_opposed(weights + unit * cone.lifts(linear)[0]))
 
         return rows.coefficients(unless_none_conflict(rows, sizes, lambda: quickly(rows, quick, exact)))
 

@@ -11,8 +11,9 @@ from multihead._ground.validation import check_choice
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
-from multihead.balancing._pivoting import nonnegative
+from multihead.balancing._pivoting import completed, nonnegative
 from multihead.balancing._rows import UnitRows, unit_rows
+from multihead.balancing._subsets import FEW, subsets_of
 
 NORMALIZATIONS = ("none", "l2", "loss", "loss+")
 
@@ -81,9 +82,12 @@ class MGDA(Balancer):
             return _scaled(rows, well_inside(rows, matrix, weights[0])), is_solved
 
         def exact() -> tf.Tensor:
-            one, linear = tf.ones([1], tf.float64), tf.expand_dims(-ratios, 0)
-            lifted = tf.expand_dims(rows.cosines + lift, 0)
-            weights = nonnegative_least_squares(lifted, linear, one, rows.noise, rows.tolerance)[0]
+            linear = tf.expand_dims(-ratios, 0)
+            if rows.num_heads <= FEW:
+                weights = subsets_of(completed(rows) + lift, rows.tolerance).nonnegative(linear)[0]
+            else:
+                lifted, one = tf.expand_dims(rows.cosines + lift, 0), tf.ones([1], tf.float64)
+                weights = nonnegative_least_squares(lifted, linear, one, rows.noise, rows.tolerance)[0]
             cone = dual_cone(rows)
             is_stationary = tf.reduce_any(cone.opposed)
             return _unless_rest(rows, gramian, tf.where(is_stationary, weights, cone.inside(weights)), is_stationary)

@@ -10,6 +10,7 @@ from scipy.optimize import nnls
 from multihead.balancing._least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._pivoting import definiteness, nonnegative
 from multihead.balancing._rows import unit_rows
+from multihead.balancing._subsets import subsets_of
 from tests.helpers import zoo
 
 pytestmark = pytest.mark.mathematics
@@ -32,6 +33,49 @@ def test_nonnegative_least_squares_are_those_of_scipy(kind):
     for target, solution in zip(targets, found):
         wanted, _ = nnls(columns.T, -target)
         np.testing.assert_allclose(solution @ columns, wanted @ columns, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("num_heads", [3, 4])
+def test_of_all_subsets_the_best_solves_the_problem(num_heads):
+    """Signs certify a solution. Of rows that depend on each other, SciPy would use what rounding leaves of them."""
+    solve = tf.function(lambda gramian, linear: subsets_of(gramian, 1e-13).nonnegative(linear), autograph=False)
+    for kind in ("random", "conflicting", "rank_deficient", "equal", "opposed"):
+        for seed in range(20):
+            columns = zoo.units(zoo.matrix(kind, num_heads, seed=seed))
+            targets = zoo.units(np.random.default_rng(seed).normal(size=(5, columns.shape[1])) - columns.sum(0))
+            targets = np.concatenate([columns, targets])
+            found = solve(tf.constant(columns @ columns.T), tf.constant(targets @ columns.T)).numpy()
+            slopes = (targets + found @ columns) @ columns.T
+            assert (found >= 0).all() and slopes.min() >= -1e-7 and (found * np.abs(slopes)).max() <= 1e-7, (kind, seed)
+            if kind in ("random", "conflicting"):
+                wanted = np.array([nnls(columns.T, -target)[0] for target in targets])
+                np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9, err_msg=f"{kind}, {seed}")
+
+
+@pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
+def test_subsets_of_rows_that_almost_oppose_each_other_keep_their_precision(angle):
+    """The weights are about the inverse of the angle; that another row is left out of the subset must not mix with them."""
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        columns = zoo.units(random.normal(size=(4, 8)))
+        columns[3] = -columns[0] + angle * columns[3]
+        columns = zoo.units(columns)
+        found = subsets_of(tf.constant(columns @ columns.T), 1e-14).nonnegative(tf.constant(columns @ columns.T)).numpy()
+        for target, solution in zip(columns, found):
+            wanted, _ = nnls(columns.T, -target)
+            np.testing.assert_allclose(
+                solution @ columns, wanted @ columns, atol=1e-14 / angle**2 + 1e-10, err_msg=str(seed)
+            )
+
+
+def test_the_pseudo_inverse_of_one_of_the_subsets():
+    rows = zoo.units(zoo.matrix("opposed", 3))
+    all_of_them = subsets_of(tf.constant(rows @ rows.T), 1e-9)
+    for members in ([True, False, True], [False, True, True], [True, True, True], [False, False, False]):
+        wanted = np.zeros([3, 3])
+        if any(members):
+            wanted[np.ix_(members, members)] = np.linalg.pinv((rows @ rows.T)[np.ix_(members, members)], rcond=1e-9)
+        np.testing.assert_allclose(all_of_them.inverse(tf.constant(members)), wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_heads", [3, 16, 40])
