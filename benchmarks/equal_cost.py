@@ -37,7 +37,7 @@ import numpy as np
 import multihead
 from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS, DataSet
-from benchmarks._equal_cost_table import LARGE, LINES, tables
+from benchmarks._equal_cost_table import ALONE, LARGE, LINES, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping
@@ -111,7 +111,8 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 def keep(path: Path, line: Mapping[str, Any]) -> None:
     """Writes a line in place of that of the same data set and optimizer, whose arms it keeps.
 
-    That holds if the seeds of one are the first of the other; of an arm in both, the one with more seeds stays.
+    That holds if the seeds of one are the first of the other. Of an arm in both, the one with more seeds stays, the new one
+    of equals.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept, merged = [], dict(line)
@@ -119,10 +120,20 @@ def keep(path: Path, line: Mapping[str, Any]) -> None:
         if (each["set"], each["optimizer"]) != (line["set"], line["optimizer"]):
             kept.append(each)
         elif all(one == other for one, other in zip(each["seeds"], line["seeds"])):
-            short, long = sorted((each, line), key=lambda one: len(one["seeds"]))  # the new line is the second of equals
-            merged |= {key: {**short[key], **long[key]} for key in ("updates", "rates", "costs", "figures")}
-            merged["seeds"] = long["seeds"]
+            merged = _merged(each, line)
     replace_text(path, "".join(json.dumps(each) + "\n" for each in [*kept, merged]))
+
+
+def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    def number(line: Mapping[str, Any], arm: str) -> int:
+        return max((len(each) for each in line["figures"].get(arm, {}).values()), default=0)
+
+    stay = {arm for arm in before["figures"] if number(before, arm) > number(now, arm)}
+    found = {**now, "seeds": max(now["seeds"], before["seeds"], key=len)}
+    for key in ("updates", "rates", "costs", "figures"):
+        arms = {name: ALONE if name.endswith(f" {ALONE}") else name for name in before[key]}  # rates are those of each head
+        found[key] = {**before[key], **now[key], **{name: before[key][name] for name, arm in arms.items() if arm in stay}}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

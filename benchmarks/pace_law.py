@@ -238,6 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
     for problem, optimizer in () if options.show else wanted:
         before = lines.get((problem, optimizer), {"problem": problem, "optimizer": optimizer, "heads": [], "arms": {}})
+        seeds = {len(values) for arm in before["arms"].values() for values in arm}
+        if seeds - {options.seeds}:
+            parser.error(f"`--seeds` must be as in `--output`. Received: {options.seeds}, and {max(seeds)} of {problem}.")
         try:
             found = measure(problem, optimizer, range(options.seeds), 4 if options.quick else sys.maxsize, before["arms"])
         except InputError as error:

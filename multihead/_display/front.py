@@ -21,7 +21,8 @@ class Point(NamedTuple):
 
     Attributes:
         name: Its name.
-        role: `"alone"` for the single-task models, `"fixed"` for a sum with fixed weights, otherwise `"rule"`.
+        role: `"alone"` for the single-task models, `"fixed"` for a sum with fixed weights of the same model, otherwise
+            `"rule"`.
         base: The arm that this one is at equal cost; None for an arm in the same number of updates.
         means: The mean metric of each head.
         deviations: Its standard deviation over seeds; NaN for one seed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -139,11 +140,23 @@ def check_build(argument: str, build: Any) -> None:
     Raises:
         TypeError: It cannot.
     """
-    if not callable(build) or isinstance(build, keras.layers.Layer):
+    if not callable(build) or isinstance(build, keras.layers.Layer) or not _needs_nothing(build):
         raise TypeError(
             f"`{argument}` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
-            f"Received: {build!r}. Pass the function itself, so that each run has a trainer of its own."
+            f"Received: {build!r}. Pass the function itself, so that each run has a trainer of its own; "
+            "`functools.partial` gives it arguments."
         )
+
+
+def _needs_nothing(build: Callable[..., Any]) -> bool:
+    """Whether something can be called without arguments, as far as Python knows."""
+    try:
+        inspect.signature(build).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a function of C that does not say
+        return True
+    return True
 
 
 def read_options(

@@ -68,9 +68,9 @@ def compare(
             data sets that shuffle; it is called for every run, after the seeds were set.
         arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `schedule`, ...) and
             `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. `"build"` is a
-            function in place of `build` whose trainer has the same heads and, for example, an encoder as large as those that
-            it replaces; single-task models are always those of `build`. Every run has methods of its own, made from the
-            configuration of those given.
+            function in place of `build` whose trainer has the same heads, losses and metrics and, for example, an encoder as
+            large as those that it replaces; single-task models are always those of `build`. Every run has methods of its
+            own, made from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
         budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
         metrics: Each head's figure, by head name: the name of a figure of `evaluate`, or a pair of a name and `"min"` or
@@ -125,7 +125,7 @@ def compare(
         (1,)
     """
     check_callables(build, optimizer, measure)
-    by_name = read_arms(arms)
+    by_name = {name: arm if arm.build is not build else replace(arm, build=None) for name, arm in read_arms(arms).items()}
     twice = chosen(equal_cost, by_name)
     plan = read_plan(seeds, tuning_seed, rates, budget)
     common = read_options("options", options or {}, without=OF_JOINT_TRAINING)
@@ -213,7 +213,7 @@ class _Steps:
         )
 
     def _check_arms(self) -> None:
-        """Starts every arm that is new, so that its errors come before the first run, and writes it down.
+        """Starts every arm that is new or has a `build`, so that its errors come before the first run, and writes it down.
 
         Raises:
             ValueError: An arm does not suit the trainer, or is another one in the file.
@@ -225,10 +225,17 @@ class _Steps:
                     f"`arms[{name!r}]` must be the same as in `file`. Received: {arm.settings!r}, and "
                     f"{known[name]['how']!r} in the file. Give the arm another name, or pass another file."
                 )
-        new = [self._job(TUNE, arm, "") for name, arm in self._arms.items() if name not in known]
-        started = {job.arm for job, _ in self._each(check_arm, new)}
-        for arm in (arm for name, arm in self._arms.items() if name in started):
-            self._lines.append({"arm": arm.name, "is_fixed": arm.is_fixed, "how": arm.settings})
+        doubtful = [arm for name, arm in self._arms.items() if name not in known or arm.build is not None]
+        starts = {job.arm: found for job, found in self._each(check_arm, [self._job(TUNE, arm, "") for arm in doubtful])}
+        for arm in doubtful:
+            start = {} if arm.build is None else {"start": starts[arm.name]}
+            if arm.name not in known:
+                self._lines.append({"arm": arm.name, "is_fixed": arm.is_fixed, "how": arm.settings, **start})
+            elif known[arm.name].get("start", starts[arm.name]) != starts[arm.name]:
+                raise ValueError(
+                    f"`arms[{arm.name!r}]['build']` must make the same trainer as for the runs in `file`. Received: a "
+                    "function of the same name that makes other weights. Give the arm another name, or pass another file."
+                )
 
     def _at_equal_cost(self, name: str, updates: int) -> int:
         """The number of updates of an arm at equal cost."""
@@ -315,9 +322,10 @@ def _check_equal(lines: Sequence[Line], build_of: Callable[[str], Any]) -> None:
         is_comparable = build_of(line["arm"]) == build
         parts = [name for name in line["start"].keys() & last["start"].keys() if line["start"][name] != last["start"][name]]
         if parts and is_comparable:
+            argument = "build" if build is None else f"arms[{last['arm']!r}]['build']"
             raise ValueError(
-                "`build` must make the same initial weights whenever it is called with the same seeds. Received: other "
-                f"weights of {', '.join(sorted(parts))} in the arm {last['arm']!r} than in {line['arm']!r}, at seed "
+                f"`{argument}` must make the same initial weights whenever it is called with the same seeds. Received: "
+                f"other weights of {', '.join(sorted(parts))} in the arm {last['arm']!r} than in {line['arm']!r}, at seed "
                 f"{last['seed']}. Make all layers in `build`, and let nothing in it depend on the time or on other files."
             )
         if any(one != other for one, other in zip(line["order"], last["order"])):

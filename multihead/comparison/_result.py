@@ -43,7 +43,7 @@ class Comparison:
         updates: The numbers of updates, by the name of the arm.
         costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
             prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
-            the numbers of parameters. Below 1 is cheaper.
+            the numbers of parameters, those that are not trained included. Below 1 is cheaper.
         lines: All lines, as in the file.
     """
 
@@ -98,9 +98,9 @@ class Comparison:
     def difference(self, arm: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
         """The paired difference of an arm from another on a head, with a confidence interval over seeds.
 
-        Both have the same initial weights and the same order of data at each seed, so that the differences of seeds
-        `s_k (M_arm - M_other)` vary less than the values. The sign `s_k` is 1 for a figure that is better when higher,
-        otherwise -1: above 0, the arm is better.
+        Both have the same order of data at each seed and, unless an arm has a `build` of its own, the same initial weights,
+        so that the differences of seeds `s_k (M_arm - M_other)` vary less than the values. The sign `s_k` is 1 for a figure
+        that is better when higher, otherwise -1: above 0, the arm is better.
 
         Args:
             arm: The name of the arm.

@@ -19,7 +19,7 @@ from multihead._ground.validation import as_python, check_head_names, quoted
 from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack
-from multihead.comparison._arms import made
+from multihead.comparison._arms import in_words, made
 from multihead.comparison._data import (
     TEST,
     TRAIN,
@@ -261,20 +261,55 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
     }
 
 
-def check_arm(study: Study, job: Job) -> list[str]:
+def check_arm(study: Study, job: Job) -> dict[str, int]:
     """Starts an arm, without training it: options that do not suit it are errors before the first run.
 
+    Returns:
+        Digests of the initial weights, as in `Started`.
+
     Raises:
-        ValueError: Its trainer has other heads than that of `build`.
+        ValueError: Its trainer has other heads than that of `build`, or other weights whenever it is made.
     """
-    if job.build is not None:
-        heads, others = ([*_built(study, each).heads] for each in (replace(job, build=None), job))
-        if sorted(heads) != sorted(others):
+    if job.build is None:
+        return start(study, job).start
+    argument = f"`arms[{job.arm!r}]['build']`"
+    one, other = _built(study, replace(job, build=None)), _built(study, job)
+    if other is _built(study, job):
+        raise ValueError(
+            f"{argument} must make a new trainer whenever it is called, or a run would begin with the weights of the last "
+            "one. Received: a function that returns the same trainer twice. Make all layers in it."
+        )
+    if sorted(one.heads) != sorted(other.heads):
+        raise ValueError(
+            f"{argument} must return a trainer with the heads of `build`: {quoted(one.heads)}. "
+            f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
+        )
+    for name, head in one.heads.items():
+        differ = [key for key, of_head in _judged(head).items() if of_head != _judged(other.heads[name])[key]]
+        if differ:
+            shown = "; ".join(f"{key}: {_judged(each)[key]}" for key in differ for each in (head, other.heads[name]))
             raise ValueError(
-                f"`arms[{job.arm!r}]['build']` must return a trainer with the heads of `build`: {quoted(heads)}. "
-                f"Received: {quoted(others)}. Add the same heads, by the same names."
+                f"{argument} must judge head {name!r} as `build` does, or their figures could not be compared. Received: "
+                f"another {quoted(differ)} ({shown}). Give the head the same loss, metrics and scaling."
             )
-    return list(start(study, job).trainer.heads)
+    started, again = (start(study, job).start for _ in range(2))
+    if started != again:
+        raise ValueError(
+            f"{argument} must make the same initial weights whenever it is called with the same seeds. Received: other "
+            "weights the second time. Make all layers in it, and let nothing depend on the time or on other files."
+        )
+    return started
+
+
+def _judged(head: Any) -> dict[str, str]:
+    """What a head's figures depend on besides its predictions, as text by name; of the loss, the function alone."""
+    function = head.loss._function
+    return {
+        "loss": in_words(getattr(function, "func", function)),
+        "metrics": in_words([log_name(spec) for spec in head.metric_specs]),
+        "target_scaling": in_words(None if head.scaling is None else type(head.scaling.scaling)),
+        "ignore_label": in_words(head.ignore_label),
+    }
 
 
 def _read_metrics(metrics: Any, heads: Mapping[str, Any], *, free: bool) -> dict[str, tuple[str, str]]:

@@ -147,10 +147,11 @@ def _answer(facts: Facts) -> str:
     if ahead:
         return f"Sharing the encoder is worth it {at}: no head worse than alone, one at least better with {quoted(ahead)}."
     if even:
+        costs = [facts.costs.get(arm.removesuffix(AT_EQUAL_COST), {}).get("serve", 0.0) for arm in even]
         return (
             f"Sharing the encoder costs nothing that {len(facts.seeds)} seeds can show {at}: all heads are within the noise "
-            f"of seeds of models of their own with {quoted(even)}. One encoder is cheaper to serve."
-        )
+            f"of seeds of models of their own with {quoted(even)}."
+        ) + (" One encoder is cheaper to serve." if max(costs) < 1 else "")
     return f"Sharing the encoder costs a head something {at}: with every arm, one head at least is worse than alone."
 
 

@@ -85,6 +85,10 @@ def test_arms_with_fewer_seeds_are_compared_at_these(results):
     assert "; 1.80; 3 seeds |" in _equal_cost_table.tables(results)
     equal_cost.keep(results, before)  # with fewer seeds: nothing is lost
     assert _equal_cost_table.read(results)[1] == found
+    again = {**before, "figures": {**before["figures"], "plain sum": {"a": [0.3] * 3, "b": [0.9] * 3}}}
+    equal_cost.keep(results, again)  # as many seeds of this arm, though fewer than others have: the new figures
+    figures = _equal_cost_table.read(results)[1]["figures"]
+    assert figures == {**found["figures"], "plain sum": again["figures"]["plain sum"]}
 
 
 def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):

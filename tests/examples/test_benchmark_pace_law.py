@@ -69,6 +69,10 @@ def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
     output.write_text(json.dumps({**whole, "arms": kept}) + "\n", encoding="utf-8")
     pace_law.main(options)  # which adds what the line lacks
     assert pace_law.read(output) == lines
+    with pytest.raises(SystemExit):
+        pace_law.main([*options[:5], "3", *options[6:]])
+    assert "`--seeds` must be as in `--output`. Received: 3, and 2 of few_labels." in capsys.readouterr().err
+    pace_law.main(options)
     assert "| SGD, sqrt(n), wide | " in capsys.readouterr().out
 
 

@@ -5,6 +5,8 @@ Those that make many runs are programs.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 
 import keras
@@ -174,7 +176,7 @@ def test_an_arm_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, m
     monkeypatch.setattr(_cost, "ROUNDS", 1)
     monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
     wide = {"build": compared.build_wide}
-    arms = {"plain sum": {}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
+    arms = {"plain sum": {"build": compared.build}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
     file = tmp_path / "wide.jsonl"
     options = {**OPTIONS, "rates": 0.05, "equal_cost": ["wide"], "file": file}
     found = compare(compared.build, compared.arrays, arms, 1, 2, **options)
@@ -195,6 +197,31 @@ def test_an_arm_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, m
     compare(compared.build, compared.arrays, {"narrow": {}}, 1, 2, **options)
     with pytest.raises(ValueError, match=r"`arms\['wide'\]` must be the same as in `file`.*'build': 'build_wide'"):
         compare(compared.build, compared.arrays, {"wide": {}}, 1, 2, **options)
+    # So does an arm whose function was edited.
+    monkeypatch.setattr(compared, "build_wide", _named("build_wide", functools.partial(compared.build, units=8)))
+    with pytest.raises(
+        ValueError, match=r"`arms\['wide'\]\['build'\]` must make the same trainer as for the runs in `file`"
+    ):
+        compare(compared.build, compared.arrays, {"wide": {"build": compared.build_wide}}, 1, 2, **options)
+
+
+def _named(name, function):
+    def made():
+        return function()
+
+    made.__qualname__ = name
+    return made
+
+
+def test_parameters_that_modules_share_count_once():
+    shared = keras.layers.Dense(3)
+    trainer = MultiHeadTrainer(keras.Sequential([shared]))
+    trainer.add_head("again", keras.Sequential([shared]), "mse")
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    x = np.ones((2, 3), "float32")
+    trainer.compile("sgd", run_eagerly=True)
+    trainer.compute_gradients((x, {"again": x, "size": x[:, :1]}))
+    assert _run.parameters_of(trainer) == 3 * (3 + 1) + 1 * (3 + 1)
 
 
 @pytest.mark.programs
@@ -309,6 +336,33 @@ def test_a_data_set_that_yields_nothing_is_an_error():
 # Errors
 
 
+@functools.cache
+def the_same():
+    return compared.build()
+
+
+UNITS = itertools.count(5)
+
+
+def growing():
+    return compared.build(units=next(UNITS))
+
+
+def with_another_loss():
+    trainer = MultiHeadTrainer(keras.layers.Dense(2))
+    kind = keras.layers.Dense(3, activation="softmax")
+    trainer.add_head("kind", kind, keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
+    trainer.add_head("size", keras.layers.Dense(1), "mae")
+    return trainer
+
+
+def with_other_metrics():
+    trainer = with_another_loss()
+    trainer.drop_head("kind")
+    trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    return trainer
+
+
 def other_heads():
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     for name in ("kind", "sise"):
@@ -334,6 +388,11 @@ def other_heads():
         ({"arms": {"a": {"schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
         ({"arms": {"a": {"build": 3}}}, r"`arms\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
         ({"arms": {"a": {"build": dict}}}, r"`arms\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
+        ({"arms": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
+        ({"arms": {"a": {"build": the_same}}}, r"must make a new trainer whenever .* the same trainer twice"),
+        ({"arms": {"a": {"build": growing}}}, "Received: other weights the second"),
+        ({"arms": {"a": {"build": with_other_metrics}}}, r"must judge head 'kind' .*another 'metrics' .metrics: \[accuracy\]; metrics: \[\]"),
+        ({"arms": {"a": {"build": with_another_loss}}}, "must judge head 'size' .*another 'loss', 'target_scaling' .loss: mean_squared"),
         ({"arms": {"a": {"build": other_heads}}}, r"`arms\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
