@@ -11,7 +11,7 @@ from multihead.balancing._least_squares import nonnegative_least_squares, pseudo
 from multihead.balancing._newton import solve_bargain
 from multihead.balancing._pivoting import MOST_EXACT, completed, definiteness, nonnegative, regularized
 from multihead.balancing._rows import UnitRows
-from multihead.balancing._subsets import FEW, Subsets, subsets_of
+from multihead.balancing._subsets import Subsets, are_few, subsets_of
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
 _ALLOWED = 5e-6
@@ -68,7 +68,7 @@ class DualCone(NamedTuple):
 
 def dual_cone(rows: UnitRows) -> DualCone:
     """Projects every unit row onto the dual cone of all."""
-    few = subsets_of(completed(rows), rows.tolerance) if rows.num_heads <= FEW else None
+    few = subsets_of(completed(rows), rows.tolerance) if are_few(rows.num_heads) else None
     projections = tf.linalg.diag(rows.active) + _lifts(rows, few, rows.cosines, rows.active)
     # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
     terms = projections * rows.cosines
@@ -160,7 +160,7 @@ def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor], *, sea
     """
     if rows.num_heads > MOST_EXACT:
         return quick(regularized(rows))[0]
-    if rows.num_heads <= FEW and not searches:
+    if are_few(rows.num_heads) and not searches:
         return exact()
 
     def tried() -> tuple[tf.Tensor, tf.Tensor]:

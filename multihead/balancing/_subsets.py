@@ -8,10 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.graphs import in_xla
 from multihead.balancing._least_squares import root_of_inverse
 
 FEW = 4
 """The largest number of heads of which all subsets are tried. Beyond, a search takes less time than their number."""
+
+
+def are_few(num_heads: int) -> bool:
+    """Whether all subsets are tried: not in XLA, whose decompositions lose the digits that almost opposed rows leave."""
+    return num_heads <= FEW and not in_xla()
 
 
 class Subsets(NamedTuple):

@@ -13,7 +13,7 @@ from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import completed, nonnegative
 from multihead.balancing._rows import UnitRows, unit_rows
-from multihead.balancing._subsets import FEW, subsets_of
+from multihead.balancing._subsets import are_few, subsets_of
 
 NORMALIZATIONS = ("none", "l2", "loss", "loss+")
 
@@ -83,7 +83,7 @@ class MGDA(Balancer):
 
         def exact() -> tf.Tensor:
             linear = tf.expand_dims(-ratios, 0)
-            if rows.num_heads <= FEW:
+            if are_few(rows.num_heads):
                 weights = subsets_of(completed(rows) + lift, rows.tolerance).nonnegative(linear)[0]
             else:
                 lifted, one = tf.expand_dims(rows.cosines + lift, 0), tf.ones([1], tf.float64)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy.optimize import nnls
 
+from multihead import balancing
 from multihead.balancing._least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._pivoting import definiteness, nonnegative
 from multihead.balancing._rows import unit_rows
@@ -66,6 +67,19 @@ def test_subsets_of_rows_that_almost_oppose_each_other_keep_their_precision(angl
             np.testing.assert_allclose(
                 solution @ columns, wanted @ columns, atol=1e-14 / angle**2 + 1e-10, err_msg=str(seed)
             )
+
+
+def test_xla_keeps_the_precision_of_rows_that_almost_oppose_each_other():
+    """Its own decompositions do not, so it solves without trying all subsets."""
+    balancer = balancing.UPGrad()
+    balancer.build((4, None))
+    of_graph, of_xla = (tf.function(balancer.coefficients, autograph=False, jit_compile=each) for each in (False, True))
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        rows = random.normal(size=(4, 6))
+        rows[1] = -rows[0] * (1 + 1e-3 * random.normal()) + 1e-5 * random.normal(size=6)
+        one, other = (each(tf.constant(rows @ rows.T)).numpy() @ rows for each in (of_graph, of_xla))
+        np.testing.assert_allclose(one, other, atol=1e-3 * np.linalg.norm(one), err_msg=str(seed))
 
 
 def test_the_pseudo_inverse_of_one_of_the_subsets():
