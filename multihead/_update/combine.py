@@ -106,10 +106,12 @@ class Combiner(ABC):
             num_micro_batches: As in `Setting`.
             depend_on_losses: As in `Setting`.
         """
-        return self.at_representation is not None and num_micro_batches > 1
+        return num_micro_batches > 1
 
     def passes(self, setting: Setting) -> Passes:
         """How often micro-batches run through the encoder: the decision that `encoder_pass` carries out."""
+        if self.at_representation is None:
+            return Passes(per_head=True)
         if not self.waits(setting.num_micro_batches, setting.depend_on_losses):
             return Passes()
         is_repeated = self.repeatable is not None and not setting.by_layer and setting.can_loop
