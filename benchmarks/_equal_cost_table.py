@@ -83,6 +83,7 @@ def tables(path: Path) -> str:
         _changes(lines, large, ENDING, "The time of the single-task models, and an encoder as large as theirs together"),
         _changes(lines, others, "", "As many updates as each single-task model"),
         _changes(lines, large, "", "As many updates, and an encoder as large as those of the single-task models together"),
+        _wider(lines, large),
         _goal(lines),
         _figures(lines),
         front(lines),
@@ -128,6 +129,31 @@ def _changes(lines: Sequence[Line], arms: Sequence[str], ending: str, budget: st
         return ""
     what = "delta-m in percent; heads better, worse" + ("; updates against alone" if ending else "")
     return f"{budget}: {what}.\n\n" + markdown(["data set", "optimizer", "seeds", *arms], rows)
+
+
+def _wider(lines: Sequence[Line], large: Sequence[str]) -> str:
+    """The larger encoders against the others of the same arms, seed by seed, at equal cost; empty without any."""
+    rows = []
+    for line in lines:
+        cells = []
+        for arm in large:
+            pair = f"{arm}{ENDING}", f"{arm.removesuffix(LARGE)}{ENDING}"
+            known = set(pair) <= set(line["figures"])
+            found = None if not known else against(line, *pair)
+            cells.append("" if found is None else f"{interval(found, 1)}; {number_of(range(found.seeds))}")
+        if any(cells):
+            rows.append([line["set"], line["optimizer"], *cells])
+    if not rows:
+        return ""
+    title = "The larger encoder against the other one, at equal cost: difference of delta-m in percent, paired by seed."
+    return f"{title}\n\n" + markdown(["data set", "optimizer", *large], rows)
+
+
+def against(line: Line, arm: str, other: str) -> Difference:
+    """The difference of the mean relative changes of two arms, in percent, at the seeds that both have."""
+    changes = [100 * relative_changes(*with_alone(line, each), signs(line)) for each in (arm, other)]
+    shared = min(map(len, changes))
+    return difference_of(changes[0][:shared] - changes[1][:shared], 0.95)
 
 
 def _figures(lines: Sequence[Line]) -> str:

@@ -59,6 +59,22 @@ def test_the_last_table_says_where_nobody_pays(results, capsys):
     assert "| plain sum | 2 | 2 | 1 | 1 | -24.6 % (b of two, Adam) |" in printed
 
 
+def test_larger_encoders_are_compared_with_the_others_at_the_seeds_of_both(results):
+    alone = [[0.5, 0.5, 0.5, 0.9], [0.8, 0.8, 0.8, 0.1]]
+    more = line("one", "Adam", alone, [[0.3, 0.3, 0.31, 0.3], [0.84, 0.84, 0.85, 0.8]])
+    more["figures"] = {
+        "alone": more["figures"]["alone"],
+        "plain sum, as large, equal cost": more["figures"].pop("plain sum"),
+    }
+    more["updates"] = {"alone": 100, "plain sum, as large, equal cost": 150}
+    equal_cost.keep(results, {**more, "seeds": [0, 1, 2, 3]})
+    found = _equal_cost_table.against(
+        _equal_cost_table.read(results)[1], "plain sum, as large, equal cost", "plain sum, equal cost"
+    )
+    assert found.seeds == 3 and found.mean == pytest.approx(100 * 0.1 / 0.5 / 2)  # `a` alone differs, by 0.1
+    assert "| one | Adam | +10.0 (+10.0 to +10.0); 3 seeds |" in _equal_cost_table.tables(results)
+
+
 def test_a_line_takes_the_place_of_the_one_before(results):
     alone = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     made = line("one", "Adam", alone, alone)
