@@ -37,7 +37,7 @@ import numpy as np
 import multihead
 from benchmarks import _published
 from benchmarks._equal_cost_sets import SETS, DataSet
-from benchmarks._equal_cost_table import ALONE, LARGE, LINES, tables
+from benchmarks._equal_cost_table import ALONE, LARGE, LINES, RATES, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping
@@ -71,7 +71,7 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
         rates=rates[:1] if options.quick else rates,
         batch_size=found.batch_size,
         options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
-        equal_cost=[arm for arm in options.arms if arm.removesuffix(LARGE) in ARMS],
+        equal_cost=[arm for arm in options.arms if rule_of(arm) in ARMS],
         measure=found.measure,
         file=options.runs / f"{name}_{optimizer}.jsonl",
     )
@@ -83,16 +83,29 @@ def arms_of(found: DataSet, names: Sequence[str]) -> dict[str, _published.Arm]:
     Raises:
         InputError: There is no such arm.
     """
-    of_names = _published.arms_of([name.removesuffix(LARGE) for name in names], list(found.metrics), SPECIAL)
-    wide = {}
+    of_names = _published.arms_of([rule_of(name) for name in names], list(found.metrics), SPECIAL)
+    own: dict[str, dict[str, Any]] = {RATES: {"head_rates": ALONE}}
     if any(name.endswith(LARGE) for name in names):
-        wide = {"build": functools.partial(found.make, found.as_large())}
-    return {name: {**of_names[name.removesuffix(LARGE)], **(wide if name.endswith(LARGE) else {})} for name in names}
+        own[LARGE] = {"build": functools.partial(found.make, found.as_large())}
+    arms = {}
+    for name in names:
+        arms[name] = dict(of_names[rule_of(name)])
+        for ending, options in own.items():
+            arms[name] |= options if ending in name else {}
+    return arms
+
+
+def rule_of(arm: str) -> str:
+    """The name of an arm without what is said of its encoder and its learning rates."""
+    return arm.removesuffix(LARGE).removesuffix(RATES)
 
 
 def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
     """What `--results` keeps of a comparison."""
-    figures = {arm: {head: np.round(found.values(arm, head), 5).tolist() for head in found.heads} for arm in found.arms}
+    figures, validation = (
+        {arm: {head: np.round(found.values(arm, head, part), 5).tolist() for head in found.heads} for arm in found.arms}
+        for part in (found.split, "validation")
+    )
     costs = {arm: {key: round(value, 3) for key, value in of_arm.items()} for arm, of_arm in found.costs.items()}
     return {
         "set": name,
@@ -104,6 +117,7 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
         "rates": found.rates,
         "costs": costs,
         "figures": figures,
+        "validation": validation,
         "keras": found.lines[0]["settings"]["keras"],
     }
 
@@ -130,9 +144,10 @@ def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
 
     stay = {arm for arm in before["figures"] if number(before, arm) > number(now, arm)}
     found = {**now, "seeds": max(now["seeds"], before["seeds"], key=len)}
-    for key in ("updates", "rates", "costs", "figures"):
-        arms = {name: ALONE if name.endswith(f" {ALONE}") else name for name in before[key]}  # rates are those of each head
-        found[key] = {**before[key], **now[key], **{name: before[key][name] for name, arm in arms.items() if arm in stay}}
+    for key in ("updates", "rates", "costs", "figures", "validation"):
+        known = before.get(key, {})  # earlier lines have no figures on the validation data
+        arms = {name: ALONE if name.endswith(f" {ALONE}") else name for name in known}  # rates are those of each head
+        found[key] = {**known, **now.get(key, {}), **{name: known[name] for name, arm in arms.items() if arm in stay}}
     return found
 
 

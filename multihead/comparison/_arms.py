@@ -18,7 +18,9 @@ ALONE = "alone"
 """The arm of the single-task models: each head with an encoder of its own."""
 AT_EQUAL_COST = ", equal cost"
 """What follows the name of an arm that is trained for the time of all single-task models together."""
-WEIGHTS, BUILD = "weights", "build"
+WEIGHTS, BUILD, HEAD_RATES = "weights", "build", "head_rates"
+OWN = (WEIGHTS, BUILD, HEAD_RATES)
+"""What the dict of an arm may have besides options of `compile`."""
 _RULES = ("balancer", "weighting", "schedule")
 OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 """The options of joint training, which a single-task model does not have."""
@@ -54,24 +56,27 @@ class Arm:
         weights: The weights of heads, by head name; those of the other heads are what `build` gave them.
         options: Options of `compile`; objects as recipes.
         build: Creates the trainer; None for that of the comparison.
+        as_alone: Whether the own variables of each head have the learning rate that was chosen for the head alone.
     """
 
     name: str
     weights: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     build: Callable[[], Any] | None = None
+    as_alone: bool = False
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it differs from the plain sum only in weights: no balancer, weighting, schedule or model of its own."""
-        return self.build is None and all(self.options.get(name) is None for name in _RULES)
+        """Whether it differs from the plain sum only in weights: no rule, and no model or heads' rates of its own."""
+        return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in _RULES)
 
     @property
     def settings(self) -> dict[str, str]:
         """The arm in words, by which a later call sees that it is the same."""
         weights = {WEIGHTS: in_words(dict(self.weights))} if self.weights else {}
         build = {BUILD: in_words(self.build)} if self.build is not None else {}
-        return {**weights, **build, **{name: in_words(value) for name, value in sorted(self.options.items())}}
+        rates = {HEAD_RATES: ALONE} if self.as_alone else {}
+        return {**weights, **build, **rates, **{name: in_words(value) for name, value in sorted(self.options.items())}}
 
 
 def made(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +123,9 @@ def _read_arm(name: Any, given: Any) -> Arm:
         )
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"`arms[{name!r}]` must be a dict of options of `compile`, `weights` and `build`. Received: {given!r}. Pass, "
-            "for example, {'balancer': 'EqualNorms'}; {} is the plain sum with the weights of `build`."
+            f"`arms[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
+            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights of "
+            "`build`."
         )
     weights = given.get(WEIGHTS) or {}
     if not isinstance(weights, Mapping) or not all(is_number(value) and value >= 0 for value in weights.values()):
@@ -130,8 +136,15 @@ def _read_arm(name: Any, given: Any) -> Arm:
     build = given.get(BUILD)
     if build is not None:
         check_build(f"arms[{name!r}]['build']", build)
-    options = {option: value for option, value in given.items() if option not in (WEIGHTS, BUILD)}
-    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, (WEIGHTS, BUILD)), build)
+    as_alone = given.get(HEAD_RATES)
+    if as_alone not in (None, ALONE):
+        raise ValueError(
+            f"`arms[{name!r}]['head_rates']` must be {ALONE!r}: the own variables of each head then have the learning rate "
+            f"that was chosen for the head alone. Received: {as_alone!r}. Give other rates to `add_head(learning_rate=)` in "
+            "a `build` of the arm's own."
+        )
+    options = {option: value for option, value in given.items() if option not in OWN}
+    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, OWN), build, as_alone == ALONE)
 
 
 def check_build(argument: str, build: Any) -> None:

@@ -69,7 +69,9 @@ def compare(
         arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `schedule`, ...) and
             `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. `"build"` is a
             function in place of `build` whose trainer has the same heads, losses and metrics and, for example, an encoder as
-            large as those that it replaces; single-task models are always those of `build`. Every run has methods of its
+            large as those that it replaces; single-task models are always those of `build`. `"head_rates": "alone"` gives
+            the own variables of each head the learning rate that was chosen for it alone, so that a rate is chosen for the
+            encoder only: with SGD, heads on one encoder may need rates that differ by factors. Every run has methods of its
             own, made from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
         budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
@@ -164,6 +166,7 @@ class _Steps:
         self._lines, self._each, self._progress = lines, each, progress
         self._metrics: dict[str, list[str]] = {}
         self._budget = 1
+        self._alone: dict[str, float] = {}  # the learning rate of each single-task model
 
     def all(self, metrics: Any) -> Comparison:
         """All steps."""
@@ -174,6 +177,7 @@ class _Steps:
         self._budget = updates
         self._lines.begin(settings_of(self._study, self._plan, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
+        self._alone = dict.fromkeys(self._metrics, self._plan.rates[0])  # until they are chosen
         self._check_arms()
         trained = [(arm, "", updates, False) for arm in self._arms.values()]
         alone = [(Arm(ALONE), head, updates, False) for head in self._metrics]
@@ -181,18 +185,29 @@ class _Steps:
         everything = [*alone, *trained]
         tuning = len(self._plan.rates) if len(self._plan.rates) > 1 else 0
         self._progress.expect(sum(each[2] for each in everything) * (tuning + len(self._plan.seeds)))
-        if tuning:
-            self._run(self._job(TUNE, *each, rate=rate) for each in everything for rate in self._plan.rates)
-        rates = [self._rate(*each, updates) for each in everything]
-        for (arm, head, _, at_equal_cost), rate in zip(everything, rates):
-            self._lines.choose(label_of(arm.name, head, at_equal_cost=at_equal_cost), rate, self._plan.rates)
-        self._run(
+        rates = self._tuned(alone, updates)
+        self._alone = dict(zip(self._metrics, rates))
+        rates += self._tuned(trained, updates)
+        final = [
             self._job(FINAL, *each, rate=rate, seed=seed)
             for seed in self._plan.seeds
             for each, rate in zip(everything, rates)
-        )
-        return Comparison(self._shown({self._job(FINAL, *each, rate=rate, seed=seed).key
-                                       for each, rate in zip(everything, rates) for seed in self._plan.seeds}))  # fmt: skip
+        ]
+        self._run(final)
+        return Comparison(self._shown({job.key for job in final}))
+
+    def _tuned(self, each: Sequence[tuple[Arm, str, int, bool]], updates_alone: int) -> list[float]:
+        """The learning rates of some arms, or of the single-task models."""
+        if len(self._plan.rates) > 1:
+            self._run(self._job(TUNE, *one, rate=rate) for one in each for rate in self._plan.rates)
+        rates = [self._rate(*one, updates_alone) for one in each]
+        for (arm, head, _, at_equal_cost), rate in zip(each, rates):
+            label = label_of(arm.name, head, at_equal_cost=at_equal_cost)
+            self._lines.choose(label, rate, self._plan.rates, self._head_rates(arm))
+        return rates
+
+    def _head_rates(self, arm: Arm) -> dict[str, float]:
+        return self._alone if arm.as_alone else {}
 
     def _job(
         self,
@@ -208,9 +223,8 @@ class _Steps:
         head = head if isinstance(head, str) else ""
         rate = self._plan.rates[0] if rate is None else rate
         seed = self._plan.tuning_seed if seed is None else seed
-        return Job(
-            kind, arm.name, head, seed, rate, updates, at_equal_cost, arm.weights, arm.options, self._budget, arm.build
-        )
+        own = arm.weights, arm.options, self._budget, arm.build, self._head_rates(arm)
+        return Job(kind, arm.name, head, seed, rate, updates, at_equal_cost, *own)
 
     def _check_arms(self) -> None:
         """Starts every arm that is new or has a `build`, so that its errors come before the first run, and writes it down.

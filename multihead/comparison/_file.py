@@ -97,10 +97,12 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
-    def choose(self, label: str, rate: float, grid: Sequence[float]) -> None:
-        """Writes down the learning rate with which the seeds of an arm are trained, and its grid, unless they are there."""
-        if chosen_rates(self.lines).get(label) != (rate, list(grid)):
-            self.append({"chosen": label, "rate": rate, "rates": list(grid)})
+    def choose(self, label: str, rate: float, grid: Sequence[float], head_rates: Mapping[str, float]) -> None:
+        """Writes down the learning rates with which the seeds of an arm are trained, and the grid, unless they are there."""
+        of_heads = {"head_rates": dict(head_rates)} if head_rates else {}
+        line = {"chosen": label, "rate": rate, "rates": list(grid), **of_heads}
+        if chosen_rates(self.lines).get(label) != line:
+            self.append(line)
 
     def runs(self) -> dict[tuple[Any, ...], Line]:
         """The lines of runs by what tells them apart."""
@@ -111,14 +113,14 @@ class Lines:
         return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
 
 
-def chosen_rates(lines: Sequence[Line]) -> dict[str, tuple[float, list[float]]]:
-    """The learning rate that was chosen last for each arm and each single-task model, and its grid."""
-    return {line["chosen"]: (line["rate"], line["rates"]) for line in lines if "chosen" in line}
+def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:
+    """The last line of a choice of learning rates for each arm and each single-task model."""
+    return {line["chosen"]: line for line in lines if "chosen" in line}
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """What tells a run from all others; as `Job.key`."""
-    return tuple(line[name] for name in _RUN)
+    return (*(line[name] for name in _RUN), tuple(sorted(line.get("head_rates", {}).items())))
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from multihead._display.tables import as_text
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
+from multihead.comparison._choice import CONFIDENCE, favoured
+from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._file import Line, chosen_rates, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
 from multihead.comparison._study import FINAL, label_of
 from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
 
-CONFIDENCE = 0.95
 _COSTS = ("update", "serve", "size")
 
 
@@ -40,6 +41,7 @@ class Comparison:
         arms: The names of the arms, `"alone"` first.
         seeds: The seeds that every arm has.
         rates: The learning rates, by the name of the arm, and `"{head} alone"` for single-task models.
+        head_rates: For arms with `"head_rates"`, the learning rates of the heads' own variables by head name.
         updates: The numbers of updates, by the name of the arm.
         costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
             prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
@@ -58,8 +60,8 @@ class Comparison:
         chosen = chosen_rates(self.lines)
         runs = [line for line in self.lines if line.get("run") == FINAL]
         names = [self._of(_label(line), line["head"]) for line in runs]
-        runs = [line for name, line in zip(names, runs) if name not in chosen or line["rate"] == chosen[name][0]]
-        self._grids = {name: grid for name, (_, grid) in chosen.items()}
+        runs = [line for name, line in zip(names, runs) if name not in chosen or _rates(line) == _rates(chosen[name])]
+        self._grids = {name: line["rates"] for name, line in chosen.items()}
         self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
         measured = {line["arm"]: line for line in self.lines if "is_fixed" in line}
         labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]
@@ -69,6 +71,7 @@ class Comparison:
         self.seeds: tuple[int, ...] = tuple(sorted(set.intersection(*seeds))) if seeds else ()
         in_order = sorted(self._runs.items(), key=lambda run: self.arms.index(run[0][0]))
         self.rates = {self._of(label, head): line["rate"] for (label, head, _), line in in_order}
+        self.head_rates = {label: line["head_rates"] for (label, _, _), line in in_order if "head_rates" in line}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
         costs = [line for line in self.lines if "cost" in line]
         self.costs = {
@@ -79,20 +82,22 @@ class Comparison:
     def _of(self, label: str, head: str) -> str:
         return f"{head} {ALONE}" if label == ALONE else label
 
-    def values(self, arm: str, head: str) -> np.ndarray:
+    def values(self, arm: str, head: str, part: str | None = None) -> np.ndarray:
         """A head's metric, `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
 
         Args:
             arm: The name of the arm.
             head: The head's name.
+            part: `"validation"` or `"test"`. Default: `split`.
 
         Raises:
-            ValueError: There is no such arm or head.
+            ValueError: There is no such arm, head or part.
         """
         check_choice("arm", arm, self.arms)
         check_choice("head", head, self.heads)
+        where = self.split if part is None else check_choice("part", part, sorted({VALIDATION, self.split}))
         found = (self._runs[arm, head if arm == ALONE else "", seed] for seed in self.seeds)
-        values = [line["figures"].get(self.split, {}).get(self.metrics[head]) for line in found]
+        values = [line["figures"].get(where, {}).get(self.metrics[head]) for line in found]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
     def difference(self, arm: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
@@ -113,6 +118,33 @@ class Comparison:
         """
         check_choice("other", other, self.arms)
         return difference_of(self._sign(head) * (self.values(arm, head) - self.values(other, head)), confidence)
+
+    def choose(self, arms: Sequence[str] | None = None) -> str:
+        """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
+
+        It is the arm with the largest delta-m on the validation data, among those in which no head is worse there than alone
+        beyond its 95 % interval, or among all if there are none.
+
+        Args:
+            arms: The names of the arms that may be chosen. Default: all that share an encoder.
+
+        Raises:
+            ValueError: There is no such arm, or none of them has finite figures of all heads on the validation data.
+        """
+        joint = [arm for arm in self.arms if arm != ALONE]
+        known = joint if arms is None else [check_choice("arms", arm, joint) for arm in arms]
+        found = self._favoured(known)
+        if found is None:
+            raise ValueError(
+                "`arms` must have an arm with finite figures of all heads on the validation data. "
+                f"Received: arms={known!r}. Name others."
+            )
+        return found
+
+    def _favoured(self, arms: Sequence[str]) -> str | None:
+        values = {arm: np.array([self.values(arm, head, VALIDATION) for head in self.heads]) for arm in (ALONE, *arms)}
+        alone = values.pop(ALONE)
+        return favoured(values, alone, np.array([*map(self._sign, self.heads)]))
 
     def delta_m(self, arm: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
@@ -165,6 +197,8 @@ class Comparison:
             differences={arm: {head: self.difference(arm, head) for head in self.heads} for arm in joint},
             delta_m={arm: self.delta_m(arm) for arm in joint},
             rates=self.rates,
+            as_alone=[*self.head_rates],
+            favoured=self._favoured(joint) if self.split == TEST else None,
             grids={name: self._grids.get(name, self._grid) for name in self.rates},
             updates=self.updates,
             costs=self.costs,
@@ -210,6 +244,7 @@ class Comparison:
             "seeds": list(self.seeds),
             "updates": self.updates,
             "rates": self.rates,
+            "head_rates": self.head_rates,
             "costs": self.costs,
             "values": {arm: {h: [_plain(v) for v in self.values(arm, h)] for h in self.heads} for arm in self.arms},
             "differences": {arm: {h: _as_dict(self.difference(arm, h)) for h in self.heads} for arm in joint},
@@ -220,6 +255,11 @@ class Comparison:
 
 def _label(line: Mapping[str, Any]) -> str:
     return label_of(line["arm"], at_equal_cost=line["at_equal_cost"])
+
+
+def _rates(line: Line) -> tuple[float, Any]:
+    """The learning rates of a run, or of the line of a choice."""
+    return line["rate"], line.get("head_rates")
 
 
 def _plain(value: float) -> float | None:

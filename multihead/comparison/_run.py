@@ -15,7 +15,7 @@ import numpy as np
 from multihead._data.data import Data
 from multihead._ground.keras import KerasHooks
 from multihead._ground.names import did_you_mean
-from multihead._ground.validation import as_python, check_head_names, quoted
+from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack
@@ -81,6 +81,7 @@ def start(study: Study, job: Job) -> Started:
     for name, value in ({job.head: 1.0} if job.head else job.weights).items():
         if not (job.head and trainer.heads[name].has_weight_function):
             trainer.set_weight(name, value)
+    _give_rates(trainer, job)
     trainer.compile(study.optimizer(rate), **{"telemetry": None, **made({**study.options, **job.options})})
     trainer._build_again()
     _learn_scalings(trainer, data[TRAIN], all_heads, study.batch_size)
@@ -92,6 +93,22 @@ def start(study: Study, job: Job) -> Started:
     digests = {name: digest_of([np.asarray(v) for v in _weights(each)]) for name, each in modules.items()}
     keras.utils.set_random_seed(job.seed)
     return Started(trainer, all_heads, data, given, digests)
+
+
+def _give_rates(trainer: Any, job: Job) -> None:
+    """Gives the own variables of heads the learning rates of a run.
+
+    Raises:
+        ValueError: A head's factor is no number.
+    """
+    for name, rate in job.head_rates.items():
+        head = trainer.heads[name]
+        if not is_number(head.learning_rate):
+            raise ValueError(
+                f"`arms[{job.arm!r}]['head_rates']` needs heads whose `learning_rate` is a number. Received: head {name!r} "
+                f"with learning_rate={head.learning_rate!r}. Omit one of them."
+            )
+        head.learning_rate *= rate / job.rate
 
 
 def _built(study: Study, job: Job) -> Any:
@@ -214,6 +231,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
         "updates": job.updates,
         "figures": figures,
         "failed": failed,
+        **({"head_rates": dict(job.head_rates)} if job.head_rates else {}),
         "start": started.start,
         "order": feed.order,
         "seconds": round(seconds, 3),

@@ -55,6 +55,7 @@ class Job:
         options: Options of `compile` of the arm.
         budget: The number of updates without equal cost, by which places in the order of the data are marked.
         build: Creates the trainer of the arm; None for that of the study.
+        head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     budget: int = 1
     build: Callable[[], Any] | None = None
+    head_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -77,7 +79,8 @@ class Job:
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells the run from all others."""
-        return (self.kind, self.arm, self.head, self.seed, self.rate, self.updates, self.at_equal_cost)
+        of_heads = tuple(sorted(self.head_rates.items()))
+        return (self.kind, self.arm, self.head, self.seed, self.rate, self.updates, self.at_equal_cost, of_heads)
 
 
 def label_of(arm: str, head: str = "", *, at_equal_cost: bool = False) -> str:

@@ -30,6 +30,8 @@ class Facts:
     differences: Mapping[str, Mapping[str, Difference]]
     delta_m: Mapping[str, Difference]
     rates: Mapping[str, float]
+    as_alone: Sequence[str]
+    favoured: str | None
     grids: Mapping[str, Sequence[float]]
     updates: Mapping[str, int]
     costs: Mapping[str, Mapping[str, float]]
@@ -68,7 +70,8 @@ def _of_training(facts: Facts, arm: str) -> list[str]:
     rates = [facts.rates[f"{head} {ALONE}"] for head in facts.heads] if arm == ALONE else [facts.rates[arm]]
     cost = _cost(facts, arm)
     words = "" if cost is None else f"{cost:.2f}"
-    return [f"{facts.updates[arm]:,}", words, ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))]
+    shown = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
+    return [f"{facts.updates[arm]:,}", words, f"{shown}; heads as alone" if arm in facts.as_alone else shown]
 
 
 def _cost(facts: Facts, arm: str) -> float | None:
@@ -112,6 +115,8 @@ def findings_of(facts: Facts) -> list[str]:
     found = [_against_alone(facts, arm) for arm in facts.differences]
     found += [_of_cost(arm, costs, len(facts.heads)) for arm, costs in facts.costs.items()]
     found.append(_answer(facts))
+    if facts.favoured is not None and len(facts.differences) > 1:
+        found.append(_of_favoured(facts, facts.favoured))
     return [*found, *_cautions(facts)]
 
 
@@ -153,6 +158,16 @@ def _answer(facts: Facts) -> str:
             f"of seeds of models of their own with {quoted(even)}."
         ) + (" One encoder is cheaper to serve." if max(costs) < 1 else "")
     return f"Sharing the encoder costs a head something {at}: with every arm, one head at least is worse than alone."
+
+
+def _of_favoured(facts: Facts, arm: str) -> str:
+    """The arm that the validation data favour, and what it is on the test data."""
+    verdicts = [facts.differences[arm][head].verdict for head in facts.heads]
+    return (
+        f"The validation data favour {arm!r}. On the test data, which had no part in that choice, "
+        f"{verdicts.count('better')} of {len(facts.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
+        f"delta-m {_interval(facts.delta_m[arm], percent=True)}."
+    )
 
 
 def _cautions(facts: Facts) -> list[str]:

@@ -378,7 +378,7 @@ def other_heads():
         ({"build": dict}, "`build` must return a `MultiHeadTrainer` with at least two heads. Received: a dict"),
         ({"arms": {}}, "`arms` must be a dict of at least one arm"),
         ({"arms": {"alone": {}}}, "The name of an arm in `arms` must be a string other than 'alone'.*Choose another name"),
-        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile`, `weights` and `build`"),
+        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
         ({"arms": {"a": {"balancr": None}}}, r"`arms\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
         ({"arms": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all arms"),
         ({"arms": {"a": {"accumulate_steps": 2}}}, "`accumulate_steps` is the same for all arms"),

@@ -109,6 +109,46 @@ def test_words_say_better_worse_and_within_noise(found):
     assert "validation data" not in said
 
 
+def on_validation(values):
+    """The lines with figures of arms on the validation data."""
+    given = lines()
+    for line in given:
+        if line.get("run") == "final" and line["seed"] in SEEDS:
+            label = f"{line['arm']}, equal cost" if line["at_equal_cost"] else line["arm"]
+            of_heads = ALONE if label == "alone" else values[label]
+            heads = [line["head"]] if line["head"] else list(of_heads)
+            names = {"kind": "kind_accuracy", "size": "size_mae"}
+            line["figures"]["validation"] = {names[head]: of_heads[head][line["seed"]] for head in heads}
+    return Comparison(given)
+
+
+def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_data():
+    better, halved = {"kind": [0.85, 0.88, 0.84, 0.85], "size": ALONE["size"]}, [1.0, 1.1, 0.95, 1.05]
+    hurt = {"kind": [0.70, 0.74, 0.69, 0.70], "size": halved}  # a larger mean change, and a head that pays
+    values = {"plain sum": hurt, "size 0.3": better, "EqualNorms": ALONE, "EqualNorms, equal cost": hurt}
+    found = on_validation(values)
+    assert found.values("plain sum", "size", "validation").tolist() == halved
+    assert found.choose() == "size 0.3" and found.choose(["plain sum", "EqualNorms"]) == "EqualNorms"
+    assert found.choose(["plain sum", "EqualNorms, equal cost"]) == "plain sum"  # none is without harm: the first of equals
+    said = "\n".join(found.findings)
+    assert (
+        "The validation data favour 'size 0.3'. On the test data" in said
+        and "1 of 2 heads are better and 1 worse than alone" in said
+    )
+    lucky = on_validation({**values, "size 0.3": {**better, "kind": [0.85, np.nan, 0.84, 0.85]}})
+    assert lucky.choose() == "EqualNorms"  # an arm that has failed at a seed is not chosen
+    with pytest.raises(ValueError, match="`arms` must have an arm with finite figures of all heads on the validation data"):
+        lucky.choose(["size 0.3"])
+    with pytest.raises(ValueError, match="`arms` must be one of 'plain sum'.*Received: arms='alone'"):
+        found.choose(["alone"])
+
+
+def test_nothing_is_favoured_without_other_data_to_choose_on(found):
+    assert "favour" not in "\n".join(found.findings)  # these lines have no figures on the validation data
+    with pytest.raises(ValueError, match="finite figures of all heads on the validation data"):
+        found.choose()
+
+
 def test_tables_show_means_deviations_and_costs(found):
     text = str(found)
     assert "0.805 ± 0.013" in text and "kind_accuracy ↑" in text and "size_mae ↓" in text
@@ -188,6 +228,7 @@ def test_dict_is_json(found):
             r"`head` must be one of 'kind', 'size'. Received: head='knd'. Did you mean 'kind'",
         ),
         (lambda c: c.difference("alone", "kind", "al"), "`other` must be one of 'alone'"),
+        (lambda c: c.values("alone", "kind", "tset"), "`part` must be one of 'test', 'validation'.*Did you mean 'test'"),
         (lambda c: c.delta_m("alone", confidence=2), "`confidence` must be a finite number"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import multihead
-from multihead import MultiHeadTrainer, comparison, weighting
+from multihead import MultiHeadTrainer, comparison, rates, weighting
 from tests.helpers import compared
 from tests.helpers.sources import ROOT
 
@@ -77,6 +77,65 @@ def test_runs_are_what_keras_trains_with_the_same_batches_and_a_rate_that_decays
         }
         for head in weights:
             assert found.values(arm.removeprefix("also "), head)[0] == pytest.approx(expected[head](predicted), rel=2e-4)
+
+
+def small_sizes():
+    """The parts of the data, with sizes whose squared error allows only a small learning rate."""
+    return {part: (x, {**y, "size": y["size"] / 2}) for part, (x, y) in compared.arrays().items()}
+
+
+def test_heads_may_have_the_learning_rates_that_were_chosen_for_them_alone(tmp_path):
+    """Against a tape with an optimizer for the encoder and for each head."""
+    seed, updates, path = 3, 6, tmp_path / "own.jsonl"
+    given = {
+        "data": small_sizes(),
+        "build": build_without_chance,
+        "optimizer": keras.optimizers.SGD,
+        "seeds": [seed],
+        "budget": updates,
+        "file": path,
+    }
+    found = a_comparison({"own": {"head_rates": "alone"}}, **given, rates=(0.03, 1.5))
+    of_parts = {"encoder": found.rates["own"], **found.head_rates["own"]}
+    assert found.head_rates["own"] == {"kind": 1.5, "size": 0.03} == {h: found.rates[f"{h} alone"] for h in compared.HEADS}
+    keras.utils.set_random_seed(seed)
+    trainer = build_without_chance()
+    trainer.compile("sgd", run_eagerly=True)
+    x, y = small_sizes()["test"]
+    trainer.evaluate(x, y, verbose=0)  # which builds it
+    parts = {"encoder": trainer.encoder, **{name: head.module for name, head in trainer.heads.items()}}
+    optimizers = {
+        name: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(rate, updates)) for name, rate in of_parts.items()
+    }
+    variables = {name: list(part.trainable_variables) for name, part in parts.items()}
+    for batch_x, batch_y in the_batches(seed, updates):
+        with tf.GradientTape(persistent=True) as tape:
+            hidden = parts["encoder"](batch_x)
+            kind = keras.losses.sparse_categorical_crossentropy(batch_y["kind"], parts["kind"](hidden))
+            size = tf.square(parts["size"](hidden) - batch_y["size"] / 2)
+            loss = tf.reduce_mean(kind) + 0.5 * tf.reduce_mean(size)
+        for name, optimizer in optimizers.items():
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables[name]), variables[name]))
+    predicted = np.asarray(parts["size"](parts["encoder"](x)), np.float64)
+    assert found.values("own", "size")[0] == pytest.approx(((predicted - y["size"]) ** 2).mean(), rel=2e-4)
+    assert "; heads as alone" in found.table() and not found.points()[1].role == "fixed"
+    # A grid with which other rates are chosen alone goes on in the same file, and does not take these runs for its own.
+    other = a_comparison({"own": {"head_rates": "alone"}}, **given, rates=(0.03, 1.4))
+    assert other.head_rates["own"]["kind"] == 1.4 and other.values("own", "kind")[0] != found.values("own", "kind")[0]
+    assert comparison.read(path).to_dict() == other.to_dict()
+
+
+def test_rates_of_heads_that_cannot_be_as_alone():
+    with pytest.raises(ValueError, match=r"`arms\['a'\]\['head_rates'\]` must be 'alone'.*Received: 0.1. Give other rates"):
+        a_comparison({"a": {"head_rates": 0.1}})
+
+    def build():
+        trainer = build_without_chance()
+        trainer.heads["size"].learning_rate = rates.Stages({0: 0, 2: 1.0})
+        return trainer
+
+    with pytest.raises(ValueError, match="needs heads whose `learning_rate` is a number. Received: head 'size' with"):
+        a_comparison({"a": {"head_rates": "alone"}}, build=build)
 
 
 class Stopped(RuntimeError):
@@ -206,7 +265,9 @@ def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
     text = page.read_text(encoding="utf-8")
     for _, columns, rows in found.tables():
         assert len(rows) >= 6 and all(f"| {' | '.join(row)} |\n" in text for row in (columns, *rows))
-    assert next(each for each in found.findings if each.startswith("Sharing the encoder")) in text
+    words = " ".join(text.replace("\n> ", "\n").split())
+    for beginning in ("Sharing the encoder", "The validation data favour"):
+        assert next(each for each in found.findings if each.startswith(beginning)) in words
     program: dict[str, object] = {}
     exec(re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1), program)
     settings = found.lines[0]["settings"]
