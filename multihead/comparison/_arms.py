@@ -124,8 +124,8 @@ def _read_arm(name: Any, given: Any) -> Arm:
     if not isinstance(given, Mapping):
         raise TypeError(
             f"`arms[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
-            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights of "
-            "`build`."
+            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights "
+            "of `build`."
         )
     weights = given.get(WEIGHTS) or {}
     if not isinstance(weights, Mapping) or not all(is_number(value) and value >= 0 for value in weights.values()):
