@@ -13,7 +13,7 @@ from multihead._display.tables import as_text
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
-from multihead.comparison._choice import CONFIDENCE, favoured
+from multihead.comparison._choice import CONFIDENCE, costs_of, favoured
 from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._file import Line, chosen_rates, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
@@ -122,14 +122,19 @@ class Comparison:
     def choose(self, arms: Sequence[str] | None = None) -> str:
         """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
 
-        It is the arm with the largest delta-m on the validation data, among those in which no head is worse there than alone
-        beyond its 95 % interval, or among all if there are none.
+        It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest delta-m
+        there, among the arms in which no head is worse than alone beyond its 95 % interval, or among all if there are none.
+        Arms whose delta-m differs from it by no more than the noise of seeds count as equal. The cost is the measured time
+        of training, or the number of updates where that is not known of all arms.
 
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
 
         Raises:
             ValueError: There is no such arm, or none of them has finite figures of all heads on the validation data.
+
+        Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees,
+        1984, with intervals of paired differences.
         """
         joint = [arm for arm in self.arms if arm != ALONE]
         known = joint if arms is None else [check_choice("arms", arm, joint) for arm in arms]
@@ -144,7 +149,8 @@ class Comparison:
     def _favoured(self, arms: Sequence[str]) -> str | None:
         values = {arm: np.array([self.values(arm, head, VALIDATION) for head in self.heads]) for arm in (ALONE, *arms)}
         alone = values.pop(ALONE)
-        return favoured(values, alone, np.array([*map(self._sign, self.heads)]))
+        costs = costs_of(arms, self.updates, self.costs)
+        return favoured(values, alone, np.array([*map(self._sign, self.heads)]), costs)
 
     def delta_m(self, arm: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.

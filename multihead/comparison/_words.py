@@ -11,6 +11,7 @@ import numpy as np
 from multihead._display.tables import plain
 from multihead._ground.validation import quoted
 from multihead.comparison._arms import ALONE, AT_EQUAL_COST
+from multihead.comparison._choice import cost_of
 from multihead.comparison._student import Difference
 
 FEW_SEEDS = 3
@@ -68,18 +69,10 @@ def tables_of(facts: Facts) -> list[tuple[str, list[str], list[list[str]]]]:
 def _of_training(facts: Facts, arm: str) -> list[str]:
     """The number of updates, the cost of training relative to the single-task models, and the learning rate."""
     rates = [facts.rates[f"{head} {ALONE}"] for head in facts.heads] if arm == ALONE else [facts.rates[arm]]
-    cost = _cost(facts, arm)
+    cost = cost_of(arm, facts.updates, facts.costs)
     words = "" if cost is None else f"{cost:.2f}"
     shown = ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
     return [f"{facts.updates[arm]:,}", words, f"{shown}; heads as alone" if arm in facts.as_alone else shown]
-
-
-def _cost(facts: Facts, arm: str) -> float | None:
-    """The time of all updates of an arm, over that of the single-task models together; None if it was not measured."""
-    if arm == ALONE:
-        return 1.0
-    costs = facts.costs.get(arm.removesuffix(AT_EQUAL_COST))
-    return None if costs is None else costs["update"] * facts.updates[arm] / facts.updates[ALONE]
 
 
 def _of_heads(facts: Facts, arm: str) -> list[str]:

@@ -129,7 +129,7 @@ def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_dat
     found = on_validation(values)
     assert found.values("plain sum", "size", "validation").tolist() == halved
     assert found.choose() == "size 0.3" and found.choose(["plain sum", "EqualNorms"]) == "EqualNorms"
-    assert found.choose(["plain sum", "EqualNorms, equal cost"]) == "plain sum"  # none is without harm: the first of equals
+    assert found.choose(["plain sum", "EqualNorms, equal cost"]) == "plain sum"  # none without harm, and fewer updates
     said = "\n".join(found.findings)
     assert (
         "The validation data favour 'size 0.3'. On the test data" in said
@@ -141,6 +141,21 @@ def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_dat
         lucky.choose(["size 0.3"])
     with pytest.raises(ValueError, match="`arms` must be one of 'plain sum'.*Received: arms='alone'"):
         found.choose(["alone"])
+
+
+def test_of_arms_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen():
+    noisy = {"kind": [0.86, 0.81, 0.80, 0.82], "size": [2.0, 2.1, 2.0, 2.0]}  # better than alone, within the noise of seeds
+    values = {"plain sum": TWICE, "size 0.3": ALONE, "EqualNorms": ALONE, "EqualNorms, equal cost": noisy}
+    found = on_validation(values)
+    assert found.delta_m("alone").mean == 0 and found.choose(["EqualNorms", "EqualNorms, equal cost"]) == "EqualNorms"
+    assert found.choose(["size 0.3", "EqualNorms, equal cost"]) == "size 0.3"
+    assert found.choose() == "plain sum"  # as cheap, and better beyond the noise
+    same = on_validation({**values, "EqualNorms, equal cost": TWICE})
+    same.costs["plain sum"] = {"update": 2.0, "serve": 1.0}  # 200 updates' worth against 100
+    assert same.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"
+    one = on_validation(values)
+    one.seeds = (0,)
+    assert one.choose(["EqualNorms", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # no interval: the best
 
 
 def test_nothing_is_favoured_without_other_data_to_choose_on(found):
