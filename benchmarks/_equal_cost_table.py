@@ -13,6 +13,7 @@ from benchmarks._results import read_lines as read
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 from multihead._display.front import Point, draw_front
 from multihead.comparison import Difference
+from multihead.comparison._choice import costs_of, favoured
 from multihead.comparison._student import difference_of, relative_changes
 
 LINES = RESULTS / "equal_cost.jsonl"
@@ -27,12 +28,16 @@ STUDY = ("study", "Adam")
 Line = Mapping[str, Any]
 
 
-def values(line: Line, arm: str) -> np.ndarray:
+RULE = f"NormFloor{RATES}"
+"""The rule of which one of four ways to spend the time of the single-task models is chosen."""
+
+
+def values(line: Line, arm: str, part: str = "figures") -> np.ndarray:
     """The figures of an arm on the test data, `[heads, seeds]`; NaN where training did not stay finite.
 
-    An arm may have the first of the line's seeds only.
+    An arm may have the first of the line's seeds only. Those on the `"validation"` data are not known of all arms.
     """
-    return np.array([line["figures"][arm][head] for head in line["directions"]], float)
+    return np.array([line[part][arm][head] for head in line["directions"]], float)
 
 
 def with_alone(line: Line, arm: str) -> tuple[np.ndarray, np.ndarray]:
@@ -81,6 +86,7 @@ def tables(path: Path) -> str:
     large = [arm for arm in arms if arm.endswith(LARGE)]
     others = [arm for arm in arms if arm not in large]
     parts = [
+        _chosen(lines),
         _changes(lines, others, ENDING, "The time of the single-task models"),
         _changes(lines, large, ENDING, "The time of the single-task models, and an encoder as large as theirs together"),
         _changes(lines, others, "", "As many updates as each single-task model"),
@@ -91,6 +97,53 @@ def tables(path: Path) -> str:
         front(lines),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def chosen(line: Line) -> str | None:
+    """The arm of the rule that the validation data favour: with either encoder, in as many updates or at equal cost."""
+    arms = [arm for arm in line.get("validation", {}) if arm.startswith(RULE)]
+    if not arms:
+        return None
+    on_validation = {arm: values(line, arm, "validation") for arm in arms}
+    costs = costs_of(arms, line["updates"], line["costs"])
+    return favoured(on_validation, values(line, ALONE, "validation"), signs(line), costs)
+
+
+def _chosen(lines: Sequence[Line]) -> str:
+    """What the validation data favour for each data set and optimizer, and its figures on the test data."""
+    rows, reached = [], []
+    for line in lines:
+        arm = chosen(line)
+        if arm is None:
+            continue
+        better, worse = verdicts(line, arm)
+        found = change(line, arm)
+        reached.append((found.verdict == "better", found.mean > 0, worse == 0))
+        losses = {head: each.mean for head, each in of_heads(line, arm).items()}
+        least = min(losses, key=lambda head: losses[head])
+        rows.append(
+            [
+                line["set"],
+                line["optimizer"],
+                number_of(line["seeds"]).split()[0],
+                "as large" if LARGE in arm else "as alone",
+                f"{line['updates'][arm] / line['updates'][ALONE]:.2f}",
+                interval(found, 1),
+                f"{better}, {worse} of {len(line['directions'])}",
+                f"{losses[least]:+.1f} ({least})",
+            ]
+        )
+    if not rows:
+        return ""
+    title = (
+        f"`{RULE}`, for at most the time of the single-task models, chosen on the validation data: delta-m on the test data "
+        "in percent."
+    )
+    columns = ["data set", "optimizer", "seeds", "encoder", "updates", "delta-m", "heads better, worse", "lowest change"]
+    count = len(reached)
+    ahead, above, fine = (sum(each) for each in zip(*reached))
+    summary = f"{count} in all: delta-m is above 0 in {above}, beyond its interval in {ahead}; no head is worse in {fine}."
+    return f"{title}\n\n{markdown(columns, rows)}\n{summary}\n"
 
 
 def front(lines: Sequence[Line]) -> str:

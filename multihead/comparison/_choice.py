@@ -39,8 +39,8 @@ def favoured(
 
     The best one has the largest delta-m among the arms in which no head is worse than alone beyond its interval, or among
     all if there are none. Arms whose delta-m differs from it by no more than the noise of seeds count as equal. Of those,
-    the one with the lowest cost is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a figure,
-    because training did not stay finite, is not chosen.
+    the one with the lowest cost is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a
+    figure, because training did not stay finite, is not chosen.
 
     Args:
         values: By arm, the heads' figures, `[heads, seeds]`.

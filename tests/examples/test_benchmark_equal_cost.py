@@ -107,6 +107,28 @@ def test_arms_with_fewer_seeds_are_compared_at_these(results):
     assert figures == {**found["figures"], "plain sum": again["figures"]["plain sum"]}
 
 
+def test_the_validation_data_choose_how_the_time_is_spent(results):
+    rule = _equal_cost_table.RULE
+    alone, better, worse = (
+        [[0.5, 0.5, 0.5], [0.8, 0.81, 0.8]],
+        [[0.4, 0.4, 0.41], [0.82, 0.83, 0.81]],
+        [[0.6] * 3, [0.7] * 3],
+    )
+    tests = {"alone": alone, rule: better, f"{rule}, as large": alone, f"{rule}, equal cost": worse}
+    on_validation = {"alone": alone, rule: alone, f"{rule}, as large": worse, f"{rule}, equal cost": better}
+    made = line("three", "SGD", alone, alone)
+    made["figures"], made["validation"] = (
+        {arm: dict(zip("ab", each)) for arm, each in of_arms.items()} for of_arms in (tests, on_validation)
+    )
+    made["updates"] = {arm: 180 if arm.endswith("cost") else 100 for arm in tests}
+    equal_cost.keep(results, made)
+    assert _equal_cost_table.chosen(made) == f"{rule}, equal cost"  # though it is the worst on the test data
+    printed = _equal_cost_table.tables(results)
+    assert "| three | SGD | 3 | as alone | 1.80 | -16.4 (" in printed and "| 0, 2 of 2 | -20.0 (a) |" in printed
+    assert "1 in all: delta-m is above 0 in 0, beyond its interval in 0; no head is worse in 0." in printed
+    assert _equal_cost_table.chosen(_equal_cost_table.read(results)[0]) is None  # of an earlier line
+
+
 def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):
     pytest.importorskip("matplotlib")
     equal_cost.keep(results, line("one", "SGD", [[1.0, 1.0], [1.0, 1.1]], [[1.1, 1.0], [1.0, 1.2]]))
