@@ -56,7 +56,7 @@ from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, 
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
-from multihead._trainer.train_function import StepFunction, TrainFunction
+from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
 from multihead._update.drop import compute_or_drop
@@ -273,7 +273,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def set_weight(self, name: str, value: float) -> None:
         """Sets how much a head's loss counts from the next update on, for example from a callback.
 
-        Nothing is compiled or traced again. The weight is saved and loaded with the trainer.
+        Nothing is compiled or traced again, but in `fit` for the first weight of 0. The weight is saved and loaded with the
+        trainer.
 
         Args:
             name: The head's name.
@@ -290,14 +291,17 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             )
         if callable(value):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
-        self.head_weights.variable(name).assign(check_weight(value))
+        checked = check_weight(value)
+        if checked == 0:
+            self._allow_idle_heads()
+        self.head_weights.variable(name).assign(checked)
 
     @names_arguments
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
 
-        The encoder and the other heads are trained further, without retracing; a schedule's turn that has only idle heads
-        goes to all others. Each `fit` begins without idle heads.
+        The encoder and the other heads are trained further. The step is traced again at the first call only. A schedule's
+        turn that has only idle heads goes to all others. Each `fit` begins without idle heads.
 
         Args:
             heads: The names of all heads that are to be idle; an empty list for none.
@@ -307,6 +311,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         """
         check_head_names("heads", heads, list(self.heads))
         self._idle.may_change = True
+        self._allow_idle_heads()
         self._built = None if self._built is None else self._built.with_idle_heads()
         self._idle.set(heads, list(self.heads))
 
@@ -502,9 +507,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if class_weight is not None:
             self._build_for(data)
             session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
-        elif session is not None and session.labels_are_checked:  # a callback of `fit` calls this, with other labels
-            session = replace(session, labels_are_checked=False)
-        self.make_train_function().trace_with_checks()
+        self.make_train_function().trace_without_assumptions()
         with self._in_session(session):
             return super().train_on_batch(**arguments)
 
@@ -528,8 +531,11 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if session is not None and session.spec is not None:
             spec = replace(session.spec, may_be_idle=spec.may_be_idle)
         spec, logs = spec.in_period(self.stage), built.logs
-        if session is not None and session.labels_are_checked:
-            spec = replace(spec, check_labels=False)
+        if isinstance(self.train_function, StepFunction):
+            assumed = self.train_function.assumed
+            checks = spec.check_labels and not assumed.labels_are_checked
+            stay = assumed.heads_stay and self._heads_stay()  # which a checkpoint may have changed
+            spec = replace(spec, check_labels=checks, complete=assumed.complete, heads_stay=stay)
         update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
@@ -940,7 +946,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         call = read_fit(given, list(self.heads))
         ahead = 0 if opening is not None and call.is_made_by_python else 1
         call = self._prepare(call if opening is None else call.drawing_from(opening.stream))
-        are_checked = call.data.labels_are_checked and class_weight is None
+        are_checked, complete = call.data.labels_are_checked and class_weight is None, call.data.complete
         lesson = Lesson.of(self._setup.heads, call)
         start = None if opening is None else opening.begin(self, call)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
@@ -954,10 +960,21 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
         self._idle.set([], list(self.heads))
         run, call = (None, call) if start is None else make_run(self, start, call)
-        session = FitSession(run=run, spec=self._spec_with(class_weight), labels_are_checked=are_checked)
+        assumptions = Assumptions(are_checked, complete, heads_stay=not self.jit_compile and self._heads_stay())
+        session = FitSession(run=run, spec=self._spec_with(class_weight))
         with self._in_session(session), interruptible(run):
-            self.make_train_function().trace_for(call.data.specs, check_labels=not are_checked)
+            self.make_train_function().trace_for(call.data.specs, assumptions)
             return super().fit(**call.for_fit())
+
+    def _heads_stay(self) -> bool:
+        """Whether all heads are awake, with weights above 0, and remain so unless `set_weight` or `set_idle` is called."""
+        weights = [head.weight for head in self._setup.heads]
+        return not self._idle.may_change and all(callable(weight) or weight > 0 for weight in weights)
+
+    def _allow_idle_heads(self) -> None:
+        """Lets the step of `fit` be traced again if it relies on heads that never are idle."""
+        if isinstance(self.train_function, StepFunction):
+            self.train_function.trace_for_idle_heads()
 
     @contextmanager
     def _in_session(self, session: FitSession | None) -> Iterator[None]:

@@ -32,6 +32,7 @@ class Data(NamedTuple):
         length: Their number, if it is known.
         first: The first of these batches.
         labels_are_checked: Whether all labels have been checked, so that no step needs to.
+        complete: The names of heads that have been found to have a label for each element.
     """
 
     x: Any
@@ -42,6 +43,7 @@ class Data(NamedTuple):
     length: int | None = None
     first: Any = None
     labels_are_checked: bool = False
+    complete: frozenset[str] = frozenset()
 
     @property
     def is_arrays(self) -> bool:

@@ -46,15 +46,19 @@ def with_checked_labels(
     Raises:
         ValueError: Labels in arrays are invalid.
     """
+    incomplete: set[str] = set()
 
     def check(data: Any) -> None:
         batch = unpack(data, list(heads))
         for name, targets in batch.targets.items():
             predictions = shapes.predictions[name]
             if not predictions.masked:  # else only a batch can tell which labels count
-                heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
+                _, weights = heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
+                if data_are_arrays and not bool(tf.reduce_all(weights > 0)):
+                    incomplete.add(name)
 
-    if data.is_arrays:
+    data_are_arrays = data.is_arrays
+    if data_are_arrays:
         try:
             are_checked = check_arrays(check, data.y, data.sample_weight)
         except ValueError as error:
@@ -62,7 +66,8 @@ def with_checked_labels(
                 raise
             raise ValueError(f"In `{argument}`: {error}") from error
         is_masked = any(predictions.masked for predictions in shapes.predictions.values())
-        return data._replace(labels_are_checked=are_checked and not is_masked)
+        complete = frozenset(name for name in data.y or () if name not in incomplete) if are_checked else frozenset()
+        return data._replace(labels_are_checked=are_checked and not is_masked, complete=complete)
     if in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
         dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
         # What Python makes is lost if it is read and not used, and may draw random numbers.

@@ -16,14 +16,12 @@ class FitSession:
         requires_every_head: Whether each batch must have targets for all heads.
         spec: How updates are computed with the weights of classes of this call; None without such weights.
         run: The callbacks of a run that is saved; None without a `Checkpoint`.
-        labels_are_checked: Whether all labels were checked before the first update, so that training steps need not.
         is_evaluating: Whether `evaluate` was called meanwhile, for the validation data.
     """
 
     requires_every_head: bool = True
     spec: UpdateSpec | None = None
     run: Saving | None = None
-    labels_are_checked: bool = False
     is_evaluating: bool = False
 
     @property

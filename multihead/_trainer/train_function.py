@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,8 +12,27 @@ from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 
 
+class Assumptions(NamedTuple):
+    """What holds for all batches of a call of `fit`, so that its steps need not see to it.
+
+    Attributes:
+        labels_are_checked: Whether all labels were checked before the first update.
+        complete: The names of heads none of whose targets mark a missing label.
+        heads_stay: Whether heads stay awake, with weights above 0.
+    """
+
+    labels_are_checked: bool = False
+    complete: frozenset[str] = frozenset()
+    heads_stay: bool = False
+
+    def hold_under(self, others: Assumptions) -> bool:
+        """Whether all of this holds where `others` do."""
+        pairs = (self.labels_are_checked, others.labels_are_checked), (self.heads_stay, others.heads_stay)
+        return self.complete <= others.complete and all(other or not own for own, other in pairs)
+
+
 class StepFunction:
-    """A step of Keras that remembers for data of which ranks it was traced.
+    """A step of Keras that remembers for data of which ranks, and under which assumptions, it was traced.
 
     Keras would trace it again for tensors of unknown rank if it were called with data of other ranks.
 
@@ -33,7 +52,13 @@ class StepFunction:
         self._replay = replay
         self._function = make()
         self._ranks: str | None = None
-        self._checks_labels = True
+        self._assumed = Assumptions()
+        self._is_running = False
+
+    @property
+    def assumed(self) -> Assumptions:
+        """What the step that is traced now may assume: nothing unless this function runs it."""
+        return self._assumed if self._is_running else Assumptions()
 
     def __call__(self, iterator: Any) -> Any:
         if self._replay() is not None:
@@ -41,27 +66,36 @@ class StepFunction:
         return self._run(iterator)
 
     def _run(self, iterator: Any) -> Any:
-        with results_unchecked():  # figures of nothing are NaN
-            return self._function(iterator)
+        before, self._is_running = self._is_running, True
+        try:
+            with results_unchecked():  # figures of nothing are NaN
+                return self._function(iterator)
+        finally:
+            self._is_running = before
 
-    def trace_for(self, specs: Any, *, check_labels: bool = True) -> None:
-        """Drops the traced function if it was traced for data of another structure or of other ranks, or without checks.
+    def trace_for(self, specs: Any, allowed: Assumptions = Assumptions()) -> None:  # noqa: B008 - immutable
+        """Drops the traced function if it was traced for data of another structure or of other ranks, or assumes too much.
 
         Args:
             specs: The specs of a batch; None if they are not known.
-            check_labels: Whether the steps must check labels. False allows a function that does not.
+            allowed: What the steps may assume.
         """
         ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
         if self._ranks is None:
-            self._checks_labels = check_labels
-        elif self._ranks != ranks or (check_labels and not self._checks_labels):
-            self._function, self._checks_labels = self._make(), check_labels
+            self._assumed = allowed
+        elif self._ranks != ranks or not self._assumed.hold_under(allowed):
+            self._function, self._assumed = self._make(), allowed
         self._ranks = ranks
 
-    def trace_with_checks(self) -> None:
-        """Drops the traced function if it does not check labels."""
-        if not self._checks_labels:
-            self._function, self._checks_labels = self._make(), True
+    def trace_without_assumptions(self) -> None:
+        """Drops the traced function if it assumes anything."""
+        if self._assumed != Assumptions():
+            self._function, self._assumed = self._make(), Assumptions()
+
+    def trace_for_idle_heads(self) -> None:
+        """Drops the traced function if it assumes that heads stay awake."""
+        if self._assumed.heads_stay:
+            self._function, self._assumed = self._make(), self._assumed._replace(heads_stay=False)
 
 
 class TrainFunction(StepFunction):

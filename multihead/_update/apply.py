@@ -21,13 +21,15 @@ from multihead._ground.optimizers import (
 from multihead._ground.replicas import assign, local
 from multihead._update.faults import Batch as Position
 from multihead._update.faults import Faults, Seen
-from multihead._update.network import Gradients, Ownership
+from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.scale import Scaling, apply_scaled
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Change
 
 AnyChange = TypeVar("AnyChange", bound=Change)
+Groups = Sequence[tuple[list[int], list[tf.Variable]]]
+"""As in `Ownership`."""
 
 
 def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
@@ -89,7 +91,7 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
         gradients = [tf.zeros_like(variable) for variable in network.variables.all]
         positions = [i for i in range(len(gradients)) if i not in network.frozen]
     context, targets = tf.distribute.get_replica_context(), [network.variables.all[i] for i in positions]
-    once = _Once(optimizer, targets, spec.ownership, update.roll_back, _scaling(spec, positions), observed)
+    once = _Once(optimizer, targets, _may_stay(spec, update), update.roll_back, _scaling(spec, positions), observed)
     scale = None if observed is None else observed.loss_scale
     seen = Seen(update.reported, update.trains_any, update.step, scale)
     if not positions:
@@ -105,6 +107,14 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
     context.merge_call(once.apply_or_skip, args=(present, finite, applies, update.active, seen, update.roll_back.values))
     return applies
+
+
+def _may_stay(spec: UpdateSpec, update: Change) -> Groups:
+    """The variables that must not change while their heads are idle, and these heads, without those that all heads train."""
+    always = {k for k, never in enumerate(update.never_idle) if never}
+    num_heads = len(spec.network.heads)
+    groups = spec.ownership.groups
+    return [(owners, group) for owners, group in groups if len(owners) < num_heads and not always & set(owners)]
 
 
 def _as_variable(gradient: Any, variable: Any) -> Any:
@@ -130,7 +140,7 @@ class _Once:
 
     optimizer: Any
     targets: Sequence[Any]
-    ownership: Ownership
+    groups: Groups
     roll_back: RollBack
     scaling: Scaling | None
     observed: Observed | None
@@ -176,9 +186,7 @@ class _Once:
 
     def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: tf.Tensor) -> None:
         of_heads = tf.unstack(local(strategy, active))
-        # What all heads train is trained by any update.
-        groups = [(owners, group) for owners, group in self.ownership.groups if len(owners) < len(of_heads)]
-        variables = [variable for _, group in groups for variable in group]
+        variables = [variable for _, group in self.groups for variable in group]
         unless_idle = _always if _are_few(variables) else partial(_if_any_is_idle, of_heads)
         before = unless_idle(lambda: RollBack(variables).values, [variable.dtype for variable in variables])
         with tf.control_dependencies(before):
@@ -186,7 +194,7 @@ class _Once:
 
         def restore() -> list[tf.Tensor]:
             old_values = iter(before)
-            for owners, group in groups:
+            for owners, group in self.groups:
                 is_trained = any_of([of_heads[k] for k in owners])
                 for variable in group:
                     assign(strategy, variable, tf.where(is_trained, variable.value(), next(old_values)))

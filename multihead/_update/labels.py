@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -61,8 +61,33 @@ class Labels(NamedTuple):
         return self.targets if self.unscaled is None else self.unscaled
 
 
+def fully_labelled(
+    network: Network, predictions: Sequence[Predictions], batch: Batch, complete: Collection[str]
+) -> list[bool]:
+    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell.
+
+    Args:
+        network: The encoder and the heads.
+        predictions: One entry per head.
+        batch: The batch.
+        complete: The names of heads none of whose targets mark a missing label.
+    """
+    found = []
+    for head, of_head in zip(network.heads, predictions):
+        name, spec = head.name, head.label_spec
+        counts_all = name in batch.targets and name not in batch.sample_weights and not of_head.masked
+        marks_none = counts_all and (name in complete or not spec.can_lack(batch.targets[name].dtype))
+        found.append(marks_none and spec.class_weight is None)
+    return found
+
+
 def read_labels(
-    network: Network, predictions: Sequence[Predictions], batch: Batch, *, check: bool = True
+    network: Network,
+    predictions: Sequence[Predictions],
+    batch: Batch,
+    *,
+    check: bool = True,
+    complete: Collection[str] = (),
 ) -> list[Labels | None]:
     """Each head's labels in a batch; None for a head without targets in the batch.
 
@@ -71,6 +96,7 @@ def read_labels(
         predictions: One entry per head.
         batch: The batch.
         check: Whether to look for labels that the losses cannot take; see `Head.mask_missing`.
+        complete: The names of heads none of whose targets mark a missing label.
     """
     masks = _prediction_masks(network, predictions, batch)
     labels: list[Labels | None] = []
@@ -79,7 +105,8 @@ def read_labels(
             labels.append(None)
             continue
         sample_weight = batch.sample_weights.get(head.name)
-        clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, check=check)
+        known = {"check": check, "complete": head.name in complete}
+        clean, weights = head.mask_missing(batch.targets[head.name], sample_weight, of_head.spec, mask, **known)
         unscaled = None if head.scaling is None else clean
         labels.append(Labels(head.scaled(clean, weights, of_head.spec), weights, unscaled))
     return labels

@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.errors import stop_unless
 from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
-from multihead._update.labels import count_over_replicas, read_labels
+from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels
 from multihead._update.loops import each
 from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
@@ -33,12 +34,16 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     network = spec.network
 
     # 1. Labels: which elements count, over all batches and replicas.
-    labels = each(lambda batch: read_labels(network, spec.predictions, batch, check=spec.check_labels), batches)
+    def labels_of(batch: Batch) -> list[Labels | None]:
+        return read_labels(network, spec.predictions, batch, check=spec.check_labels, complete=spec.complete)
+
+    labels = each(labels_of, batches)
     counts = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights = head_weights_at(network.heads, step)
-    active = _active(spec, head_weights, counts.labels, step)
+    never_idle = _never_idle(spec, batches)
+    active = _checked(_active(spec, head_weights, counts.labels, step), never_idle)
     weights = LossWeights.of(spec.weighting, head_weights, counts=counts.labels, active=active, step=step)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
@@ -74,6 +79,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         clipped=found,
         step=step,
         active=active,
+        never_idle=never_idle,
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
         loss_sums=sums.losses,
         counts=tf.where(active, counts.local, 0.0),
@@ -99,6 +105,29 @@ def _active(spec: UpdateSpec, head_weights: tf.Tensor, counts: tf.Tensor, step: 
     # A turn of heads that cannot train goes to the others. Otherwise no update would be applied, and the turn never end.
     scheduled |= ~tf.reduce_any(scheduled & trainable)
     return scheduled & trainable & (counts > 0)
+
+
+def _never_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> tuple[bool, ...]:
+    """For each head, whether it trains in every update, unless none does, so that nothing of it need be kept as it was."""
+    heads = spec.network.heads
+    if not spec.heads_stay or spec.may_be_idle or not spec.schedule.always_all:
+        return (False,) * len(heads)
+    labelled = zip(*(fully_labelled(spec.network, spec.predictions, batch, spec.complete) for batch in batches))
+    return tuple(all(of_head) and not head.has_weight_function for head, of_head in zip(heads, labelled))
+
+
+def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
+    """Which heads are trained; an error if one of those that never are idle is not, while others are."""
+    places = [k for k, never in enumerate(never_idle) if never]
+    if not places:
+        return active
+    chosen = active if len(places) == len(never_idle) else tf.gather(active, places)
+    message = (
+        "`set_weight` must be used to give a head the weight 0 in `fit`, so that its variables stay as they are. Received: "
+        "a weight of 0 that was set in another way. Call `trainer.set_weight(name, 0.0)`, or begin another `fit`."
+    )
+    with tf.control_dependencies(stop_unless(tf.reduce_all(chosen) | ~tf.reduce_any(active), lambda: [message])):
+        return tf.identity(active)
 
 
 def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:

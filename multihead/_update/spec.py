@@ -40,6 +40,8 @@ class UpdateSpec:
         may_be_idle: Whether that may change, so that idle heads should cost nothing.
         faults: What happens to updates that are not finite.
         check_labels: Whether values of labels and sample weights are checked in each batch.
+        complete: The names of heads none of whose targets mark a missing label.
+        heads_stay: Whether heads stay awake, with weights above 0, for as long as the step is not traced again.
         periods: The factors of learning rates and weight decay in each period of training, in order.
         period: The number of the present period.
         pairs: The positions of pairs of heads whose gradients can be compared where they are combined.
@@ -65,6 +67,8 @@ class UpdateSpec:
     pairs: tuple[tuple[int, int], ...]
     layers_every: int = 0
     period: int = 0
+    complete: frozenset[str] = frozenset()
+    heads_stay: bool = False
 
     @property
     def rates(self) -> Rates:

@@ -26,6 +26,7 @@ class Change:
         clipped: The same after clipping; before it, `gradients`.
         step: The number of updates applied before this one, an int64 scalar.
         active: `[num_heads]` booleans: which heads the update trains.
+        never_idle: For each head, whether every update that is applied trains it; empty if that is not known.
         without_heads: Whether it is applied even if no head is active: gradients of the encoder alone.
         broken: Which losses and gradients are not finite.
         earlier: The same of earlier computations of this update, with heads that it drops.
@@ -40,6 +41,7 @@ class Change:
     roll_back: RollBack = field(default_factory=RollBack)
     earlier: tuple[Broken, ...] = ()
     without_heads: bool = False
+    never_idle: tuple[bool, ...] = ()
 
     @property
     def trains_any(self) -> tf.Tensor:

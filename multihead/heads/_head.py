@@ -265,6 +265,7 @@ class Head:
         mask: tf.Tensor | None,
         *,
         check: bool = True,
+        complete: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
 
@@ -278,6 +279,7 @@ class Head:
             check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error when
                 they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the update's
                 gradients are not finite and it is not applied.
+            complete: Whether it is known that no target marks a missing label.
 
         Returns:
             The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
@@ -286,7 +288,7 @@ class Head:
             TypeError: Targets or weights are not dense tensors of numbers.
             ValueError: Their shapes do not fit the predictions', or a label is invalid.
         """
-        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check)
+        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check, complete=complete)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32, of the shape of the weights; see `sum_of_losses`.

@@ -35,6 +35,10 @@ class LabelSpec(NamedTuple):
     class_weight: ClassWeight | None
     above: float | None = None
 
+    def can_lack(self, dtype: tf.DType) -> bool:
+        """Whether a target of this dtype can mark a missing label."""
+        return bool(dtype.is_floating or self.ignore_labels)
+
     @property
     def targets(self) -> str:
         """The name of the targets, for messages."""

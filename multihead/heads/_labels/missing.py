@@ -26,12 +26,13 @@ def mask_missing(
     mask: tf.Tensor | None,
     *,
     check: bool,
+    complete: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the labels of a batch; see `Head.mask_missing`."""
     rank = check_specs(spec, targets, predictions)
     elements = Elements(aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over), rank)
     seen, inner = elements.targets, elements.inner
-    lacking = _lacking(spec, seen)
+    lacking = None if complete else _lacking(spec, seen)
     labelled = None if lacking is None else ~(tf.reduce_any(lacking, axis=inner) if inner else lacking)
 
     considered, given = None, None

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from multihead._trainer.train_function import StepFunction, TrainFunction
+from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
 
 
 class Keras:
@@ -16,7 +16,7 @@ class Keras:
     def __init__(self, starts=(0,), at_once=1, faults=None):
         self.starts, self.at_once, self.num_updates = starts, at_once, 0
         self.made, self.ran, self.asked = 0, [], 0
-        self.replay, self.failure = None, None
+        self.replay, self.failure, self.at_trace = None, None, lambda: None
         self.spec = None if starts is None else self.spec_with(starts, faults)
 
     @staticmethod
@@ -33,6 +33,7 @@ class Keras:
         number = self.made
 
         def run(iterator):
+            self.at_trace()
             if self.failure is not None:
                 raise self.failure
             self.ran.append(number)
@@ -73,17 +74,39 @@ def test_data_of_other_ranks_are_traced_anew():
 def test_a_step_without_checks_is_used_only_where_it_may_be():
     keras = Keras()
     function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
-    for check_labels in (False, False, True, False, True):
-        function.trace_for(None, check_labels=check_labels)
+    for are_checked in (True, True, False, True, False):
+        function.trace_for(None, Assumptions(labels_are_checked=are_checked))
         run(function, 1)
-    function.trace_with_checks()
+    function.trace_without_assumptions()
     run(function, 1)
     assert keras.ran == [1, 1, 2, 2, 2, 2]
     without = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
-    without.trace_for(None, check_labels=False)
-    without.trace_with_checks()
+    without.trace_for(None, Assumptions(labels_are_checked=True))
+    without.trace_without_assumptions()
     run(without, 1)
     assert keras.ran[-1] == 4
+
+
+def test_a_step_assumes_only_what_held_when_it_was_made_and_only_while_it_runs():
+    keras, seen = Keras(), []
+    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    both, stay = Assumptions(complete=frozenset("ab"), heads_stay=True), Assumptions(heads_stay=True)
+    for allowed in (stay, both, both._replace(heads_stay=False), both):
+        function.trace_for(None, allowed)
+        keras.at_trace = lambda: seen.append(function.assumed)
+        run(function, 1)
+        assert function.assumed == Assumptions()
+    without = both._replace(heads_stay=False)
+    assert keras.ran == [1, 1, 2, 2] and seen == [stay, stay, without, without]
+    function.trace_for(None, stay)  # without labels that are known to be complete
+    function.trace_for_idle_heads()
+    function.trace_for_idle_heads()
+    run(function, 1)
+    assert keras.ran[-1] == 4 and seen[-1] == Assumptions()
+    keras.failure = ValueError()
+    with pytest.raises(ValueError):
+        run(function, 1)
+    assert function.assumed == Assumptions()
 
 
 def test_one_period_never_asks_for_the_number_of_updates():

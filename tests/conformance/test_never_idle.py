@@ -1,0 +1,144 @@
+"""Promise 5 in `fit` on labels that are all there, whose steps rely on heads that never are idle."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from multihead._update import pipeline
+from tests.helpers import tiny
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 3)).astype("float32")
+Y = {"kind": RNG.integers(0, 3, 12), "size": X.sum(1, keepdims=True)}
+MISSING = {**Y, "size": np.full([12, 1], np.nan, "float32")}
+
+
+def trainer_of(**options):
+    keras.utils.set_random_seed(1)
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(0.05), **options)
+    return trainer
+
+
+def fit(trainer, targets=Y, **options):
+    return trainer.fit(X, targets, batch_size=4, shuffle=False, verbose=0, **options)
+
+
+def relies_on(trainer):
+    """The heads that the step of `fit` takes to be awake, and those whose labels it takes to be complete."""
+    assumed = trainer.train_function._assumed
+    return assumed.heads_stay, set(assumed.complete)
+
+
+def state_of(trainer, head):
+    """The variables of a head and their optimizer slots."""
+    position = list(trainer.heads).index(head)
+    groups = trainer._built.spec.ownership.groups
+    return tiny.values([variable for owners, group in groups if owners == [position] for variable in group])
+
+
+class At(keras.callbacks.Callback):
+    """Calls functions of the trainer after batches."""
+
+    def __init__(self, **actions):
+        super().__init__()
+        self.actions, self.states = {int(name[6:]): action for name, action in actions.items()}, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.states.append(state_of(self.model, "size"))
+        if batch in self.actions:
+            self.actions[batch](self.model)
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_the_updates_are_those_of_steps_that_rely_on_nothing():
+    trainer = trainer_of()
+    fit(trainer, epochs=2)
+    assert relies_on(trainer) == (True, {"kind", "size"})
+    other = trainer_of()
+    for _ in range(2):
+        for start in range(0, 12, 4):
+            rows = slice(start, start + 4)
+            other.train_on_batch(X[rows], {name: labels[rows] for name, labels in Y.items()})
+    assert relies_on(other) == (False, set())
+    for one, two in zip(tiny.weights_of(trainer), tiny.weights_of(other), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+@pytest.mark.parametrize("made_idle", [lambda t: t.set_weight("size", 0.0), lambda t: t.set_idle(["size"])])
+def test_a_callback_makes_a_head_idle_and_wakes_it(made_idle):
+    trainer = trainer_of()
+    wake = {"batch_3": lambda t: (t.set_weight("size", 1.0), t.set_idle([]))}
+    at = At(batch_1=made_idle, **wake)
+    trainer.fit(
+        np.tile(X, (2, 1)), {n: np.concatenate([v, v]) for n, v in Y.items()}, batch_size=4, verbose=0, callbacks=[at]
+    )
+    changes = [not same(one, other) for one, other in zip(at.states, at.states[1:])]
+    assert changes == [True, False, False, True, True] and relies_on(trainer)[0] is False
+    fit(trainer)  # which was traced to rely on nothing, and may stay so
+    assert not same(at.states[-1], state_of(trainer, "size"))
+
+
+def test_labels_that_are_missing_later_leave_the_head_as_it_was():
+    trainer = trainer_of()
+    fit(trainer)
+    before = state_of(trainer, "size")
+    fit(trainer, MISSING)
+    assert relies_on(trainer) == (True, {"kind"}) and same(before, state_of(trainer, "size"))
+    at = At(batch_0=lambda t: t.train_on_batch(X[:4], {name: labels[:4] for name, labels in MISSING.items()}))
+    fit(trainer)
+    fit(trainer, callbacks=[at])  # other labels within `fit`
+    assert relies_on(trainer) == (False, set()) and np.isfinite(trainer.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
+
+
+def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
+    trainer, other = trainer_of(), trainer_of()
+    fit(other)
+    other.set_weight("size", 0.0)
+    other.save_weights(tmp_path / "of.weights.h5")
+    fit(trainer)
+    trainer.load_weights(tmp_path / "of.weights.h5")
+    before = state_of(trainer, "size")
+    fit(trainer)
+    assert relies_on(trainer)[0] is False and same(before, state_of(trainer, "size"))
+
+
+def test_a_weight_of_0_that_nobody_was_told_of_is_an_error():
+    trainer = trainer_of()
+    at = At(batch_1=lambda t: t.head_weights.variable("size").assign(0.0))
+    with pytest.raises(ValueError, match="`set_weight` must be used to give a head the weight 0 in `fit`"):
+        fit(trainer, callbacks=[at])
+    assert same(at.states[-1], state_of(trainer, "size"))
+    fit(trainer)
+    assert relies_on(trainer)[0] is False and same(at.states[-1], state_of(trainer, "size"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "never_idle"),
+    [
+        (Y, {}, (True, True)),
+        (MISSING, {}, (True, False)),
+        (Y, {"sample_weight": {name: np.ones(12, "float32") for name in Y}}, (False, False)),  # another batch has others
+        (Y, {"class_weight": {"kind": {0: 0.0, 1: 2.0}}}, (False, True)),
+    ],
+)
+def test_which_heads_are_never_idle(monkeypatch, targets, options, never_idle):
+    found, compute = [], pipeline._never_idle
+    monkeypatch.setattr(pipeline, "_never_idle", lambda *given: found.append(compute(*given)) or found[-1])
+    trainer = trainer_of(run_eagerly=True)
+    fit(trainer, targets, **options)
+    assert set(found) == {never_idle}
+    found.clear()
+    trainer.train_on_batch(X, Y)
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    trainer.fit(batches, verbose=0)  # labels that are numbers may be NaN in the next batch
+    assert found == [(False, False), *[(True, False)] * 3]
