@@ -46,28 +46,28 @@ def with_checked_labels(
     Raises:
         ValueError: Labels in arrays are invalid.
     """
-    incomplete: set[str] = set()
+    masked = {name for name, each in shapes.predictions.items() if each.masked}  # only a batch can tell which labels count
+    complete = set(heads) - masked
 
     def check(data: Any) -> None:
         batch = unpack(data, list(heads))
         for name, targets in batch.targets.items():
-            predictions = shapes.predictions[name]
-            if not predictions.masked:  # else only a batch can tell which labels count
-                _, weights = heads[name].mask_missing(targets, batch.sample_weights.get(name), predictions.spec, None)
-                if data_are_arrays and not bool(tf.reduce_all(weights > 0)):
-                    incomplete.add(name)
+            if name not in masked:
+                spec = shapes.predictions[name].spec
+                _, weights = heads[name].mask_missing(targets, batch.sample_weights.get(name), spec, None)
+                if tf.executing_eagerly() and not bool(tf.reduce_all(weights > 0)):
+                    complete.discard(name)
 
-    data_are_arrays = data.is_arrays
-    if data_are_arrays:
+    if data.is_arrays:
         try:
             are_checked = check_arrays(check, data.y, data.sample_weight)
         except ValueError as error:
             if argument == "x":
                 raise
             raise ValueError(f"In `{argument}`: {error}") from error
-        is_masked = any(predictions.masked for predictions in shapes.predictions.values())
-        complete = frozenset(name for name in data.y or () if name not in incomplete) if are_checked else frozenset()
-        return data._replace(labels_are_checked=are_checked and not is_masked, complete=complete)
+        return data._replace(
+            labels_are_checked=are_checked and not masked, complete=frozenset(complete if are_checked else ())
+        )
     if in_xla and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
         dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
         # What Python makes is lost if it is read and not used, and may draw random numbers.

@@ -100,6 +100,26 @@ def test_labels_that_are_missing_later_leave_the_head_as_it_was():
     assert relies_on(trainer) == (False, set()) and np.isfinite(trainer.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
 
 
+def test_the_mask_of_predictions_may_leave_no_label():
+    """Labels under a mask count in no batch, and nobody looks for missing ones among them before."""
+    trainer = MultiHeadTrainer(keras.layers.Masking())
+    trainer.add_head("tag", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("number", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(0.05))
+    x, tags = np.ones([8, 2, 3], "float32"), np.ones([8, 2], "int64")
+    numbers = np.ones([8, 2, 1], "float32")
+    trainer.fit(x, {"tag": tags, "number": numbers}, batch_size=4, verbose=0)
+    assert relies_on(trainer) == (True, set())
+    before = [state_of(trainer, head) for head in ("tag", "number")]
+    with pytest.warns(RuntimeWarning, match="2 of the epoch's updates were skipped"):
+        trainer.fit(np.zeros_like(x), {"tag": tags, "number": numbers}, batch_size=4, verbose=0)
+    assert all(same(one, state_of(trainer, head)) for one, head in zip(before, ("tag", "number")))
+    numbers = np.full_like(numbers, np.nan)
+    trainer.fit(x, {"tag": tags, "number": numbers}, batch_size=4, verbose=0)
+    after = [state_of(trainer, head) for head in ("tag", "number")]
+    assert not same(before[0], after[0]) and same(before[1], after[1])
+
+
 def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
     trainer, other = trainer_of(), trainer_of()
     fit(other)
