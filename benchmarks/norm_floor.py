@@ -170,14 +170,17 @@ class Networks:
         Args:
             orders: `[updates, seeds, batch]`, the examples of each update.
             optimizer: `"Adam"`, `"AdamW"`, or `"SGD"` with a momentum of 0.9.
-            rates: `[arms]`, the first rate of each arm; by default that of the problem.
+            rates: `[arms]`, the first rate of each arm, or `[arms, 1 + heads]`, that of its encoder and of each head's own
+                variables; by default that of the problem.
         """
         num_networks, updates = len(self.arms) * self.num_seeds, len(orders)
         data = [tf.constant(each) for each in (self.inputs, *self.labels, *self.known)]
         orders = tf.constant(orders.astype("int32"))
         slots = [[tf.Variable(tf.zeros_like(each)) for each in self.variables] for _ in range(2)]
-        first = np.repeat(np.full(len(self.arms), self.problem.rate) if rates is None else rates, self.num_seeds)
-        first = tf.constant(first[:, None, None].astype("float32"))
+        chosen = np.full(len(self.arms), self.problem.rate) if rates is None else rates
+        of_parts = np.broadcast_to(chosen.reshape(len(self.arms), -1), (len(self.arms), 1 + len(self.names)))
+        parts = [tf.constant(np.repeat(each, self.num_seeds)[:, None, None].astype("float32")) for each in of_parts.T]
+        places = [0] * self.num_encoder + [1 + k for k in range(len(self.names)) for _ in range(2)]
 
         @tf.function(autograph=False)
         def run() -> None:
@@ -186,9 +189,10 @@ class Networks:
                 x, *others = [tf.tile(each, [len(self.arms)] + [1] * (each.shape.rank - 1)) for each in batch]
                 gradients, state = self.gradients(x, others[: len(self.names)], others[len(self.names) :], state)
                 time = tf.cast(step, tf.float32)
-                rate = first * 0.5 * (1 + tf.cos(np.pi * time / updates))
-                corrected = rate * tf.sqrt(1 - 0.999 ** (time + 1)) / (1 - 0.9 ** (time + 1))
-                for variable, gradient, mean, square in zip(self.variables, gradients, *slots):
+                decay = 0.5 * (1 + tf.cos(np.pi * time / updates))
+                correction = tf.sqrt(1 - 0.999 ** (time + 1)) / (1 - 0.9 ** (time + 1))
+                for variable, gradient, place, mean, square in zip(self.variables, gradients, places, *slots):
+                    rate = parts[place] * decay
                     if optimizer == "SGD":
                         mean.assign(0.9 * mean - rate * gradient)
                         variable.assign_add(mean)
@@ -197,7 +201,7 @@ class Networks:
                         variable.assign_sub(0.004 * rate * variable)
                     mean.assign_add(0.1 * (gradient - mean))
                     square.assign_add(0.001 * (gradient**2 - square))
-                    variable.assign_sub(corrected * mean / (tf.sqrt(square) + 1e-7))
+                    variable.assign_sub(rate * correction * mean / (tf.sqrt(square) + 1e-7))
                 return step + 1, *state
 
             zeros = tf.zeros([num_networks, len(self.names)])

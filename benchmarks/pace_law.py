@@ -6,10 +6,11 @@ The law of the pace (docs/concepts/pace.md) says that with equal running norms e
 its pace alone, so that `sqrt(n)` times the updates should make up for it. The problems, networks and data are those of
 `python -m benchmarks.norm_floor`. Each head alone trains once on an encoder of its own, with the problem's updates. The
 plain sum, and `NormFloor` with a floor of 0.2 and of 1, train with as many, with `sqrt(n)` and `n` times as many, with
-`sqrt(n)` times as many and twice the width of the representation, and with as many updates of `n` times the batch. The
+`sqrt(n)` times as many and twice the width of the representation, or the heads' own variables at the learning rates that
+were chosen for the heads alone ("own rates"), and with as many updates of `n` times the batch. The
 learning rate of each arm, and of each head alone, is the best of three (four for SGD) on three other seeds, and decays to
 zero. A problem and an optimizer are a line of JSON in `--output`; what is there is not repeated, and a budget that a line
-lacks is added to it. `--show` prints the tables of a file.
+lacks is added to it. `--budgets` names those to be trained. `--show` prints the tables of a file.
 """
 
 from __future__ import annotations
@@ -50,17 +51,20 @@ class Budget(NamedTuple):
         updates: The power of the number of heads by which updates are multiplied.
         width: The factor of the representation's width.
         batch: The power of the number of heads by which the batch is multiplied.
+        own_rates: Whether the heads' own variables have the learning rates that were chosen for the heads alone.
     """
 
     updates: float = 0.0
     width: int = 1
     batch: int = 0
+    own_rates: bool = False
 
 
 BUDGETS: Mapping[str, Budget] = {
     "1": Budget(),
     "sqrt(n)": Budget(updates=0.5),
     "sqrt(n), wide": Budget(updates=0.5, width=2),
+    "sqrt(n), own rates": Budget(updates=0.5, own_rates=True),
     "n": Budget(updates=1.0),
     "1, batch n": Budget(batch=1),
 }
@@ -77,7 +81,12 @@ def alone(k: int) -> Rule:
 
 
 def measure(
-    name: str, optimizer: str, seeds: Sequence[int], most: int, known: Collection[str] = ()
+    name: str,
+    optimizer: str,
+    seeds: Sequence[int],
+    most: int,
+    known: Collection[str] = (),
+    budgets: Collection[str] = BUDGETS,
 ) -> dict[str, dict[str, np.ndarray]]:
     """By arm, `"alone"` first, and head: the figures `[seeds]`; an arm is its name, a colon and its budget.
 
@@ -87,39 +96,57 @@ def measure(
         seeds: The seeds.
         most: The largest number of updates of a single-task model.
         known: Arms that are left out.
+        budgets: The names of the budgets.
     """
     problem = PROBLEMS[name](seeds[0])
     heads, updates = list(problem.heads), min(most, problem.updates)
     of_one: dict[str, Rule] = {f"{ALONE} {head}": alone(k) for k, head in enumerate(heads)}
+    tuned_alone: list[np.ndarray] = []
+
+    def rates_alone() -> np.ndarray:
+        """The learning rate of each head alone, `[heads]`."""
+        if not tuned_alone:
+            tuned_alone.append(_best(name, optimizer, of_one, updates))
+        return tuned_alone[0]
+
     arms = {}
     if ALONE not in known:
-        found = _tuned(name, optimizer, seeds, of_one, updates)
+        found = _train(name, optimizer, seeds, of_one, rates_alone(), updates)
         arms[ALONE] = {head: found[f"{ALONE} {head}"][head] for head in heads}
-    for title, budget in BUDGETS.items():
+    for title, budget in ((title, BUDGETS[title]) for title in BUDGETS if title in budgets):
         rules = {arm: norm_floor.ARMS[arm] for arm in ARMS if f"{arm}: {title}" not in known}
         if rules:
             number, batch = round(updates * len(heads) ** budget.updates), BATCH * len(heads) ** budget.batch
-            found = _tuned(name, optimizer, seeds, rules, number, budget.width, batch)
+            own = rates_alone() if budget.own_rates else None
+            rates = _best(name, optimizer, rules, number, budget.width, batch, own)
+            found = _train(name, optimizer, seeds, rules, _with(rates, own), number, budget.width, batch)
             arms |= {f"{arm}: {title}": figures for arm, figures in found.items()}
     return arms
 
 
-def _tuned(
+def _best(
     name: str,
     optimizer: str,
-    seeds: Sequence[int],
     rules: Mapping[str, Rule],
     updates: int,
     width: int = 1,
     batch: int = BATCH,
-) -> dict[str, dict[str, np.ndarray]]:
-    """Trains each arm with the best of some learning rates on other seeds: the best mean of its heads' figures."""
+    own: np.ndarray | None = None,
+) -> np.ndarray:
+    """The best of some learning rates of each arm on other seeds: that of the best mean of its heads' figures."""
     factors = OPTIMIZERS[optimizer]
     tried = {f"{arm}/{factor}": rule for arm, rule in rules.items() for factor in factors}
-    rate = PROBLEMS[name](seeds[0]).rate
-    trials = _train(name, optimizer, TUNING_SEEDS, tried, rate * np.tile(factors, len(rules)), updates, width, batch)
-    best = [max(factors, key=lambda factor, arm=arm: _score(arm, trials[f"{arm}/{factor}"])) for arm in rules]
-    return _train(name, optimizer, seeds, rules, rate * np.array(best), updates, width, batch)
+    rate = PROBLEMS[name](TUNING_SEEDS[0]).rate
+    rates = _with(rate * np.tile(factors, len(rules)), own)
+    trials = _train(name, optimizer, TUNING_SEEDS, tried, rates, updates, width, batch)
+    return rate * np.array(
+        [max(factors, key=lambda factor, arm=arm: _score(arm, trials[f"{arm}/{factor}"])) for arm in rules]
+    )
+
+
+def _with(rates: np.ndarray, own: np.ndarray | None) -> np.ndarray:
+    """The learning rates of arms, and those of the heads' own variables if they differ: `[arms, 1 + heads]`."""
+    return rates if own is None else np.column_stack([rates, np.tile(own, (len(rates), 1))])
 
 
 def _train(
@@ -129,8 +156,8 @@ def _train(
     rules: Mapping[str, Rule],
     rates: np.ndarray,
     updates: int,
-    width: int,
-    batch: int,
+    width: int = 1,
+    batch: int = BATCH,
 ) -> dict[str, dict[str, np.ndarray]]:
     problems = [PROBLEMS[name](seed) for seed in seeds]
     *hidden, last = problems[0].encoder
@@ -227,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument("--budgets", nargs="+", choices=list(BUDGETS), default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=10, choices=SEEDS, help="number of seeds")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
@@ -242,7 +270,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if seeds - {options.seeds}:
             parser.error(f"`--seeds` must be as in `--output`. Received: {options.seeds}, and {max(seeds)} of {problem}.")
         try:
-            found = measure(problem, optimizer, range(options.seeds), 4 if options.quick else sys.maxsize, before["arms"])
+            most = 4 if options.quick else sys.maxsize
+            found = measure(problem, optimizer, range(options.seeds), most, before["arms"], options.budgets)
         except InputError as error:
             parser.error(str(error))
         if not found:

@@ -31,6 +31,27 @@ def test_alone_the_encoder_learns_from_one_head_only():
         assert (one[1] != other[1]).any() and (one[0] != start[0]).any()
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_the_encoder_and_each_head_may_have_learning_rates_of_their_own(optimizer):
+    problem, rules = _problems.healthy(0), {"plain sum": norm_floor.plain_sum, "floor 1": norm_floor.ARMS["floor 1"]}
+
+    def trained(rates):
+        networks = norm_floor.Networks([problem], [0], rules)
+        networks.train(norm_floor.orders_of(problem, [0], 3), optimizer, np.array(rates))
+        return networks
+
+    one, same = trained([0.01, 0.02]), trained([[0.01] * 4, [0.02] * 4])
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(one.variables, same.variables, strict=True))
+    frozen = trained([[0.0, 0.01, 0.0, 0.01], [0.01, 0.0, 0.01, 0.01]])
+    moved = [
+        (variable.numpy() != np.tile(start, (2, 1, 1))).any(axis=(1, 2))
+        for variable, start in zip(frozen.variables, frozen.start)
+    ]
+    parts = [moved[i] for i in (0, *range(frozen.num_encoder, len(moved), 2))]  # the kernels
+    assert np.array(parts).tolist() == [[False, True], [True, False], [False, True], [True, True]]
+    assert pace_law._with(np.array([1.0, 2.0]), np.array([3.0, 4.0])).tolist() == [[1, 3, 4], [2, 3, 4]]
+
+
 def test_heads_count_against_alone_and_what_is_not_finite_is_worse():
     lines = [
         line("alone", a=[0.5, 0.5, 0.5], b=[0.5, 0.5, 0.5], c=[0.5, 0.4, 0.6], d=[None, 0.5, 0.5], e=[0.1, 0.1, 0.1]),
