@@ -28,8 +28,8 @@ STUDY = ("study", "Adam")
 Line = Mapping[str, Any]
 
 
-RULE = f"NormFloor{RATES}"
-"""The rule of which one of four ways to spend the time of the single-task models is chosen."""
+RULE = "NormFloor"
+"""The rule of which one way to train is chosen on the validation data."""
 
 
 def values(line: Line, arm: str, part: str = "figures") -> np.ndarray:
@@ -101,12 +101,14 @@ def tables(path: Path) -> str:
 
 def chosen(line: Line) -> str | None:
     """The arm of the rule that the validation data favour: with either encoder, in as many updates or at equal cost."""
-    arms = [arm for arm in line.get("validation", {}) if arm.startswith(RULE)]
+    ways = [f"{RULE}{rates}{size}{cost}" for rates in ("", RATES) for size in ("", LARGE) for cost in ("", ENDING)]
+    arms = [arm for arm in ways if arm in line.get("validation", {})]
     if not arms:
         return None
-    on_validation = {arm: values(line, arm, "validation") for arm in arms}
-    costs = costs_of(arms, line["updates"], line["costs"])
-    return favoured(on_validation, values(line, ALONE, "validation"), signs(line), costs)
+    on_validation = {arm: values(line, arm, "validation") for arm in (ALONE, *arms)}
+    shared = min(each.shape[1] for each in on_validation.values())
+    alone, *others = (each[:, :shared] for each in on_validation.values())
+    return favoured(dict(zip(arms, others)), alone, signs(line), costs_of(arms, line["updates"], line["costs"]))
 
 
 def _chosen(lines: Sequence[Line]) -> str:
@@ -126,7 +128,8 @@ def _chosen(lines: Sequence[Line]) -> str:
                 line["set"],
                 line["optimizer"],
                 number_of(line["seeds"]).split()[0],
-                "as large" if LARGE in arm else "as alone",
+                "as large" if LARGE in arm else "as wide",
+                "as alone" if RATES in arm else "one",
                 f"{line['updates'][arm] / line['updates'][ALONE]:.2f}",
                 interval(found, 1),
                 f"{better}, {worse} of {len(line['directions'])}",
@@ -136,13 +139,25 @@ def _chosen(lines: Sequence[Line]) -> str:
     if not rows:
         return ""
     title = (
-        f"`{RULE}`, for at most the time of the single-task models, chosen on the validation data: delta-m on the test data "
-        "in percent."
+        "`NormFloor` with its default, in as many updates or at equal cost, with an encoder as wide as alone or as large as "
+        "those of the single-task models together, chosen on the validation data: delta-m on the test data in percent."
     )
-    columns = ["data set", "optimizer", "seeds", "encoder", "updates", "delta-m", "heads better, worse", "lowest change"]
+    columns = [
+        "data set",
+        "optimizer",
+        "seeds",
+        "encoder",
+        "heads' rates",
+        "updates",
+        "delta-m",
+        "heads better, worse",
+        "lowest change",
+    ]
     count = len(reached)
     ahead, above, fine = (sum(each) for each in zip(*reached))
-    summary = f"{count} in all: delta-m is above 0 in {above}, beyond its interval in {ahead}; no head is worse in {fine}."
+    summary = (
+        f"{count} in all: delta-m is above 0 in {above}, with an interval above 0 in {ahead}; no head is worse in {fine}."
+    )
     return f"{title}\n\n{markdown(columns, rows)}\n{summary}\n"
 
 

@@ -8,15 +8,16 @@ and then for the time that the single-task models of all heads take together (`m
 rates are chosen from a grid for each arm and each single-task model, and decay to zero; ClinTox, whose validation data have
 six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms`
 takes the name of a balancer or a weighting, of a balancer with `", parameters"`, and of a head with its weight:
-`"price 0.3"`; with `", as large"`, the encoder is as wide as it can be while the joint model has no more parameters than the
-single-task models together.
+`"price 0.3"`; with `", rates as alone"`, the heads' own variables have the learning rates that were chosen for the heads
+alone; with `", as large"` at the end, the encoder is as wide as it can be while the joint model has no more parameters than
+the single-task models together.
 
 Data sets: `study`, the orders of the convergence study; `restaurants`, five slots of sentences; `multimnist_cl_rr` and
 `multimnist_cl_cr`, 5,000 images with two digits; `clintox` and `tox21`, assays of molecules. `--data` is the folder with
 all but the first.
 
 Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
-the figures on the test data by arm, head and seed; arms that it has already stay. Several processes may share `--runs`,
+the figures on the validation and the test data by arm, head and seed; arms that it has already stay. Several processes may share `--runs`,
 with `--results` of their own. `--table` prints the tables of `--results`.
 """
 

@@ -71,7 +71,7 @@ from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads._head import Head, weigh_classes
 from multihead.heads._metrics import check_apart
-from multihead.heads._weights import Weight, check_weight
+from multihead.heads._weights import Weight, check_weight, is_zero
 from multihead.telemetry import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
@@ -273,8 +273,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def set_weight(self, name: str, value: float) -> None:
         """Sets how much a head's loss counts from the next update on, for example from a callback.
 
-        Nothing is compiled or traced again, but in `fit` for the first weight of 0. The weight is saved and loaded with the
-        trainer.
+        Nothing is compiled again; the first weight of 0 may retrace the step of `fit`. The weight is saved and loaded with
+        the trainer.
 
         Args:
             name: The head's name.
@@ -292,7 +292,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         if callable(value):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         checked = check_weight(value)
-        if checked == 0:
+        if is_zero(checked):
             self._allow_idle_heads()
         self.head_weights.variable(name).assign(checked)
 
@@ -300,8 +300,8 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
 
-        The encoder and the other heads are trained further. The step is traced again at the first call only. A schedule's
-        turn that has only idle heads goes to all others. Each `fit` begins without idle heads.
+        The encoder and the other heads are trained further. Only the first call may retrace the step. A schedule's turn that
+        has only idle heads goes to all others. Each `fit` begins without idle heads.
 
         Args:
             heads: The names of all heads that are to be idle; an empty list for none.
@@ -565,6 +565,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
                 is_constant=options.steps_per_execution != "auto",
                 asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
                 replay=lambda: None if self._session is None else self._session.replay,
+                in_session=lambda: self._session is not None,
             )
         return self.train_function
 
@@ -946,7 +947,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         call = read_fit(given, list(self.heads))
         ahead = 0 if opening is not None and call.is_made_by_python else 1
         call = self._prepare(call if opening is None else call.drawing_from(opening.stream))
-        are_checked, complete = call.data.labels_are_checked and class_weight is None, call.data.complete
+        are_checked = call.data.labels_are_checked and class_weight is None
         lesson = Lesson.of(self._setup.heads, call)
         start = None if opening is None else opening.begin(self, call)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
@@ -960,7 +961,10 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
         self._idle.set([], list(self.heads))
         run, call = (None, call) if start is None else make_run(self, start, call)
-        assumptions = Assumptions(are_checked, complete, heads_stay=not self.jit_compile and self._heads_stay())
+        assumptions = Assumptions(are_checked)
+        if type(self).train_step is MultiHeadTrainer.train_step:  # another one may change labels before it calls this one
+            heads_stay = not self.jit_compile and self._heads_stay()
+            assumptions = Assumptions(are_checked, call.data.complete, heads_stay)
         session = FitSession(run=run, spec=self._spec_with(class_weight))
         with self._in_session(session), interruptible(run):
             self.make_train_function().trace_for(call.data.specs, assumptions)
@@ -969,7 +973,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
     def _heads_stay(self) -> bool:
         """Whether all heads are awake, with weights above 0, and remain so unless `set_weight` or `set_idle` is called."""
         weights = [head.weight for head in self._setup.heads]
-        return not self._idle.may_change and all(callable(weight) or weight > 0 for weight in weights)
+        return self._idle.never and not any(map(is_zero, weights))
 
     def _allow_idle_heads(self) -> None:
         """Lets the step of `fit` be traced again if it relies on heads that never are idle."""

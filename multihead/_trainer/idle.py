@@ -35,6 +35,14 @@ class IdleHeads:
             self.awake = first_replica_variable(tf.constant(self._awake(heads)))
         return self.awake
 
+    @property
+    def never(self) -> bool:
+        """Whether no head was ever made idle, here or in the run that this one continues."""
+        if self.may_change or self.awake is None:
+            return not self.may_change
+        with tf.init_scope():
+            return bool(tf.reduce_all(tf.convert_to_tensor(self.awake) > 0))
+
     def forget(self) -> None:
         """Drops the variable, whose length is the number of heads; all heads are awake again."""
         self.names, self.awake = [], None

@@ -111,6 +111,7 @@ class TrainFunction(StepFunction):
         is_constant: Whether that number is the same for all calls.
         asks_for_faults: Returns whether to look for errors after each call, as XLA needs, which raises none.
         replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
+        in_session: Returns whether the trainer is being fitted.
     """
 
     def __init__(
@@ -123,8 +124,10 @@ class TrainFunction(StepFunction):
         is_constant: bool,
         asks_for_faults: Callable[[], bool],
         replay: Callable[[], Replay | None],
+        in_session: Callable[[], bool],
     ) -> None:
         super().__init__(make, at_once=at_once, replay=replay)
+        self._in_session = in_session
         self._spec = spec
         self._num_updates = num_updates
         self._is_constant = is_constant
@@ -136,6 +139,8 @@ class TrainFunction(StepFunction):
         run = self._replay()
         if run is not None:
             return run.pass_over(iterator, self._at_once())
+        if not self._in_session():  # of what is called by hand, `fit` has seen no labels
+            self.trace_without_assumptions()
         self._enter_period()
         logs, failure = None, None
         try:

@@ -75,9 +75,12 @@ def fully_labelled(
     found = []
     for head, of_head in zip(network.heads, predictions):
         name, spec = head.name, head.label_spec
-        counts_all = name in batch.targets and name not in batch.sample_weights and not of_head.masked
-        marks_none = counts_all and (name in complete or not spec.can_lack(batch.targets[name].dtype))
-        found.append(marks_none and spec.class_weight is None)
+        if name not in batch.targets or name in batch.sample_weights or of_head.masked or spec.class_weight is not None:
+            found.append(False)
+            continue
+        targets = batch.targets[name]
+        has_elements = all(targets.shape[1:].as_list())  # sizes that are known, and not 0
+        found.append(has_elements and (name in complete or not spec.can_lack(targets.dtype)))
     return found
 
 

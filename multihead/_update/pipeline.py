@@ -123,8 +123,8 @@ def _checked(active: tf.Tensor, never_idle: Sequence[bool]) -> tf.Tensor:
         return active
     chosen = active if len(places) == len(never_idle) else tf.gather(active, places)
     message = (
-        "`set_weight` must be used to give a head the weight 0 in `fit`, so that its variables stay as they are. Received: "
-        "a weight of 0 that was set in another way. Call `trainer.set_weight(name, 0.0)`, or begin another `fit`."
+        "`set_weight` or `set_idle` must be called to make a head idle in `fit`, so that its variables stay as they are. "
+        "Received: a head that became idle in another way. Call `trainer.set_weight(name, 0.0)`, or begin another `fit`."
     )
     with tf.control_dependencies(stop_unless(tf.reduce_all(chosen) | ~tf.reduce_any(active), lambda: [message])):
         return tf.identity(active)

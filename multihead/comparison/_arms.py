@@ -139,9 +139,9 @@ def _read_arm(name: Any, given: Any) -> Arm:
     as_alone = given.get(HEAD_RATES)
     if as_alone not in (None, ALONE):
         raise ValueError(
-            f"`arms[{name!r}]['head_rates']` must be {ALONE!r}: the own variables of each head then have the learning rate "
-            f"that was chosen for the head alone. Received: {as_alone!r}. Give other rates to `add_head(learning_rate=)` in "
-            "a `build` of the arm's own."
+            f"`arms[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
+            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to `add_head(learning_rate=)` "
+            "in a `build` of the arm's own."
         )
     options = {option: value for option, value in given.items() if option not in OWN}
     return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, OWN), build, as_alone == ALONE)

@@ -46,7 +46,7 @@ def favoured(
         values: By arm, the heads' figures, `[heads, seeds]`.
         alone: Those of each head alone, `[heads, seeds]`.
         signs: `[heads]`, 1 for a figure that is better when higher, otherwise -1.
-        costs: By arm, what it takes to train it; those that differ by a hundredth are equal.
+        costs: By arm, what it takes to train it; compared after rounding to hundredths.
 
     Returns:
         Its name; None if no arm has all figures.

@@ -257,6 +257,8 @@ class _Steps:
         if name not in costs:
             alone = [self._job(TUNE, Arm(ALONE), head, updates) for head in self._metrics]
             job = self._job(TUNE, self._arms[name], "", updates)
+            if job.head_rates and len(self._plan.rates) > 1:  # not chosen yet; to scale steps takes as long by any factor
+                job = replace(job, head_rates=dict.fromkeys(job.head_rates, 2 * job.rate))
             ((_, line),) = self._each(measure_cost, [(job, *alone)])
             costs[name] = self._lines.append(line)
             self._progress.say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")

@@ -141,8 +141,8 @@ class Comparison:
         found = self._favoured(known)
         if found is None:
             raise ValueError(
-                "`arms` must have an arm with finite figures of all heads on the validation data. "
-                f"Received: arms={known!r}. Name others."
+                "`arms` must have an arm with finite figures of all heads on the validation data, and so must the "
+                f"single-task models. Received: arms={known!r}. Name others, or look at the values of {ALONE!r}."
             )
         return found
 

@@ -106,7 +106,7 @@ def _give_rates(trainer: Any, job: Job) -> None:
         if not is_number(head.learning_rate):
             raise ValueError(
                 f"`arms[{job.arm!r}]['head_rates']` needs heads whose `learning_rate` is a number. Received: head {name!r} "
-                f"with learning_rate={head.learning_rate!r}. Omit one of them."
+                f"with learning_rate={head.learning_rate!r}. Remove `head_rates`, or give the head a number."
             )
         head.learning_rate *= rate / job.rate
 

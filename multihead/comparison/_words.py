@@ -108,7 +108,7 @@ def findings_of(facts: Facts) -> list[str]:
     found = [_against_alone(facts, arm) for arm in facts.differences]
     found += [_of_cost(arm, costs, len(facts.heads)) for arm, costs in facts.costs.items()]
     found.append(_answer(facts))
-    if facts.favoured is not None and len(facts.differences) > 1:
+    if facts.favoured is not None and len(facts.differences) > 1 and len(facts.seeds) > 1:
         found.append(_of_favoured(facts, facts.favoured))
     return [*found, *_cautions(facts)]
 

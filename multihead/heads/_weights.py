@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from multihead._ground.autograph import call_users
@@ -28,6 +29,11 @@ def check_weight(weight: Any) -> Weight:
             f"Received: weight={weight!r}. To leave a head out, pass 0."
         )
     return float(weight)
+
+
+def is_zero(weight: Weight) -> bool:
+    """Whether a weight is a number that is 0 in single precision, as those below the smallest normal one may be."""
+    return not callable(weight) and weight < float(np.finfo(np.float32).tiny)
 
 
 def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead._update import pipeline
+from multihead.callbacks import Checkpoint
 from tests.helpers import tiny
 
 RNG = np.random.default_rng(0)
@@ -135,11 +136,92 @@ def test_a_weight_of_0_that_is_loaded_is_seen_by_the_next_fit(tmp_path):
 def test_a_weight_of_0_that_nobody_was_told_of_is_an_error():
     trainer = trainer_of()
     at = At(batch_1=lambda t: t.head_weights.variable("size").assign(0.0))
-    with pytest.raises(ValueError, match="`set_weight` must be used to give a head the weight 0 in `fit`"):
+    with pytest.raises(ValueError, match="`set_weight` or `set_idle` must be called to make a head idle in `fit`"):
         fit(trainer, callbacks=[at])
     assert same(at.states[-1], state_of(trainer, "size"))
     fit(trainer)
     assert relies_on(trainer)[0] is False and same(at.states[-1], state_of(trainer, "size"))
+
+
+@pytest.mark.parametrize("weight", [1e-46, 1e-39])
+def test_a_weight_that_is_0_in_single_precision_makes_a_head_idle(weight):
+    trainer = trainer_of()
+    fit(trainer, callbacks=[At(batch_1=lambda t: t.set_weight("size", weight))])
+    before = state_of(trainer, "size")
+    fit(trainer)
+    assert relies_on(trainer)[0] is False and same(before, state_of(trainer, "size"))
+
+
+class Masked(MultiHeadTrainer):
+    """A trainer whose step leaves the labels of a head out."""
+
+    def train_step(self, data):
+        x, y = data[0], dict(data[1])
+        return super().train_step((x, {**y, "size": tf.fill(tf.shape(y["size"]), float("nan"))}))
+
+
+def test_a_step_of_a_subclass_may_change_labels():
+    keras.utils.set_random_seed(1)
+    trainer = Masked(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(0.05))
+    trainer.evaluate(X, Y, verbose=0)  # which creates the variables
+    before = tiny.values(trainer.heads["size"].module.trainable_variables)
+    fit(trainer)
+    assert relies_on(trainer) == (False, set())
+    assert same(before, tiny.values(trainer.heads["size"].module.trainable_variables))
+
+
+def test_a_batch_without_elements_leaves_its_head_idle():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("tag", keras.layers.Dense(3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile(keras.optimizers.Adam(0.05))
+
+    def batches():
+        for time in (2, 0, 2):
+            x = np.ones([4, time, 3], "float32")
+            yield x, {"tag": np.ones([4, time], "int64"), "size": np.ones([4, time, 1], "float32")}
+
+    specs = (
+        tf.TensorSpec([None, None, 3]),
+        {"tag": tf.TensorSpec([None, None], tf.int64), "size": tf.TensorSpec([None, None, 1])},
+    )
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+        trainer.fit(tf.data.Dataset.from_generator(batches, output_signature=specs), verbose=0)
+
+
+def test_the_function_of_fit_relies_on_nothing_where_it_is_called_by_hand():
+    trainer = trainer_of()
+    fit(trainer)
+    before = state_of(trainer, "size")
+    trainer.train_function(iter(tf.data.Dataset.from_tensors((X, MISSING))))
+    assert relies_on(trainer) == (False, set()) and same(before, state_of(trainer, "size"))
+
+
+def test_a_run_goes_on_after_a_callback_has_made_a_head_idle(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, epoch):
+            super().__init__()
+            self.epoch = epoch
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.set_idle(["size"])
+            if epoch == self.epoch:
+                raise KeyboardInterrupt
+
+    def run(trainer, stop):
+        return trainer.fit(X, Y, batch_size=4, epochs=4, verbose=0, callbacks=[Stop(stop), Checkpoint(tmp_path / "run")])
+
+    trainer = trainer_of()
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, 2)
+    before = state_of(trainer, "size")
+    other = trainer_of()
+    run(other, 9)
+    assert same(before, state_of(other, "size"))
 
 
 @pytest.mark.parametrize(

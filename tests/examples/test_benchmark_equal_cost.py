@@ -108,7 +108,7 @@ def test_arms_with_fewer_seeds_are_compared_at_these(results):
 
 
 def test_the_validation_data_choose_how_the_time_is_spent(results):
-    rule = _equal_cost_table.RULE
+    rule = f"{_equal_cost_table.RULE}{_equal_cost_table.RATES}"
     alone, better, worse = (
         [[0.5, 0.5, 0.5], [0.8, 0.81, 0.8]],
         [[0.4, 0.4, 0.41], [0.82, 0.83, 0.81]],
@@ -124,8 +124,8 @@ def test_the_validation_data_choose_how_the_time_is_spent(results):
     equal_cost.keep(results, made)
     assert _equal_cost_table.chosen(made) == f"{rule}, equal cost"  # though it is the worst on the test data
     printed = _equal_cost_table.tables(results)
-    assert "| three | SGD | 3 | as alone | 1.80 | -16.4 (" in printed and "| 0, 2 of 2 | -20.0 (a) |" in printed
-    assert "1 in all: delta-m is above 0 in 0, beyond its interval in 0; no head is worse in 0." in printed
+    assert "| three | SGD | 3 | as wide | as alone | 1.80 | -16.4 (" in printed and "| 0, 2 of 2 | -20.0 (a) |" in printed
+    assert "1 in all: delta-m is above 0 in 0, with an interval above 0 in 0; no head is worse in 0." in printed
     assert _equal_cost_table.chosen(_equal_cost_table.read(results)[0]) is None  # of an earlier line
 
 

@@ -13,6 +13,8 @@ from multihead._trainer.train_function import Assumptions, StepFunction, TrainFu
 class Keras:
     """Makes functions, and counts the updates that calls of them make."""
 
+    is_fitting = True
+
     def __init__(self, starts=(0,), at_once=1, faults=None):
         self.starts, self.at_once, self.num_updates = starts, at_once, 0
         self.made, self.ran, self.asked = 0, [], 0
@@ -55,6 +57,7 @@ class Keras:
             is_constant=True,
             asks_for_faults=lambda: asks,
             replay=lambda: self.replay,
+            in_session=lambda: self.is_fitting,
         )
 
 
@@ -107,6 +110,18 @@ def test_a_step_assumes_only_what_held_when_it_was_made_and_only_while_it_runs()
     with pytest.raises(ValueError):
         run(function, 1)
     assert function.assumed == Assumptions()
+
+
+def test_called_by_hand_a_step_assumes_nothing():
+    keras = Keras()
+    function = keras.function()
+    function.trace_for(None, Assumptions(labels_are_checked=True))
+    run(function, 2)
+    keras.is_fitting = False
+    run(function, 2)
+    keras.is_fitting = True
+    run(function, 1)
+    assert keras.ran == [1, 1, 2, 2, 2]
 
 
 def test_one_period_never_asks_for_the_number_of_updates():
