@@ -17,8 +17,8 @@ Data sets: `study`, the orders of the convergence study; `restaurants`, five slo
 all but the first.
 
 Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
-the figures on the validation and the test data by arm, head and seed; arms that it has already stay. Several processes may share `--runs`,
-with `--results` of their own. `--table` prints the tables of `--results`.
+the figures on the validation and the test data by arm, head and seed; arms that it has already stay. Several processes may
+share `--runs`, with `--results` of their own. `--table` prints the tables of `--results`.
 """
 
 from __future__ import annotations
