@@ -189,7 +189,8 @@ def test_a_batch_without_elements_leaves_its_head_idle():
         {"tag": tf.TensorSpec([None, None], tf.int64), "size": tf.TensorSpec([None, None, 1])},
     )
     with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
-        trainer.fit(tf.data.Dataset.from_generator(batches, output_signature=specs), verbose=0)
+        data = tf.data.Dataset.from_generator(batches, output_signature=specs)
+        trainer.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
 
 
 def test_the_function_of_fit_relies_on_nothing_where_it_is_called_by_hand():
