@@ -51,9 +51,18 @@ def added(first: Gradient, second: Gradient) -> Gradient:
     return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
 
 
+_SUMMED = 2**14, 2**16
+"""Between these numbers of elements a sum takes a fifth of the time of `tf.reduce_all`, which is not vectorized (CPU)."""
+
+
 def is_finite(gradient: Gradient) -> tf.Tensor:
     """Whether every element of a gradient (not None) is finite; a boolean scalar."""
-    return tf.reduce_all(tf.math.is_finite(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    number = values.shape.num_elements()
+    if values.dtype in (tf.float32, tf.float64) and (number is None or _SUMMED[0] < number <= _SUMMED[1]):
+        # Scaled by 2^-64, fewer than 2^64 finite numbers have a finite sum; infinity or NaN among them stays in it.
+        return tf.math.is_finite(tf.reduce_sum(values * tf.constant(2.0**-64, values.dtype)))
+    return tf.reduce_all(tf.math.is_finite(values))
 
 
 def all_of(flags: Sequence[tf.Tensor]) -> tf.Tensor:

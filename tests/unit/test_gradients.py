@@ -66,6 +66,28 @@ def test_is_finite():
     assert not gradients.is_finite(tf.constant([1.0, np.inf]))
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["known size", "unknown size"])
+@pytest.mark.parametrize("number", [0, 1, 2**14, 2**15, 2**16, 2**16 + 1])
+def test_is_finite_of_the_largest_and_smallest_numbers(number, is_known, dtype, jit_compile):
+    dtype = tf.as_dtype(dtype)
+    signature = [tf.TensorSpec([number if is_known else None], dtype)]
+    is_finite = tf.function(gradients.is_finite, input_signature=signature, jit_compile=jit_compile)
+
+    def values(**at):
+        found = np.full([number], dtype.max, dtype.as_numpy_dtype)
+        found[1::3] = np.finfo("float32").tiny  # sums to nothing, and in half precision is nothing
+        for place, each in zip((0, -1), at.values()):
+            found[place] = each
+        return tf.constant(found)
+
+    assert is_finite(values())
+    if number:
+        assert not is_finite(values(first=np.nan)) and not is_finite(values(first=-np.inf))
+        assert not is_finite(values(first=np.inf, last=-np.inf))  # whose sum is NaN
+
+
 def test_size_is_the_variables():
     assert gradients.size(SPARSE) == 8 and gradients.size(DENSE) == 8
 
