@@ -37,10 +37,11 @@ def favoured(
 ) -> str | None:
     """The cheapest arm that validation data cannot tell from the best one.
 
-    The best one has the largest delta-m among the arms in which no head is worse than alone beyond its interval, or among
-    all if there are none. Arms whose delta-m differs from it by no more than the noise of seeds count as equal. Of those,
-    the one with the lowest cost is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a
-    figure, because training did not stay finite, is not chosen.
+    The best one has the largest delta-m among the arms in which no head is worse than alone beyond its interval; among all
+    if none of those has a delta-m of at least 0, since noise, too, hides that a head is worse. An arm counts as equal if its delta-m is at most one standard error of the best one's below that,
+    and the two differ, seed by seed, by no more than the noise; so an arm that fails at some seeds is not equal for being
+    noisy. Of the equal arms, the one with the lowest cost is chosen, and of equally cheap ones that with the larger delta-m.
+    An arm that lacks a figure, because training did not stay finite, is not chosen.
 
     Args:
         values: By arm, the heads' figures, `[heads, seeds]`.
@@ -51,18 +52,24 @@ def favoured(
     Returns:
         Its name; None if no arm has all figures.
 
-    Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees, 1984,
-    with a 95 % interval of paired differences in place of the standard error.
+    Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees, 1984.
     """
     changes = {arm: relative_changes(each, alone, signs) for arm, each in values.items()}
     changes = {arm: of_seeds for arm, of_seeds in changes.items() if np.isfinite(of_seeds).all()}
     harmless = [arm for arm in changes if not _is_worse(signs[:, None] * (values[arm] - alone))]
-    known = harmless or [*changes]
+    means = {arm: of_seeds.mean() for arm, of_seeds in changes.items()}
+    known = harmless if any(means[arm] >= 0 for arm in harmless) else [*changes]
     if not known:
         return None
-    best = max(known, key=lambda arm: changes[arm].mean())
-    equal = [arm for arm in known if difference_of(changes[arm] - changes[best], CONFIDENCE).verdict == "within noise"]
-    return min(equal or [best], key=lambda arm: (round(costs[arm], 2), -changes[arm].mean()))
+    best = max(known, key=lambda arm: means[arm])
+    of_best = changes[best]
+    least = means[best] - (of_best.std(ddof=1) / np.sqrt(of_best.size) if of_best.size > 1 else 0)
+
+    def is_equal(arm: str) -> bool:
+        return means[arm] >= least and difference_of(changes[arm] - of_best, CONFIDENCE).verdict == "within noise"
+
+    equal = [arm for arm in known if is_equal(arm)]
+    return min(equal or [best], key=lambda arm: (round(costs[arm], 2), -means[arm]))
 
 
 def _is_worse(differences: np.ndarray) -> bool:

@@ -123,9 +123,10 @@ class Comparison:
         """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
 
         It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest delta-m
-        there, among the arms in which no head is worse than alone beyond its 95 % interval, or among all if there are none.
-        Arms whose delta-m differs from it by no more than the noise of seeds count as equal. The cost is the measured time
-        of training, or the number of updates where that is not known of all arms.
+        there, among the arms in which no head is worse than alone beyond its 95 % interval, or among all if none of those
+        has a delta-m of at least 0. An arm counts as equal if its delta-m is at most one standard error of the best one's
+        below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of training,
+        or the number of updates where that is not known of all arms.
 
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
@@ -134,7 +135,7 @@ class Comparison:
             ValueError: There is no such arm, or none of them has finite figures of all heads on the validation data.
 
         Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees,
-        1984, with intervals of paired differences.
+        1984.
         """
         joint = [arm for arm in self.arms if arm != ALONE]
         known = joint if arms is None else [check_choice("arms", arm, joint) for arm in arms]

@@ -144,7 +144,8 @@ def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_dat
 
 
 def test_of_arms_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen():
-    noisy = {"kind": [0.86, 0.81, 0.80, 0.82], "size": [2.0, 2.1, 2.0, 2.0]}  # better than alone, within the noise of seeds
+    changes = (0.02, -0.012, 0.006, -0.008)  # on average better than alone, by less than a standard error
+    noisy = {"kind": [a + b for a, b in zip(ALONE["kind"], changes)], "size": ALONE["size"]}
     values = {"plain sum": TWICE, "size 0.3": ALONE, "EqualNorms": ALONE, "EqualNorms, equal cost": noisy}
     found = on_validation(values)
     assert found.delta_m("alone").mean == 0 and found.choose(["EqualNorms", "EqualNorms, equal cost"]) == "EqualNorms"
@@ -156,6 +157,20 @@ def test_of_arms_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen()
     one = on_validation(values)
     one.seeds = (0,)
     assert one.choose(["EqualNorms", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # no interval: the best
+
+
+def test_an_arm_is_not_chosen_for_being_noisy():
+    def shifted(*changes):
+        return {"kind": [a + b for a, b in zip(ALONE["kind"], changes)], "size": ALONE["size"]}
+
+    paying = {**shifted(0.06, 0.07, 0.06, 0.07), "size": [2.01 * each / 2 for each in ALONE["size"]]}
+    collapsing = shifted(0.02, 0.02, 0.02, -0.5)  # at one seed; that it is worse than alone is hidden by its own noise
+    values = {"plain sum": collapsing, "size 0.3": paying, "EqualNorms": ALONE, "EqualNorms, equal cost": ALONE}
+    found = on_validation(values)
+    assert found.choose(["plain sum", "size 0.3"]) == "size 0.3"
+    assert found.choose(["plain sum", "size 0.3", "EqualNorms"]) == "EqualNorms"  # no head is worse, nor the mean
+    better = on_validation({**values, "EqualNorms, equal cost": shifted(0.004, 0.005, 0.005, 0.004)})
+    assert better.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # cheaper, and within noise
 
 
 def test_nothing_is_favoured_without_other_data_to_choose_on(found):
