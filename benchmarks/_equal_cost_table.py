@@ -28,8 +28,8 @@ STUDY = ("study", "Adam")
 Line = Mapping[str, Any]
 
 
-RULE = "NormFloor"
-"""The rule of which one way to train is chosen on the validation data."""
+RULE, EQUAL = "NormFloor", "NormFloor 1"
+"""The rule with its default, of which one way to train is chosen on the validation data, and with equal running norms."""
 
 
 def values(line: Line, arm: str, part: str = "figures") -> np.ndarray:
@@ -86,7 +86,7 @@ def tables(path: Path) -> str:
     large = [arm for arm in arms if arm.endswith(LARGE)]
     others = [arm for arm in arms if arm not in large]
     parts = [
-        _chosen(lines),
+        *_chosen(lines),
         _changes(lines, others, ENDING, "The time of the single-task models"),
         _changes(lines, large, ENDING, "The time of the single-task models, and an encoder as large as theirs together"),
         _changes(lines, others, "", "As many updates as each single-task model"),
@@ -99,11 +99,15 @@ def tables(path: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def chosen(line: Line) -> str | None:
-    """The arm of the rule that the validation data favour: with either encoder, in as many updates or at equal cost."""
-    ways = [f"{RULE}{rates}{size}{cost}" for rates in ("", RATES) for size in ("", LARGE) for cost in ("", ENDING)]
-    arms = [arm for arm in ways if arm in line.get("validation", {})]
-    if not arms:
+def chosen(line: Line, rules: Sequence[str] = (RULE,)) -> str | None:
+    """The arm that the validation data favour: a rule with either encoder, in as many updates or at equal cost.
+
+    None unless there are such figures of each rule.
+    """
+    endings = [f"{rates}{size}{cost}" for rates in ("", RATES) for size in ("", LARGE) for cost in ("", ENDING)]
+    of_rules = [[f"{rule}{each}" for each in endings if f"{rule}{each}" in line.get("validation", {})] for rule in rules]
+    arms = [arm for each in of_rules for arm in each]
+    if not all(of_rules):
         return None
     on_validation = {arm: values(line, arm, "validation") for arm in (ALONE, *arms)}
     shared = min(each.shape[1] for each in on_validation.values())
@@ -111,11 +115,24 @@ def chosen(line: Line) -> str | None:
     return favoured(dict(zip(arms, others)), alone, signs(line), costs_of(arms, line["updates"], line["costs"]))
 
 
-def _chosen(lines: Sequence[Line]) -> str:
+def _chosen(lines: Sequence[Line]) -> list[str]:
     """What the validation data favour for each data set and optimizer, and its figures on the test data."""
+    where = (
+        "in as many updates or at equal cost, with an encoder as wide as alone or as large as those of the single-task "
+        "models together, chosen on the validation data: delta-m on the test data in percent."
+    )
+    titles = {
+        (RULE,): f"`{RULE}` with its default, {where}",
+        (RULE, EQUAL): f"`{RULE}` with its default or a floor of 1, {where}",
+    }
+    return [_choices(lines, rules, title) for rules, title in titles.items()]
+
+
+def _choices(lines: Sequence[Line], rules: Sequence[str], title: str) -> str:
+    """What the validation data favour among some rules; empty if no line has figures of each."""
     rows, reached = [], []
     for line in lines:
-        arm = chosen(line)
+        arm = chosen(line, rules)
         if arm is None:
             continue
         better, worse = verdicts(line, arm)
@@ -123,42 +140,27 @@ def _chosen(lines: Sequence[Line]) -> str:
         reached.append((found.verdict == "better", found.mean > 0, worse == 0))
         losses = {head: each.mean for head, each in of_heads(line, arm).items()}
         least = min(losses, key=lambda head: losses[head])
-        rows.append(
-            [
-                line["set"],
-                line["optimizer"],
-                number_of(line["seeds"]).split()[0],
-                "as large" if LARGE in arm else "as wide",
-                "as alone" if RATES in arm else "one",
-                f"{line['updates'][arm] / line['updates'][ALONE]:.2f}",
-                interval(found, 1),
-                f"{better}, {worse} of {len(line['directions'])}",
-                f"{losses[least]:+.1f} ({least})",
-            ]
-        )
+        row = {
+            "data set": line["set"],
+            "optimizer": line["optimizer"],
+            "seeds": number_of(line["seeds"]).split()[0],
+            "floor": "1" if arm.startswith(EQUAL) else "default",
+            "encoder": "as large" if LARGE in arm else "as wide",
+            "heads' rates": "as alone" if RATES in arm else "one",
+            "updates": f"{line['updates'][arm] / line['updates'][ALONE]:.2f}",
+            "delta-m": interval(found, 1),
+            "heads better, worse": f"{better}, {worse} of {len(line['directions'])}",
+            "lowest change": f"{losses[least]:+.1f} ({least})",
+        }
+        rows.append(row)
+        if len(rules) == 1:
+            del row["floor"]
     if not rows:
         return ""
-    title = (
-        "`NormFloor` with its default, in as many updates or at equal cost, with an encoder as wide as alone or as large as "
-        "those of the single-task models together, chosen on the validation data: delta-m on the test data in percent."
-    )
-    columns = [
-        "data set",
-        "optimizer",
-        "seeds",
-        "encoder",
-        "heads' rates",
-        "updates",
-        "delta-m",
-        "heads better, worse",
-        "lowest change",
-    ]
-    count = len(reached)
     ahead, above, fine = (sum(each) for each in zip(*reached))
-    summary = (
-        f"{count} in all: delta-m is above 0 in {above}, with an interval above 0 in {ahead}; no head is worse in {fine}."
-    )
-    return f"{title}\n\n{markdown(columns, rows)}\n{summary}\n"
+    summary = f"{len(rows)} in all: delta-m is above 0 in {above}, with an interval above 0 in {ahead}"
+    table = markdown(list(rows[0]), [list(row.values()) for row in rows])
+    return f"{title}\n\n{table}\n{summary}; no head is worse in {fine}.\n"
 
 
 def front(lines: Sequence[Line]) -> str:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import sys
 from argparse import Namespace
@@ -124,7 +125,7 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 
 
 def keep(path: Path, line: Mapping[str, Any]) -> None:
-    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps.
+    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps, in the order of both.
 
     That holds if the seeds of one are the first of the other. Of an arm in both, the one with more seeds stays, the new one
     of equals.
@@ -136,7 +137,9 @@ def keep(path: Path, line: Mapping[str, Any]) -> None:
             kept.append(each)
         elif all(one == other for one, other in zip(each["seeds"], line["seeds"])):
             merged = _merged(each, line)
-    replace_text(path, "".join(json.dumps(each) + "\n" for each in [*kept, merged]))
+    places = {pair: place for place, pair in enumerate(itertools.product(SETS, OPTIMIZERS))}
+    lines = sorted([*kept, merged], key=lambda each: places.get((each["set"], each["optimizer"]), len(places)))
+    replace_text(path, "".join(json.dumps(each) + "\n" for each in lines))
 
 
 def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,28 @@ def test_the_validation_data_choose_how_the_time_is_spent(results):
     assert _equal_cost_table.chosen(_equal_cost_table.read(results)[0]) is None  # of an earlier line
 
 
+def test_the_validation_data_choose_the_floor(results):
+    rules = _equal_cost_table.RULE, _equal_cost_table.EQUAL
+    alone, better = [[0.5, 0.5, 0.5], [0.8, 0.81, 0.8]], [[0.4, 0.4, 0.41], [0.82, 0.83, 0.81]]
+    made = line("four", "SGD", alone, alone)
+    figures = dict(zip(("alone", *rules), (alone, alone, better)))
+    made["figures"] = made["validation"] = {arm: dict(zip("ab", each)) for arm, each in figures.items()}
+    made["updates"] = dict.fromkeys(figures, 100)
+    equal_cost.keep(results, made)
+    assert _equal_cost_table.chosen(made, rules) == rules[1] and _equal_cost_table.chosen(made) == rules[0]
+    assert "| four | SGD | 3 | 1 | as wide | one | 1.00 | +10.7 (" in _equal_cost_table.tables(results)
+    del made["validation"][rules[1]]
+    assert _equal_cost_table.chosen(made, rules) is None
+
+
+def test_results_are_in_the_order_of_the_data_sets_and_optimizers(results):
+    alone = [[0.5, 0.5, 0.5], [0.8, 0.81, 0.8]]
+    for name, optimizer in (("tox21", "Adam"), ("study", "SGD"), ("study", "Adam"), ("clintox", "AdamW")):
+        equal_cost.keep(results, line(name, optimizer, alone, alone))
+    found = [(each["set"], each["optimizer"]) for each in _equal_cost_table.read(results)]
+    assert found[:4] == [("study", "Adam"), ("study", "SGD"), ("clintox", "AdamW"), ("tox21", "Adam")]
+
+
 def test_the_figure_has_a_panel_for_each_optimizer(results, tmp_path):
     pytest.importorskip("matplotlib")
     equal_cost.keep(results, line("one", "SGD", [[1.0, 1.0], [1.0, 1.1]], [[1.1, 1.0], [1.0, 1.2]]))
