@@ -40,9 +40,9 @@ def favoured(
     The best one has the largest delta-m among the arms in which no head is worse than alone beyond its interval; among all
     if none of those has a delta-m of at least 0, since noise, too, hides that a head is worse. An arm counts as equal if its
     delta-m is at most one standard error of the best one's below that, and the two differ, seed by seed, by no more than the
-    noise; so an arm that fails at some seeds is not equal for being noisy. Of the equal arms, the one with the lowest cost is
-    chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training did not stay
-    finite, is not chosen.
+    noise; so an arm that fails at some seeds is not equal for being noisy. Of the equal arms, the one with the lowest cost
+    is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training did not
+    stay finite, is not chosen.
 
     Args:
         values: By arm, the heads' figures, `[heads, seeds]`.
