@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from multihead.comparison._data import TRAIN, Feed
 from multihead.comparison._run import Started, parameters_of, start
 from multihead.comparison._study import Job, Study
 
-ROUNDS = 7
-"""Rounds in which the models take turns, so that a change of the machine's speed affects all of them."""
+ROUNDS, MOST_ROUNDS = 7, 28
+"""Rounds in which the models take turns, so that a change of the machine's speed affects all; more beside other load."""
+PRECISION = 0.02
+"""The relative uncertainty of an update's ratio above which there are more rounds."""
 BATCHES = 8
 _LEAST_SECONDS = 0.05
 """The least time of a model's part of a round, with at least `_LEAST_STEPS` updates."""
@@ -120,10 +123,7 @@ def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
     models = [start(study, job) for job in jobs]
     parameters, *parameters_alone = (parameters_of(each.trainer) for each in models)
     timed = [_Timed(each, study, job.seed) for each, job in zip(models, jobs)]
-    updates, predictions = [], []
-    for _ in range(ROUNDS):
-        updates.append([each.update() for each in timed])
-        predictions.append([each.predict() for each in timed])
+    updates, predictions = _in_turns(timed)
     (joint, *alone), (serving, *serving_alone) = ([statistics.median(each) for each in zip(*rows)] for rows in
                                                   (updates, predictions))  # fmt: skip
     heads = [job.head for job in jobs[1:]]
@@ -141,9 +141,29 @@ def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
     }
 
 
+def _in_turns(timed: Sequence[_Timed]) -> tuple[list[list[float]], list[list[float]]]:
+    """The seconds of an update and of a prediction of each model, `[rounds][models]`."""
+    updates: list[list[float]] = []
+    predictions: list[list[float]] = []
+    while len(updates) < ROUNDS or (len(updates) < MOST_ROUNDS and _uncertainty(updates) > PRECISION):
+        updates.append([each.update() for each in timed])
+        predictions.append([each.predict() for each in timed])
+    return updates, predictions
+
+
 def _ratio(rounds: Sequence[Sequence[float]]) -> float:
     """The median over rounds of the first time over the sum of the others."""
-    return statistics.median(first / sum(others) for first, *others in rounds)
+    return statistics.median(_ratios(rounds))
+
+
+def _ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
+    return [first / sum(others) for first, *others in rounds]
+
+
+def _uncertainty(rounds: Sequence[Sequence[float]]) -> float:
+    """How far the ratio may be off, relative to itself: of n ratios the interquartile range over sqrt(n)."""
+    low, middle, high = np.quantile(_ratios(rounds), [0.25, 0.5, 0.75])
+    return float((high - low) / middle / math.sqrt(len(rounds)))
 
 
 def updates_at_equal_cost(updates: int, cost: Mapping[str, Any]) -> int:

@@ -171,6 +171,29 @@ def test_a_wider_grid_goes_on_in_the_same_file(first, tmp_path, monkeypatch):
     assert as_read() == [narrow.values(arm, "size")[0] for arm in ("alone", "size 0.1")]
 
 
+class _Model:
+    """Takes a second for an update, and on average so much longer."""
+
+    def __init__(self, longer, rng):
+        self._longer, self._rng = longer, rng
+
+    def update(self):
+        return 1 + self._rng.exponential(self._longer)
+
+    predict = update
+
+
+@pytest.mark.parametrize(("longer", "least", "most"), [(0.0, 7, 7), (0.005, 7, 7), (0.4, 12, 28)])
+def test_beside_other_load_models_take_turns_in_more_rounds(longer, least, most):
+    rng = np.random.default_rng(0)
+    updates, predictions = _cost._in_turns([_Model(longer, rng) for _ in range(3)])
+    assert least <= len(updates) <= most and len(updates) == len(predictions)
+    ratios = np.array([first / (second + third) for first, second, third in updates])
+    quartiles = np.quantile(ratios, [0.25, 0.75])
+    assert len(updates) == 28 or np.diff(quartiles) / np.median(ratios) / np.sqrt(len(updates)) <= 0.02
+    assert _cost._ratio(updates) == np.median(ratios) == pytest.approx(0.5, rel=0.1)
+
+
 @pytest.mark.programs
 def test_an_arm_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
     monkeypatch.setattr(_cost, "ROUNDS", 1)
