@@ -86,6 +86,8 @@ def _draw_model(axis: Any, lines: list[Mapping[str, Any]]) -> list[tuple[float, 
         if ratios:
             axis.plot(heads, ratios, color=color, marker="o", markersize=4)
             ends.append((ratios[-1], name, color))
+    low, high = axis.get_ylim()
+    axis.set_yticks([each for each in (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8) if low <= each <= high])
     axis.set_xscale("log", base=2)
     axis.set_xticks(heads, [f"{number}" for number in heads])
     axis.yaxis.set_major_formatter("{x:g}")
