@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks._published import PLAIN, RESULTS, interval, markdown, number_of, spread
+from benchmarks._equal_cost_front import DIGITS, STUDY, front_of
+from benchmarks._equal_cost_lines import (
+    ALONE,
+    ENDING,
+    LARGE,
+    RATES,
+    Line,
+    change,
+    of_heads,
+    signs,
+    values,
+    with_alone,
+)
+from benchmarks._published import interval, markdown, number_of, spread
 from benchmarks._results import read_lines as read
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
-from multihead._display.front import Point, draw_front
 from multihead.comparison import Difference
 from multihead.comparison._choice import costs_of, favoured
 from multihead.comparison._student import difference_of, relative_changes
 
-LINES = RESULTS / "equal_cost.jsonl"
-ALONE, ENDING = "alone", ", equal cost"
-LARGE = ", as large"
-"""What follows the name of an arm whose model is as large as the single-task models together."""
-RATES = ", rates as alone"
-"""What follows the name of an arm whose heads have the learning rates that were chosen for them alone."""
-STUDY = ("study", "Adam")
-"""The data set and the optimizer of which the front is drawn."""
-
-Line = Mapping[str, Any]
-
-
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 """The rule with its default, of which one way to train is chosen on the validation data, and with equal running norms."""
-
-
-def values(line: Line, arm: str, part: str = "figures") -> np.ndarray:
-    """The figures of an arm on the test data, `[heads, seeds]`; NaN where training did not stay finite.
-
-    An arm may have the first of the line's seeds only. Those on the `"validation"` data are not known of all arms.
-    """
-    return np.array([line[part][arm][head] for head in line["directions"]], float)
-
-
-def with_alone(line: Line, arm: str) -> tuple[np.ndarray, np.ndarray]:
-    """The figures of an arm, and of each head alone at the same seeds."""
-    found = values(line, arm)
-    return found, values(line, ALONE)[:, : found.shape[1]]
-
-
-def signs(line: Line) -> np.ndarray:
-    """1 for a head whose figure is better when higher, and -1 for the others, `[heads]`."""
-    return np.array([1.0 if each == "max" else -1.0 for each in line["directions"].values()])
-
-
-def change(line: Line, arm: str) -> Difference:
-    """The mean relative change against alone, delta-m, in percent."""
-    return difference_of(100 * relative_changes(*with_alone(line, arm), signs(line)), 0.95)
-
-
-def of_heads(line: Line, arm: str) -> dict[str, Difference]:
-    """The relative change of each head against alone, in percent."""
-    pairs = zip(line["directions"], *with_alone(line, arm), signs(line))
-    found = {}
-    for head, each, alone, sign in pairs:
-        found[head] = difference_of(100 * relative_changes(each[None], alone[None], sign[None]), 0.95)
-    return found
 
 
 def arms_of(lines: Sequence[Line]) -> list[str]:
@@ -94,7 +59,7 @@ def tables(path: Path) -> str:
         _wider(lines, large),
         _goal(lines),
         _figures(lines),
-        front(lines),
+        *(front_of(lines, which) for which in (STUDY, DIGITS)),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -161,22 +126,6 @@ def _choices(lines: Sequence[Line], rules: Sequence[str], title: str) -> str:
     summary = f"{len(rows)} in all: delta-m is above 0 in {above}, with an interval above 0 in {ahead}"
     table = markdown(list(rows[0]), [list(row.values()) for row in rows])
     return f"{title}\n\n{table}\n{summary}; no head is worse in {fine}.\n"
-
-
-def front(lines: Sequence[Line]) -> str:
-    """The arms of the study with Adam, in Markdown; empty without it."""
-    line = next((each for each in lines if (each["set"], each["optimizer"]) == STUDY), None)
-    if line is None:
-        return ""
-    rows = []
-    for arm in [arm for arm in line["figures"] if not arm.endswith(ENDING)]:
-        twice = f"{arm}{ENDING}" if f"{arm}{ENDING}" in line["figures"] else None
-        cells = [spread(each) for each in values(line, arm)]
-        cells += [spread(each) for each in values(line, twice)] if twice else [""] * len(line["directions"])
-        rows.append([arm, *cells])
-    metrics = list(line["metrics"].values())
-    title = f"The study: {line['updates'][ALONE]} updates, Adam, {number_of(line['seeds'])}, test data; {line['keras']}"
-    return f"{title}\n\n" + markdown(["arm", *metrics, *(f"{each} at equal cost" for each in metrics)], rows)
 
 
 def _changes(lines: Sequence[Line], arms: Sequence[str], ending: str, budget: str) -> str:
@@ -258,29 +207,6 @@ def _goal(lines: Sequence[Line]) -> str:
         rows.append([arm, str(len(known)), str(sum(means)), str(sum(unharmed)), str(both), shown])
     columns = ["at equal cost", "data sets and optimizers", "mean better", "no head worse", "both", "largest loss of a head"]
     return markdown(columns, rows)
-
-
-def _weight(arm: str) -> float:
-    """The weight of a head in the name of an arm, 1 for the others: the line of fixed weights follows it."""
-    name = arm.removesuffix(ENDING).rpartition(" ")[2]
-    return float(name) if arm[0].islower() and name.replace(".", "").isdigit() else 1.0
-
-
-def draw_front_of_study(path: Path) -> Any:
-    """Draws the arms of the study with Adam, with an axis for each head; None without lines."""
-    found = [line for line in read(path) if (line["set"], line["optimizer"]) == STUDY]
-    if not found:
-        return None
-    (line,) = found
-    points = []
-    for arm in sorted(line["figures"], key=_weight):
-        base = arm.removesuffix(ENDING)
-        is_fixed = base == PLAIN or base.rpartition(" ")[0] in line["directions"]
-        role = ALONE if arm == ALONE else "fixed" if is_fixed else "rule"
-        means, deviations = zip(*((each.mean(), each.std(ddof=1)) for each in values(line, arm)))
-        changes = [each.mean for each in of_heads(line, arm).values()]
-        points.append(Point(arm, role, base if base != arm else None, means, deviations, changes))
-    return draw_front(points, line["metrics"], line["directions"], len(line["seeds"]), "test")
 
 
 def draw(path: Path) -> Any:

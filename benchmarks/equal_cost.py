@@ -38,8 +38,9 @@ import numpy as np
 
 import multihead
 from benchmarks import _published
+from benchmarks._equal_cost_lines import ALONE, LARGE, LINES, RATES
 from benchmarks._equal_cost_sets import SETS, DataSet
-from benchmarks._equal_cost_table import ALONE, LARGE, LINES, RATES, tables
+from benchmarks._equal_cost_table import tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping

@@ -17,11 +17,11 @@ PAGES = (ROOT / "docs" / "results.md", ROOT / "benchmarks" / "README.md")
 
 def tables() -> dict[str, str]:
     """The tables by the command that prints them."""
-    from benchmarks import _equal_cost_table, _molecules_table, _multimnist_table, _peers_table
+    from benchmarks import _equal_cost_lines, _equal_cost_table, _molecules_table, _multimnist_table, _peers_table
     from benchmarks._published import RESULTS
 
     return {
-        "benchmarks.equal_cost": _equal_cost_table.tables(_equal_cost_table.LINES),
+        "benchmarks.equal_cost": _equal_cost_table.tables(_equal_cost_lines.LINES),
         "benchmarks.molecules": _molecules_table.tables(RESULTS, list(_molecules_table.NAMES)),
         "benchmarks.multimnist": _multimnist_table.tables(RESULTS, list(_multimnist_table.TASKS)),
         "benchmarks.peers": _peers_table.table(_peers_table.LINES) + _peers_table.link(_peers_table.LINES),
@@ -42,7 +42,14 @@ def filled(text: str) -> str:
 
 def main() -> None:
     """Writes the tables into the pages, and draws the figures."""
-    from benchmarks import _equal_cost_table, _molecules_table, _multimnist_table, _peers_table
+    from benchmarks import (
+        _equal_cost_front,
+        _equal_cost_lines,
+        _equal_cost_table,
+        _molecules_table,
+        _multimnist_table,
+        _peers_table,
+    )
     from benchmarks._published import RESULTS
 
     for page in PAGES:
@@ -51,8 +58,9 @@ def main() -> None:
     drawn = {
         "molecules.png": _molecules_table.draw(RESULTS),
         "multimnist.png": _multimnist_table.draw(RESULTS),
-        "equal_cost.png": _equal_cost_table.draw(_equal_cost_table.LINES),
-        "study_front.png": _equal_cost_table.draw_front_of_study(_equal_cost_table.LINES),
+        "equal_cost.png": _equal_cost_table.draw(_equal_cost_lines.LINES),
+        "study_front.png": _equal_cost_front.draw_front_of(_equal_cost_lines.LINES, _equal_cost_front.STUDY),
+        "digits_front.png": _equal_cost_front.draw_front_of(_equal_cost_lines.LINES, _equal_cost_front.DIGITS),
         "peers.png": _peers_table.draw(_peers_table.LINES),
     }
     for name, figure in drawn.items():

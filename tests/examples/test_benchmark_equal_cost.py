@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import _equal_cost_sets, _equal_cost_table, equal_cost, multimnist
+from benchmarks import _equal_cost_front, _equal_cost_sets, _equal_cost_table, equal_cost, multimnist
 from examples.seq2seq_price.columns import NO_LABEL
 from multihead.comparison import _cost
 
@@ -141,6 +141,29 @@ def test_the_validation_data_choose_the_floor(results):
     assert "| four | SGD | 3 | 1 | as wide | one | 1.00 | +10.7 (" in _equal_cost_table.tables(results)
     del made["validation"][rules[1]]
     assert _equal_cost_table.chosen(made, rules) is None
+
+
+def test_how_far_a_rule_is_beyond_the_fixed_weights(results):
+    alone = [[0.5, 0.5, 0.5], [0.8, 0.8, 0.8]]
+    made = {**line(*_equal_cost_front.STUDY, alone, alone), "keras": "Keras"}
+    head, other = made["directions"]
+    # Relative changes: (-20, 0), (-10, -10) and (0, -20) percent for the weights; the rules at (-5, -5) and (-15, -15).
+    weights = {f"{other} 2": (0.6, 0.8), "plain sum": (0.55, 0.72), f"{head} 3": (0.5, 0.64)}
+    rules = {"ahead": (0.525, 0.76), "behind": (0.575, 0.68)}
+    of_arms = {"alone": (0.5, 0.8), **weights, **rules}
+    made["figures"] = {arm: {head: [a] * 3, other: [b] * 3} for arm, (a, b) in of_arms.items()}
+    assert _equal_cost_front.beyond(made, "ahead") == pytest.approx((5, 5, 5), abs=0.2)
+    assert _equal_cost_front.beyond(made, "behind") == pytest.approx((-5, -5, -5), abs=0.2)
+    made["figures"]["ahead"] = {head: [0.524, 0.525, 0.526], other: [0.76] * 3}
+    middle, low, high = _equal_cost_front.beyond(made, "ahead")
+    assert 4.7 < low < middle < high < 5.3
+    equal_cost.keep(results, made)
+    printed = _equal_cost_table.tables(results)
+    assert f"| {other} 2 | 0.600 ± 0.000 | 0.800 ± 0.000 |  |  |  |" in printed and "| alone |" in printed
+    assert "-5.0 (-5.0 to -5.0) |" in printed and printed.index(f"{other} 2") < printed.index(f"{head} 3")
+    assert _equal_cost_front.front_of([made], ("study", "SGD")) == ""
+    del made["figures"]["plain sum"]
+    assert _equal_cost_front.front_of([made], _equal_cost_front.STUDY) == ""  # two weights are no front
 
 
 def test_results_are_in_the_order_of_the_data_sets_and_optimizers(results):

@@ -1,0 +1,105 @@
+"""The fronts of `benchmarks.equal_cost`: sums with fixed weights of two heads, and how far rules are beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._equal_cost_lines import ALONE, ENDING, LARGE, RATES, Line, first_weight, is_fixed, of_heads, signs, values
+from benchmarks._published import markdown, number_of, spread
+from benchmarks._results import read_lines
+from multihead._display.front import Point, draw_front
+
+STUDY, DIGITS = ("study", "Adam"), ("multimnist_cl_rr", "Adam")
+"""The data sets and optimizers with a grid of weights."""
+RESAMPLES = 1000
+
+
+def front_of(lines: Sequence[Line], which: tuple[str, str]) -> str:
+    """The arms of a data set with an optimizer, in Markdown; empty without them or without a grid of weights.
+
+    The fixed weights come first, by the weight of the first head.
+    """
+    line = next((each for each in lines if (each["set"], each["optimizer"]) == which), None)
+    if line is None or len(_weights(line)) < 3:
+        return ""
+    weights = _weights(line)
+    others = [arm for arm in line["figures"] if not arm.endswith(ENDING) and arm not in weights]
+    rows = []
+    for arm in (*weights, *others):
+        twice = f"{arm}{ENDING}" if f"{arm}{ENDING}" in line["figures"] else None
+        cells = [spread(each) for each in values(line, arm)]
+        cells += [spread(each) for each in values(line, twice)] if twice else [""] * len(line["directions"])
+        seeds = values(line, arm).shape[1]
+        is_rule = arm in others and arm != ALONE and not arm.endswith(LARGE)  # of the same model as the fixed weights
+        fewer = "" if seeds == len(line["seeds"]) else f"; {number_of(range(seeds))}"
+        rows.append([arm, *cells, "{:+.1f} ({:+.1f} to {:+.1f})".format(*beyond(line, arm)) + fewer if is_rule else ""])
+    metrics = list(line["metrics"].values())
+    title = (
+        f"{which[0]}: {line['updates'][ALONE]} updates, {which[1]}, {number_of(line['seeds'])}, test data; {line['keras']}"
+    )
+    columns = ["arm", *metrics, *(f"{each} at equal cost" for each in metrics), "beyond the fixed weights, percent"]
+    return f"{title}\n\n" + markdown(columns, rows)
+
+
+def beyond(line: Line, arm: str) -> tuple[float, float, float]:
+    """How far an arm is beyond the front of the fixed weights, in percent of the figures alone, with a 95 % interval.
+
+    The front joins the weights' mean relative changes against alone, in order. The distance is the least, over the points
+    of the front, of the largest lead of the arm in one of the heads: so much could both heads lose before a point of the
+    front is better for both. Below 0, a point of the front is better for both heads by as much. The interval is that of the
+    percentiles of 1,000 resamples of the arm's seeds.
+    """
+    seeds = values(line, arm).shape[1]
+    changes = {name: _changes(line, name)[:, :seeds] for name in (arm, *_weights(line))}
+    seeds = min(each.shape[1] for each in changes.values())
+    draws = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds))
+    found = [_distance(changes, arm, each) for each in (np.arange(seeds), *draws)]
+    return found[0], *np.quantile(found[1:], [0.025, 0.975])  # type: ignore[return-value]
+
+
+def _distance(changes: dict[str, np.ndarray], arm: str, seeds: np.ndarray) -> float:
+    means = {name: each[:, seeds].mean(axis=1) for name, each in changes.items()}
+    here = means.pop(arm)
+    corners = np.array([*means.values()])
+    shares = np.linspace(0, 1, 100)[:, None, None]
+    points = (corners[:-1] + shares * (corners[1:] - corners[:-1])).reshape(-1, len(here))
+    return float((here - points).max(axis=1).min())
+
+
+def _changes(line: Line, arm: str) -> np.ndarray:
+    """The changes of an arm against alone, in percent of the mean figures alone, `[heads, seeds]`."""
+    found = values(line, arm)
+    alone = values(line, ALONE)[:, : found.shape[1]]
+    return 100 * signs(line)[:, None] * (found - alone) / alone.mean(axis=1, keepdims=True)
+
+
+def _weights(line: Line) -> list[str]:
+    """The arms with fixed weights in as many updates, by the weight of the first head."""
+    return sorted((arm for arm in line["figures"] if is_fixed(line, arm)), key=lambda arm: first_weight(line, arm))
+
+
+def draw_front_of(path: Path, which: tuple[str, str]) -> Any:
+    """Draws the arms of a data set with an optimizer, with an axis for each head; None without a line.
+
+    Those with a larger encoder, or with other learning rates for the heads, are left out.
+
+    Args:
+        path: The file of the results.
+        which: The data set and the optimizer.
+    """
+    line = next((each for each in read_lines(path) if (each["set"], each["optimizer"]) == which), None)
+    if line is None:
+        return None
+    points = []
+    arms = [arm for arm in line["figures"] if LARGE not in arm and RATES not in arm]
+    for arm in sorted(arms, key=lambda arm: first_weight(line, arm)):
+        base = arm.removesuffix(ENDING)
+        role = ALONE if arm == ALONE else "fixed" if is_fixed(line, base) else "rule"
+        means, deviations = zip(*((each.mean(), each.std(ddof=1)) for each in values(line, arm)))
+        changes = [each.mean for each in of_heads(line, arm).values()]
+        points.append(Point(arm, role, base if base != arm else None, means, deviations, changes))
+    return draw_front(points, line["metrics"], line["directions"], len(line["seeds"]), "test")
