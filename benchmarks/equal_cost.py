@@ -72,6 +72,7 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
         metrics=found.metrics,
         optimizer=OPTIMIZERS[optimizer],
         rates=rates[:1] if options.quick else rates,
+        tuning_seed=[1000 + seed for seed in range(options.tuning_seeds)],
         batch_size=found.batch_size,
         options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
         equal_cost=[arm for arm in options.arms if rule_of(arm) in ARMS],
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"among {', '.join(OPTIMIZERS)}",
     )
     add("--seeds", type=whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
+    add("--tuning-seeds", type=whole(1), default=1, metavar="N", help="number of seeds that choose rates (default: 1)")
     add("--arms", nargs="+", default=list(DEFAULT), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
     add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")
     add("--runs", type=Path, default=Path("runs", "equal_cost"), metavar="FOLDER", help="folder of the finished runs")

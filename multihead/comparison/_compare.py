@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ def compare(
     metrics: Mapping[str, Any] | None = None,
     optimizer: Callable[[Any], Any] = keras.optimizers.Adam,
     rates: float | Sequence[float] = (1e-3, 3e-3, 1e-2),
-    tuning_seed: int = 1000,
+    tuning_seed: int | Sequence[int] = 1000,
     batch_size: int = 32,
     options: Mapping[str, Any] | None = None,
     equal_cost: bool | Sequence[str] = True,
@@ -80,7 +81,8 @@ def compare(
         optimizer: A class of optimizers, or another function of the learning rate that returns an optimizer, such as
             `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
         rates: The grid of initial learning rates; with a single rate, none is chosen.
-        tuning_seed: The seed on which rates are chosen, none of `seeds`.
+        tuning_seed: The seed on which rates are chosen, none of `seeds`; or a list of several, whose mean decides: a rate
+            at the edge of stability, at which some runs fail, then is not chosen for the luck of one.
         batch_size: The number of examples in a batch of arrays.
         options: Options of `compile` for all arms and the single-task models, such as `clip` or `accumulate_steps`.
         equal_cost: Whether all arms are trained at equal cost, too, or the names of those that are.
@@ -184,6 +186,7 @@ class _Steps:
         trained += [(self._arms[name], "", self._at_equal_cost(name, updates), True) for name in self._twice]
         everything = [*alone, *trained]
         tuning = len(self._plan.rates) if len(self._plan.rates) > 1 else 0
+        tuning *= len(self._plan.tuning_seeds)
         self._progress.expect(sum(each[2] for each in everything) * (tuning + len(self._plan.seeds)))
         rates = self._tuned(alone, updates)
         self._alone = dict(zip(self._metrics, rates))
@@ -199,7 +202,8 @@ class _Steps:
     def _tuned(self, each: Sequence[tuple[Arm, str, int, bool]], updates_alone: int) -> list[float]:
         """The learning rates of some arms, or of the single-task models."""
         if len(self._plan.rates) > 1:
-            self._run(self._job(TUNE, *one, rate=rate) for one in each for rate in self._plan.rates)
+            pairs = [*itertools.product(self._plan.rates, self._plan.tuning_seeds)]
+            self._run(self._job(TUNE, *one, rate=rate, seed=seed) for one in each for rate, seed in pairs)
         rates = [self._rate(*one, updates_alone) for one in each]
         for (arm, head, _, at_equal_cost), rate in zip(each, rates):
             label = label_of(arm.name, head, at_equal_cost=at_equal_cost)
@@ -222,7 +226,7 @@ class _Steps:
     ) -> Job:
         head = head if isinstance(head, str) else ""
         rate = self._plan.rates[0] if rate is None else rate
-        seed = self._plan.tuning_seed if seed is None else seed
+        seed = self._plan.tuning_seeds[0] if seed is None else seed
         own = arm.weights, arm.options, self._budget, arm.build, self._head_rates(arm)
         return Job(kind, arm.name, head, seed, rate, updates, at_equal_cost, *own)
 
@@ -281,12 +285,11 @@ class _Steps:
         return arm if BUILD in in_file else None
 
     def _rate(self, arm: Arm, head: str, updates: int, at_equal_cost: bool, updates_alone: int) -> float:
-        """The best learning rate of the grid on the tuning seed."""
+        """The best learning rate of the grid on the tuning seeds."""
         if len(self._plan.rates) == 1:
             return self._plan.rates[0]
-        known = self._lines.runs()
         job = self._job(TUNE, arm, head, updates, at_equal_cost)
-        scores = [self._score(known[replace(job, rate=rate).key], updates_alone) for rate in self._plan.rates]
+        scores = [self._score(self._tunings(job, rate), updates_alone) for rate in self._plan.rates]
         if not np.isfinite(scores).any():
             raise ValueError(
                 f"`rates` must have a learning rate with which {job.label!r} stays finite. Received: rates="
@@ -294,24 +297,29 @@ class _Steps:
             )
         return self._plan.rates[int(np.nanargmax(scores))]
 
-    def _score(self, line: Line, updates_alone: int) -> float:
-        """The metric of a single-task model, signed so that higher is better; delta-m for several heads."""
-        if line["head"]:
-            return self._sign(line["head"]) * self._value(line, line["head"])
+    def _tunings(self, job: Job, rate: float) -> list[Line]:
+        """The runs of an arm or a single-task model with a rate on the tuning seeds."""
+        known = self._lines.runs()
+        return [known[replace(job, rate=rate, seed=seed).key] for seed in self._plan.tuning_seeds]
+
+    def _score(self, lines: Sequence[Line], updates_alone: int) -> float:
+        """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
+        if head := lines[0]["head"]:
+            return self._sign(head) * self._mean(lines, head)
         heads = list(self._metrics)
-        values = np.array([[self._value(line, head)] for head in heads])
+        values = np.array([[self._mean(lines, head)] for head in heads])
         baselines = np.array([[self._best_alone(head, updates_alone)] for head in heads])
         return float(relative_changes(values, baselines, np.array([*map(self._sign, heads)]))[0])
 
     def _best_alone(self, head: str, updates: int) -> float:
-        known = self._lines.runs()
         job = self._job(TUNE, Arm(ALONE), head, updates)
-        found = [self._value(known[replace(job, rate=rate).key], head) for rate in self._plan.rates]
+        found = [self._mean(self._tunings(job, rate), head) for rate in self._plan.rates]
         return float(np.nanmax(found) if self._sign(head) > 0 else np.nanmin(found))
 
-    def _value(self, line: Line, head: str) -> float:
-        value = line["figures"].get(VALIDATION, {}).get(self._metrics[head][0])
-        return math.nan if value is None else float(value)
+    def _mean(self, lines: Sequence[Line], head: str) -> float:
+        """The mean of a head's metric on the validation data over runs; NaN if one of them has none."""
+        values = [line["figures"].get(VALIDATION, {}).get(self._metrics[head][0]) for line in lines]
+        return math.nan if None in values else float(np.mean(values))
 
     def _sign(self, head: str) -> float:
         return 1.0 if self._metrics[head][1] == "max" else -1.0

@@ -14,6 +14,8 @@ from multihead._ground.files import locked, replace_text
 from multihead._ground.names import nearest
 
 Line = dict[str, Any]
+_OPEN = ("rates", "tuning_seed")
+"""The settings that may change when a comparison goes on."""
 _RUN = ("run", "arm", "head", "seed", "rate", "updates", "at_equal_cost")
 
 
@@ -64,7 +66,9 @@ class Lines:
             replace_text(path, "".join(map(_as_text, self.lines)))  # without a line that was cut off
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Writes the settings into a new file, and compares them with those of another, whose grid of rates may differ.
+        """Writes the settings into a new file, and compares them with those of another.
+
+        Its grid of rates may differ, and the seeds on which they are chosen: that leaves each run as it is.
 
         Raises:
             ValueError: The file belongs to other settings.
@@ -74,15 +78,16 @@ class Lines:
             self.append(now)
             return
         before = self.lines[0]["settings"]
-        differ = [name for name in now["settings"] if name != "rates" and before.get(name) != now["settings"][name]]
+        changed = [name for name in now["settings"] if before.get(name) != now["settings"][name]]
+        differ = [name for name in changed if name not in _OPEN]
         if differ:
             shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now['settings'][name]!r} now" for name in differ)
             raise ValueError(
                 "`file` must belong to the same settings, start and data. Received: "
                 f"{os.fspath(self._path or '')!r}, which differs. {shown}. Pass another file, or set this back."
             )
-        if before["rates"] != now["settings"]["rates"]:
-            self.lines[0] = {"settings": {**before, "rates": now["settings"]["rates"]}}
+        if changed:
+            self.lines[0] = {"settings": {**before, **{name: now["settings"][name] for name in _OPEN}}}
             if self._path is not None:
                 replace_text(self._path, "".join(map(_as_text, self.lines)))
 

@@ -96,13 +96,13 @@ class Plan:
 
     Attributes:
         seeds: The reported seeds.
-        tuning_seed: The seed of the choice of the learning rates.
+        tuning_seeds: The seeds of the choice of the learning rates.
         rates: The grid of learning rates, ascending.
         budget: `"updates"` or `"epochs"`, and how many.
     """
 
     seeds: tuple[int, ...]
-    tuning_seed: int
+    tuning_seeds: tuple[int, ...]
     rates: tuple[float, ...]
     budget: tuple[str, int]
 
@@ -120,10 +120,13 @@ def read_plan(seeds: Any, tuning_seed: Any, rates: Any, budget: Any) -> Plan:
             "`seeds` must be a number of seeds, at least 1, or a list of different whole numbers of at least 0. "
             f"Received: seeds={seeds!r}. Pass, for example, 5."
         )
-    if check_whole("tuning_seed", tuning_seed) in numbers or tuning_seed < 0:
+    several = isinstance(tuning_seed, Sequence) and not isinstance(tuning_seed, str)
+    own = [check_whole("tuning_seed", seed) for seed in (tuning_seed if several else [tuning_seed])]
+    if not own or len(set(own)) < len(own) or set(own) & set(numbers) or min(own) < 0:
         raise ValueError(
-            "`tuning_seed` must be a seed of its own, at least 0, so that the learning rates are not chosen on the reported "
-            f"seeds. Received: tuning_seed={tuning_seed!r} with seeds {quoted(numbers)}. Choose another."
+            "`tuning_seed` must be a seed of its own, at least 0, or a list of different ones, so that the learning rates "
+            f"are not chosen on the reported seeds. Received: tuning_seed={tuning_seed!r} with seeds {quoted(numbers)}. "
+            "Choose another."
         )
     grid = [rates] if is_number(rates) else rates
     if not isinstance(grid, Sequence) or not grid or not all(is_number(rate) and rate > 0 for rate in grid):
@@ -131,7 +134,7 @@ def read_plan(seeds: Any, tuning_seed: Any, rates: Any, budget: Any) -> Plan:
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
-    return Plan(tuple(numbers), tuning_seed, tuple(sorted({float(rate) for rate in grid})), _read_budget(budget))
+    return Plan(tuple(numbers), tuple(own), tuple(sorted({float(rate) for rate in grid})), _read_budget(budget))
 
 
 def _read_budget(budget: Any) -> tuple[str, int]:
@@ -167,14 +170,14 @@ def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
 
 
 def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same when a comparison goes on in another call, except `rates`."""
+    """What must be the same when a comparison goes on in another call, except `rates` and `tuning_seed`."""
     return {
         "heads": list(probed["metrics"]),
         "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},
         "split": probed["split"],
         "updates": probed["updates"],
         "rates": list(plan.rates),
-        "tuning_seed": plan.tuning_seed,
+        "tuning_seed": plan.tuning_seeds[0] if len(plan.tuning_seeds) == 1 else list(plan.tuning_seeds),
         "batch_size": study.batch_size,
         "optimizer": in_words(study.optimizer),
         "options": {name: in_words(value) for name, value in sorted(study.options.items())},

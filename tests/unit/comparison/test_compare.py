@@ -171,6 +171,36 @@ def test_a_wider_grid_goes_on_in_the_same_file(first, tmp_path, monkeypatch):
     assert as_read() == [narrow.values(arm, "size")[0] for arm in ("alone", "size 0.1")]
 
 
+@pytest.mark.programs
+def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path, monkeypatch):
+    found, path, (arms, options) = first
+    file = tmp_path / "study.jsonl"
+    file.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    calls = []
+
+    def failing_once(study, job):
+        line = _run.run(study, job)
+        calls.append(job)
+        if (job.kind, job.seed, job.rate, job.head) == ("tune", 1001, 0.05, "size"):
+            line["figures"]["validation"]["size_loss"] = 1e6  # at the edge of stability, this rate fails at one seed
+        return line
+
+    monkeypatch.setattr("multihead.comparison._compare.run", failing_once)
+    options = {**options, "tuning_seed": [1000, 1001], "equal_cost": False, "file": file}
+    arms = {"size 0.1": arms["size 0.1"]}
+    more = compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **options)
+    tuned = [job for job in calls if job.kind == "tune"]
+    assert {job.seed for job in tuned} == {1001} and len(tuned) == 2 * 3  # those on the first seed are known
+    assert found.rates["size alone"] == 0.05 and more.rates["size alone"] == 1e-5
+    assert more.rates["kind alone"] == found.rates["kind alone"]
+    by_rate = {}
+    for line in runs(more.lines, "tune"):
+        if line["head"] == "kind":
+            by_rate.setdefault(line["rate"], []).append(line["figures"]["validation"]["kind_accuracy"])
+    assert all(len(each) == 2 for each in by_rate.values())
+    assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
+
+
 class _Model:
     """Takes a second for an update, and on average so much longer."""
 
@@ -420,6 +450,8 @@ def other_heads():
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"tuning_seed": 0}, "`tuning_seed` must be a seed of its own.*Received: tuning_seed=0 with seeds 0"),
+        ({"tuning_seed": [7, 7]}, r"`tuning_seed` must be .* a list of different ones.*tuning_seed=\[7, 7\]"),
+        ({"tuning_seed": []}, "`tuning_seed` must be a seed of its own"),
         ({"rates": (0.1, -1)}, "`rates` must be a grid of learning rates: finite numbers above 0"),
         ({"budget": 0}, "`budget` must be a whole number of at least 1"),
         ({"budget": {"steps": 3}}, "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'"),
