@@ -36,7 +36,8 @@ def front_of(lines: Sequence[Line], which: tuple[str, str]) -> str:
         seeds = values(line, arm).shape[1]
         is_rule = arm in others and arm != ALONE and not arm.endswith(LARGE)  # of the same model as the fixed weights
         fewer = "" if seeds == len(line["seeds"]) else f"; {number_of(range(seeds))}"
-        rows.append([arm, *cells, "{:+.1f} ({:+.1f} to {:+.1f})".format(*beyond(line, arm)) + fewer if is_rule else ""])
+        lead = beyond(line, arm) if is_rule else (np.nan,)
+        rows.append([arm, *cells, "{:+.1f} ({:+.1f} to {:+.1f})".format(*lead) + fewer if np.isfinite(lead).all() else ""])
     metrics = list(line["metrics"].values())
     title = (
         f"{which[0]}: {line['updates'][ALONE]} updates, {which[1]}, {number_of(line['seeds'])}, test data; {line['keras']}"
@@ -48,13 +49,15 @@ def front_of(lines: Sequence[Line], which: tuple[str, str]) -> str:
 def beyond(line: Line, arm: str) -> tuple[float, float, float]:
     """How far an arm is beyond the front of the fixed weights, in percent of the figures alone, with a 95 % interval.
 
-    The front joins the weights' mean relative changes against alone, in order. The distance is the least, over the points
-    of the front, of the largest lead of the arm in one of the heads: so much could both heads lose before a point of the
-    front is better for both. Below 0, a point of the front is better for both heads by as much. The interval is that of the
-    percentiles of 1,000 resamples of the arm's seeds.
+    The front joins the weights' mean relative changes against alone, by the change of the first head, as in the picture; it
+    ends at the outermost weights. The distance is the least, over the points of the front, of the largest lead of the arm in
+    one of the heads: so much could both heads lose before a point of the front is better for both. Below 0, a point of the
+    front is better for both heads by as much. The interval is that of the percentiles of 1,000 resamples of the seeds. NaN
+    if the arm lacks a figure; weights that lack one are left out.
     """
     seeds = values(line, arm).shape[1]
     changes = {name: _changes(line, name)[:, :seeds] for name in (arm, *_weights(line))}
+    changes = {name: each for name, each in changes.items() if name == arm or np.isfinite(each).all()}
     seeds = min(each.shape[1] for each in changes.values())
     draws = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds))
     found = [_distance(changes, arm, each) for each in (np.arange(seeds), *draws)]
@@ -64,7 +67,7 @@ def beyond(line: Line, arm: str) -> tuple[float, float, float]:
 def _distance(changes: dict[str, np.ndarray], arm: str, seeds: np.ndarray) -> float:
     means = {name: each[:, seeds].mean(axis=1) for name, each in changes.items()}
     here = means.pop(arm)
-    corners = np.array([*means.values()])
+    corners = np.array(sorted(map(list, means.values())))
     shares = np.linspace(0, 1, 100)[:, None, None]
     points = (corners[:-1] + shares * (corners[1:] - corners[:-1])).reshape(-1, len(here))
     return float((here - points).max(axis=1).min())
@@ -95,8 +98,7 @@ def draw_front_of(path: Path, which: tuple[str, str]) -> Any:
     if line is None:
         return None
     points = []
-    arms = [arm for arm in line["figures"] if LARGE not in arm and RATES not in arm]
-    for arm in sorted(arms, key=lambda arm: first_weight(line, arm)):
+    for arm in (arm for arm in line["figures"] if LARGE not in arm and RATES not in arm):
         base = arm.removesuffix(ENDING)
         role = ALONE if arm == ALONE else "fixed" if is_fixed(line, base) else "rule"
         means, deviations = zip(*((each.mean(), each.std(ddof=1)) for each in values(line, arm)))

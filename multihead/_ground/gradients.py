@@ -52,7 +52,10 @@ def added(first: Gradient, second: Gradient) -> Gradient:
 
 
 _SUMMED = 2**14, 2**16
-"""Between these numbers of elements a sum takes a fifth of the time of `tf.reduce_all`, which is not vectorized (CPU)."""
+"""Between these numbers of elements a sum takes a fifth of the time of `tf.reduce_all`, which is not vectorized (CPU).
+
+Values of unknown size are summed, too: of a million elements that takes up to 0.2 ms longer, in a step of tens.
+"""
 
 
 def is_finite(gradient: Gradient) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -37,12 +38,13 @@ def favoured(
 ) -> str | None:
     """The cheapest arm that validation data cannot tell from the best one.
 
-    The best one has the largest delta-m among the arms in which no head is worse than alone beyond its interval; among all
-    if none of those has a delta-m of at least 0, since noise, too, hides that a head is worse. An arm counts as equal if its
-    delta-m is at most one standard error of the best one's below that, and the two differ, seed by seed, by no more than the
-    noise; so an arm that fails at some seeds is not equal for being noisy. Of the equal arms, the one with the lowest cost
-    is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training did not
-    stay finite, is not chosen.
+    The best one has the largest delta-m among the harmless arms: those in which no head is worse than alone beyond its
+    interval, and whose delta-m is not below 0 by more than twice the noise, the low median over arms of its standard error.
+    (The noise of an arm that fails at some seeds hides that its heads are worse.) If no arm is harmless, it is the best of
+    all. An arm of the same set counts as equal if its delta-m is at most one standard error of the best one's below that, and
+    the two differ, seed by seed, by no more than the noise. Of the equal arms, the one with the lowest cost is chosen, and of
+    equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training did not stay finite, is not
+    chosen.
 
     Args:
         values: By arm, the heads' figures, `[heads, seeds]`.
@@ -57,22 +59,25 @@ def favoured(
     """
     changes = {arm: relative_changes(each, alone, signs) for arm, each in values.items()}
     changes = {arm: of_seeds for arm, of_seeds in changes.items() if np.isfinite(of_seeds).all()}
-    harmless = [arm for arm in changes if not _is_worse(signs[:, None] * (values[arm] - alone))]
-    means = {arm: of_seeds.mean() for arm, of_seeds in changes.items()}
-    known = harmless if any(means[arm] >= 0 for arm in harmless) else [*changes]
-    if not known:
+    if not changes:
         return None
+    means = {arm: of_seeds.mean() for arm, of_seeds in changes.items()}
+    errors = {
+        arm: of_seeds.std(ddof=1) / np.sqrt(of_seeds.size) if of_seeds.size > 1 else 0 for arm, of_seeds in changes.items()
+    }
+    least = -2 * statistics.median_low(errors.values())
+    harmless = [arm for arm in changes if means[arm] >= least and not harms(values[arm], alone, signs)]
+    known = harmless or [*changes]
     best = max(known, key=lambda arm: means[arm])
-    of_best = changes[best]
-    least = means[best] - (of_best.std(ddof=1) / np.sqrt(of_best.size) if of_best.size > 1 else 0)
+    least = means[best] - errors[best]
 
     def is_equal(arm: str) -> bool:
-        return means[arm] >= least and difference_of(changes[arm] - of_best, CONFIDENCE).verdict == "within noise"
+        return means[arm] >= least and difference_of(changes[arm] - changes[best], CONFIDENCE).verdict == "within noise"
 
     equal = [arm for arm in known if is_equal(arm)]
     return min(equal or [best], key=lambda arm: (round(costs[arm], 2), -means[arm]))
 
 
-def _is_worse(differences: np.ndarray) -> bool:
-    """Whether one of `[heads, seeds]` differences is below 0 beyond its interval."""
-    return any(difference_of(each, CONFIDENCE).verdict == "worse" for each in differences)
+def harms(values: np.ndarray, alone: np.ndarray, signs: np.ndarray) -> bool:
+    """Whether a head of an arm is worse than alone beyond its interval; the arguments are as in `favoured`."""
+    return any(difference_of(each, CONFIDENCE).verdict == "worse" for each in signs[:, None] * (values - alone))

@@ -163,7 +163,7 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
 def _uncertainty(rounds: Sequence[Sequence[float]]) -> float:
     """How far the ratio may be off, relative to itself: of n ratios the interquartile range over sqrt(n)."""
     low, middle, high = np.quantile(_ratios(rounds), [0.25, 0.5, 0.75])
-    return float((high - low) / middle / math.sqrt(len(rounds)))
+    return float((high - low) / middle / math.sqrt(len(rounds))) if middle > 0 else math.inf
 
 
 def updates_at_equal_cost(updates: int, cost: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from multihead._display.tables import as_text
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
-from multihead.comparison._choice import CONFIDENCE, costs_of, favoured
+from multihead.comparison._choice import CONFIDENCE, costs_of, favoured, harms
 from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._file import Line, chosen_rates, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
@@ -123,10 +123,11 @@ class Comparison:
         """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
 
         It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest delta-m
-        there, among the arms in which no head is worse than alone beyond its 95 % interval, or among all if none of those
-        has a delta-m of at least 0. An arm counts as equal if its delta-m is at most one standard error of the best one's
-        below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of training,
-        or the number of updates where that is not known of all arms.
+        there, among the arms in which no head is worse than alone beyond its 95 % interval and whose delta-m is not below 0
+        by more than twice the noise, the median over arms of its standard error; or among all if there are none. Of the same
+        arms, one counts as equal if its delta-m is at most one standard error of the best one's below that, and the two
+        differ, seed by seed, by no more than the noise. The cost is the measured time of training, or the number of updates
+        where that is not known of all arms.
 
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
@@ -148,10 +149,15 @@ class Comparison:
         return found
 
     def _favoured(self, arms: Sequence[str]) -> str | None:
-        values = {arm: np.array([self.values(arm, head, VALIDATION) for head in self.heads]) for arm in (ALONE, *arms)}
-        alone = values.pop(ALONE)
-        costs = costs_of(arms, self.updates, self.costs)
-        return favoured(values, alone, np.array([*map(self._sign, self.heads)]), costs)
+        values = {arm: self._on_validation(arm) for arm in arms}
+        return favoured(values, self._on_validation(ALONE), self._signs(), costs_of(arms, self.updates, self.costs))
+
+    def _on_validation(self, arm: str) -> np.ndarray:
+        """The figures of an arm on the validation data, `[heads, seeds]`."""
+        return np.array([self.values(arm, head, VALIDATION) for head in self.heads])
+
+    def _signs(self) -> np.ndarray:
+        return np.array([*map(self._sign, self.heads)])
 
     def delta_m(self, arm: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
@@ -193,6 +199,8 @@ class Comparison:
 
     def _facts(self) -> Facts:
         joint = [arm for arm in self.arms if arm != ALONE]
+        favourite = self._favoured(joint) if self.split == TEST else None
+        pays = favourite is not None and harms(self._on_validation(favourite), self._on_validation(ALONE), self._signs())
         return Facts(
             heads=self.heads,
             metrics=self.metrics,
@@ -205,7 +213,8 @@ class Comparison:
             delta_m={arm: self.delta_m(arm) for arm in joint},
             rates=self.rates,
             as_alone=[*self.head_rates],
-            favoured=self._favoured(joint) if self.split == TEST else None,
+            favoured=favourite,
+            favoured_harms=pays,
             grids={name: self._grids.get(name, self._grid) for name in self.rates},
             updates=self.updates,
             costs=self.costs,

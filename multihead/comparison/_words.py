@@ -33,6 +33,7 @@ class Facts:
     rates: Mapping[str, float]
     as_alone: Sequence[str]
     favoured: str | None
+    favoured_harms: bool
     grids: Mapping[str, Sequence[float]]
     updates: Mapping[str, int]
     costs: Mapping[str, Mapping[str, float]]
@@ -156,8 +157,9 @@ def _answer(facts: Facts) -> str:
 def _of_favoured(facts: Facts, arm: str) -> str:
     """The arm that the validation data favour, and what it is on the test data."""
     verdicts = [facts.differences[arm][head].verdict for head in facts.heads]
+    there = ", though with it one head at least is worse than alone there" if facts.favoured_harms else ""
     return (
-        f"The validation data favour {arm!r}. On the test data, which had no part in that choice, "
+        f"The validation data favour {arm!r}{there}. On the test data, which had no part in that choice, "
         f"{verdicts.count('better')} of {len(facts.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
         f"delta-m {_interval(facts.delta_m[arm], percent=True)}."
     )

@@ -169,8 +169,19 @@ def test_an_arm_is_not_chosen_for_being_noisy():
     found = on_validation(values)
     assert found.choose(["plain sum", "size 0.3"]) == "size 0.3"
     assert found.choose(["plain sum", "size 0.3", "EqualNorms"]) == "EqualNorms"  # no head is worse, nor the mean
+    level = on_validation({**values, "EqualNorms, equal cost": shifted(-0.004, 0.002, 0.003, -0.004)})
+    assert (
+        level.choose(["size 0.3", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"
+    )  # below 0, by less than the noise
     better = on_validation({**values, "EqualNorms, equal cost": shifted(0.004, 0.005, 0.005, 0.004)})
     assert better.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # cheaper, and within noise
+
+
+def test_words_say_if_the_favoured_arm_harms_a_head_on_the_validation_data():
+    paying = {"kind": [a + 0.06 for a in ALONE["kind"]], "size": [1.05 * each for each in ALONE["size"]]}
+    values = dict.fromkeys(("plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost"), paying)
+    said = "\n".join(on_validation(values).findings)
+    assert "favour 'plain sum', though with it one head at least is worse than alone there. On the test data" in said
 
 
 def test_nothing_is_favoured_without_other_data_to_choose_on(found):
