@@ -39,12 +39,12 @@ def favoured(
     """The cheapest arm that validation data cannot tell from the best one.
 
     The best one has the largest delta-m among the harmless arms: those in which no head is worse than alone beyond its
-    interval, and whose delta-m is not below 0 by more than twice the noise, the low median over arms of its standard error.
-    (The noise of an arm that fails at some seeds hides that its heads are worse.) If no arm is harmless, it is the best of
-    all. An arm of the same set counts as equal if its delta-m is at most one standard error of the best one's below that, and
-    the two differ, seed by seed, by no more than the noise. Of the equal arms, the one with the lowest cost is chosen, and of
-    equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training did not stay finite, is not
-    chosen.
+    interval, and whose delta-m is not below 0 by more than twice the noise, the low median over arms of its standard
+    error. (The noise of an arm that fails at some seeds hides that its heads are worse.) If no arm is harmless, it is the
+    best of all. An arm of the same set counts as equal if its delta-m is at most one standard error of the best one's
+    below that, and the two differ, seed by seed, by no more than the noise. Of the equal arms, the one with the lowest
+    cost is chosen, and of equally cheap ones that with the larger delta-m. An arm that lacks a figure, because training
+    did not stay finite, is not chosen.
 
     Args:
         values: By arm, the heads' figures, `[heads, seeds]`.
