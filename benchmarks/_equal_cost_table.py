@@ -26,6 +26,7 @@ from multihead.comparison import Difference
 from multihead.comparison._choice import costs_of, favoured
 from multihead.comparison._student import difference_of, relative_changes
 
+CHOSEN = "NormFloor, chosen on the validation data"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 """The rule with its default, of which one way to train is chosen on the validation data, and with equal running norms."""
 
@@ -210,7 +211,10 @@ def _goal(lines: Sequence[Line]) -> str:
 
 
 def draw(path: Path) -> Any:
-    """Draws delta-m at equal cost: a panel for each optimizer, a row for each data set; None without lines.
+    """Draws delta-m at equal cost, and of what the validation data favour; None without lines.
+
+    A panel for each optimizer, a row for each data set. Arms with other learning rates for the heads are only among those
+    that the validation data may favour.
 
     Args:
         path: The file of the results.
@@ -219,18 +223,19 @@ def draw(path: Path) -> Any:
     if not lines:
         return None
     sets, optimizers = (list(dict.fromkeys(line[key] for line in lines)) for key in ("set", "optimizer"))
-    arms = arms_of(lines)
+    arms = [*(arm for arm in arms_of(lines) if RATES not in arm), CHOSEN]
     height = 1.4 + 0.14 * len(arms) * len(sets)
     figure, axes = new_figure("`benchmarks.equal_cost`", 1, len(optimizers), (4.2 * len(optimizers), height))
     for axis, optimizer in zip(axes[0], optimizers):
         for line in (line for line in lines if line["optimizer"] == optimizer):
             for number, arm in enumerate(arms):
-                if f"{arm}{ENDING}" not in line["figures"]:
+                shown = chosen(line) if arm == CHOSEN else arm + ENDING
+                if shown not in line["figures"]:
                     continue
-                found = change(line, arm + ENDING)
+                found = change(line, shown)
                 place = len(sets) - 1 - sets.index(line["set"]) + 0.8 / len(arms) * ((len(arms) - 1) / 2 - number)
                 axis.plot([found.low, found.high], [place, place], color=colour(number), lw=1.5, alpha=0.6)
-                axis.plot([found.mean], [place], "o", color=colour(number), ms=5)
+                axis.plot([found.mean], [place], "D" if arm == CHOSEN else "o", color=colour(number), ms=5)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(sets) - 0.4)
         axis.set_xscale("symlog", linthresh=10)
