@@ -49,8 +49,8 @@ def table(path: Path) -> str:
         ratios = [(ratio(line, name), ratio(line, name, "processor")) for name in RATIOS]
         cells = ["" if time is None else f"{time:.2f} ({processor:.2f})" for time, processor in ratios]
         rows.append([line["model"], f"{line['heads']}", f"{line['parameters']:,}", f"{ours:.1f}", *cells])
-    rounds = len(lines[0]["seconds"][f"ours, {PLAIN}"])
-    title = f"{versions}; {settings['threads']} threads each, medians of {rounds} rounds"
+    rounds = sorted({len(line["seconds"][f"ours, {PLAIN}"]) for line in lines})
+    title = f"{versions}; {settings['threads']} threads each, medians of {' or '.join(map(str, rounds))} rounds"
     return f"{title}\n\n{markdown(columns, rows)}"
 
 
