@@ -89,7 +89,8 @@ def compare(
         measure: A function of a trained trainer and a part of the data that returns figures by name, in place of
             `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
         file: A file of JSON lines, to which every finished run is written. A call with the same file goes on where the last
-            one stopped, also with further arms, seeds or rates; runs in it are not repeated. None: nothing is written.
+            one stopped, also with further arms, seeds, rates or tuning seeds; runs in it are not repeated. None: nothing is
+            written.
         processes: How many runs are trained at once. Above 1, each process imports the program again: `build` and `data`
             must be functions at the top level of a file. Results do not depend on it.
         verbose: 1 prints a line for every run, 0 nothing.

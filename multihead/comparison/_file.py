@@ -51,6 +51,10 @@ def _parsed(text: str) -> Line | None:
     return line if isinstance(line, dict) else None
 
 
+def _first(tuning_seed: Any) -> Any:
+    return tuning_seed[0] if isinstance(tuning_seed, list) else tuning_seed
+
+
 class Lines:
     """The lines of a comparison, in memory and, if there is a path, in a file.
 
@@ -68,7 +72,8 @@ class Lines:
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Writes the settings into a new file, and compares them with those of another.
 
-        Its grid of rates may differ, and the seeds on which they are chosen: that leaves each run as it is.
+        Its grid of rates may differ, and the seeds on which they are chosen, but for the first, whose start is in the
+        settings: that leaves each run as it is.
 
         Raises:
             ValueError: The file belongs to other settings.
@@ -80,6 +85,8 @@ class Lines:
         before = self.lines[0]["settings"]
         changed = [name for name in now["settings"] if before.get(name) != now["settings"][name]]
         differ = [name for name in changed if name not in _OPEN]
+        if _first(before["tuning_seed"]) != _first(now["settings"]["tuning_seed"]):
+            differ = ["tuning_seed", *differ]
         if differ:
             shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now['settings'][name]!r} now" for name in differ)
             raise ValueError(

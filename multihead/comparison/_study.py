@@ -170,7 +170,7 @@ def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
 
 
 def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same when a comparison goes on in another call, except `rates` and `tuning_seed`."""
+    """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
     return {
         "heads": list(probed["metrics"]),
         "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},

@@ -199,6 +199,8 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
             by_rate.setdefault(line["rate"], []).append(line["figures"]["validation"]["kind_accuracy"])
     assert all(len(each) == 2 for each in by_rate.values())
     assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
+    with pytest.raises(ValueError, match=r"tuning_seed: \[1000, 1001\] in the file, 1001 now"):
+        compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "tuning_seed": 1001})
 
 
 class _Model:
