@@ -8,7 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._equal_cost_lines import ALONE, ENDING, LARGE, RATES, Line, first_weight, is_fixed, of_heads, signs, values
+from benchmarks._equal_cost_lines import (
+    ALONE,
+    ENDING,
+    LARGE,
+    RATES,
+    Line,
+    first_weight,
+    is_fixed,
+    of_heads,
+    signs,
+    values,
+    with_alone,
+)
 from benchmarks._published import markdown, number_of, spread
 from benchmarks._results import read_lines
 from multihead._display.front import Point, draw_front
@@ -23,10 +35,10 @@ def front_of(lines: Sequence[Line], which: tuple[str, str]) -> str:
 
     The fixed weights come first, by the weight of the first head.
     """
-    line = next((each for each in lines if (each["set"], each["optimizer"]) == which), None)
-    if line is None or len(_weights(line)) < 3:
+    line = _line(lines, which)
+    weights = [] if line is None else _weights(line)
+    if line is None or len(weights) < 3:
         return ""
-    weights = _weights(line)
     others = [arm for arm in line["figures"] if not arm.endswith(ENDING) and arm not in weights]
     rows = []
     for arm in (*weights, *others):
@@ -55,10 +67,9 @@ def beyond(line: Line, arm: str) -> tuple[float, float, float]:
     front is better for both heads by as much. The interval is that of the percentiles of 1,000 resamples of the seeds. NaN
     if the arm lacks a figure; weights that lack one are left out.
     """
-    seeds = values(line, arm).shape[1]
-    changes = {name: _changes(line, name)[:, :seeds] for name in (arm, *_weights(line))}
-    changes = {name: each for name, each in changes.items() if name == arm or np.isfinite(each).all()}
+    changes = {name: _changes(line, name) for name in (arm, *_weights(line))}
     seeds = min(each.shape[1] for each in changes.values())
+    changes = {name: each for name, each in changes.items() if name == arm or np.isfinite(each[:, :seeds]).all()}
     draws = np.random.default_rng(0).integers(0, seeds, (RESAMPLES, seeds))
     found = [_distance(changes, arm, each) for each in (np.arange(seeds), *draws)]
     return found[0], *np.quantile(found[1:], [0.025, 0.975])  # type: ignore[return-value]
@@ -75,9 +86,12 @@ def _distance(changes: dict[str, np.ndarray], arm: str, seeds: np.ndarray) -> fl
 
 def _changes(line: Line, arm: str) -> np.ndarray:
     """The changes of an arm against alone, in percent of the mean figures alone, `[heads, seeds]`."""
-    found = values(line, arm)
-    alone = values(line, ALONE)[:, : found.shape[1]]
+    found, alone = with_alone(line, arm)
     return 100 * signs(line)[:, None] * (found - alone) / alone.mean(axis=1, keepdims=True)
+
+
+def _line(lines: Sequence[Line], which: tuple[str, str]) -> Line | None:
+    return next((each for each in lines if (each["set"], each["optimizer"]) == which), None)
 
 
 def _weights(line: Line) -> list[str]:
@@ -94,7 +108,7 @@ def draw_front_of(path: Path, which: tuple[str, str]) -> Any:
         path: The file of the results.
         which: The data set and the optimizer.
     """
-    line = next((each for each in read_lines(path) if (each["set"], each["optimizer"]) == which), None)
+    line = _line(read_lines(path), which)
     if line is None:
         return None
     points = []

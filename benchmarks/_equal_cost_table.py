@@ -26,9 +26,9 @@ from multihead.comparison import Difference
 from multihead.comparison._choice import costs_of, favoured
 from multihead.comparison._student import difference_of, relative_changes
 
-CHOSEN = "NormFloor, chosen on the validation data"
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 """The rule with its default, of which one way to train is chosen on the validation data, and with equal running norms."""
+CHOSEN = f"{RULE}, chosen on the validation data"
 
 
 def arms_of(lines: Sequence[Line]) -> list[str]:

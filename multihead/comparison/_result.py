@@ -122,12 +122,12 @@ class Comparison:
     def choose(self, arms: Sequence[str] | None = None) -> str:
         """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
 
-        It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest delta-m
-        there, among the arms in which no head is worse than alone beyond its 95 % interval and whose delta-m is not below 0
-        by more than twice the noise, the median over arms of its standard error; or among all if there are none. Of the same
-        arms, one counts as equal if its delta-m is at most one standard error of the best one's below that, and the two
-        differ, seed by seed, by no more than the noise. The cost is the measured time of training, or the number of updates
-        where that is not known of all arms.
+        It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest
+        delta-m there, among the arms in which no head is worse than alone beyond its 95 % interval and whose delta-m is
+        not below 0 by more than twice the noise, the low median over arms of its standard error; or among all if there
+        are none. Of the same arms, one counts as equal if its delta-m is at most one standard error of the best one's
+        below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
+        training, or the number of updates where that is not known of all arms.
 
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
