@@ -63,6 +63,11 @@ class AbstractClipping(NamesArguments):
         return f"{type(self).__name__}({self.limit:g})"
 
 
+def keeps_finite(clipping: AbstractClipping | None) -> bool:
+    """Whether finite gradients are known to be finite after clipping; not for a user's own limits."""
+    return type(clipping) in (ByValue, ByNorm, ByAverageNorm, ByGlobalNorm)
+
+
 def _scaled_down(gradient: Any, magnitude: tf.Tensor, limit: float) -> Any:
     """Multiplies a gradient by `limit / magnitude` if this is below 1."""
     factor = limit / tf.maximum(magnitude, limit)

@@ -18,6 +18,7 @@ from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.method import Method, Observation
 from multihead._ground.random import uniform
 from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
+from multihead._ground.where import where
 
 __all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflicting"]
 
@@ -237,7 +238,7 @@ class WhileConflicting(AbstractSchedule):
         """The running average of the smallest cosine, a float32 scalar; 1 before the first observation."""
         seen = tf.cast(tensor_variable(self.observations), tf.float32)
         mean = tensor_variable(self.mean_cosine) / (1 - tf.pow(self.momentum, tf.maximum(seen, 1.0)))
-        return tf.where(seen > 0, mean, 1.0)
+        return where(seen > 0, mean, 1.0)
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
@@ -249,11 +250,11 @@ class WhileConflicting(AbstractSchedule):
         norms = tf.sqrt(tf.linalg.diag_part(gramian))
         scales = norms[:, tf.newaxis] * norms[tf.newaxis, :]
         pairs = (scales > 0) & tf.math.is_finite(scales) & ~tf.eye(self.num_heads, dtype=tf.bool)
-        cosines = tf.cast(tf.where(pairs, gramian / tf.where(pairs, scales, 1.0), 2.0), tf.float32)
+        cosines = tf.cast(where(pairs, gramian / where(pairs, scales, 1.0), 2.0), tf.float32)
         seen = applied & tf.reduce_any(pairs)
         mean, observations = tensor_variable(self.mean_cosine), tensor_variable(self.observations)
         blended = self.momentum * mean + (1 - self.momentum) * tf.reduce_min(cosines)
-        mean.assign(tf.where(seen, blended, mean))
+        mean.assign(where(seen, blended, mean))
         observations.assign_add(tf.cast(seen, tf.int64))
 
     def get_config(self) -> dict[str, Any]:

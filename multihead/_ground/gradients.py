@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +52,12 @@ def added(first: Gradient, second: Gradient) -> Gradient:
     return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
 
 
+_SQUARED = 2**11
+"""Up to this number of elements a squared norm takes as long as `tf.reduce_all`, and TensorFlow merges it with other uses.
+
+The heads' norms in the logs and clipping by norm need the same one.
+"""
+
 _SUMMED = 2**14, 2**16
 """Between these numbers of elements a sum takes a fifth of the time of `tf.reduce_all`, which is not vectorized (CPU).
 
@@ -62,6 +69,8 @@ def is_finite(gradient: Gradient) -> tf.Tensor:
     """Whether every element of a gradient (not None) is finite; a boolean scalar."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     number = values.shape.num_elements()
+    if values.dtype.size < 8 and number is not None and number <= _SQUARED:
+        return tf.math.is_finite(half_square(gradient))
     if values.dtype in (tf.float32, tf.float64) and (number is None or _SUMMED[0] < number <= _SUMMED[1]):
         # Scaled by 2^-64, fewer than 2^64 finite numbers have a finite sum; infinity or NaN among them stays in it.
         return tf.math.is_finite(tf.reduce_sum(values * tf.constant(2.0**-64, values.dtype)))
@@ -194,6 +203,68 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
     return Rows(tf.stack(rows), lambda values: tf.reshape(values, tf.shape(template)))
 
 
+def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
+    """`[num_heads, num_heads]` float64 inner products of the heads' gradients, summed over tensors.
+
+    A tensor for which only some heads have a gradient is read for these alone.
+
+    Args:
+        by_head: For each head, a gradient of each tensor, or None.
+    """
+    num_heads = len(by_head)
+    found = [tf.zeros([num_heads, num_heads], tf.float64)]
+    for column in zip(*by_head):
+        heads = [k for k, gradient in enumerate(column) if gradient is not None]
+        present = [column[k] for k in heads]
+        if present:
+            matrix = None if _are_large(present) else as_rows(present)
+            products = _products_of_pairs(present) if matrix is None else _products(matrix.values)
+            found.append(_at(heads, products, num_heads))
+    return tf.add_n(found)
+
+
+_LARGE, _SEVERAL = 2**12, 8
+"""Products of each pair take less time than those of a matrix for more elements than this, and at most so many heads (CPU).
+
+TensorFlow's product of two vectors takes half the time, and neither joins them nor computes a product twice.
+"""
+
+
+def _are_large(gradients: Sequence[Any]) -> bool:
+    if len(gradients) > _SEVERAL or any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return False
+    number = gradients[0].shape.num_elements()
+    return number is None or number > _LARGE or len(gradients) == 1
+
+
+def _products_of_pairs(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The inner products of dense gradients of one tensor, `[n, n]` float64, pair by pair."""
+    rows = [tf.reshape(tf.cast(gradient, tf.float64), [1, -1]) for gradient in gradients]
+    found: dict[tuple[int, int], tf.Tensor] = {}
+    for i, j in itertools.combinations_with_replacement(range(len(rows)), 2):
+        product = 2.0 * half_square(gradients[i]) if i == j else tf.matmul(rows[i], rows[j], transpose_b=True)
+        found[i, j] = found[j, i] = tf.reshape(product, [])
+    return tf.stack([tf.stack([found[i, j] for j in range(len(rows))]) for i in range(len(rows))])
+
+
+def _products(values: tf.Tensor) -> tf.Tensor:
+    """The same of the rows of a matrix."""
+    precise = tf.cast(values, tf.float64)
+    return tf.matmul(precise, precise, transpose_b=True)
+
+
+def _at(heads: Sequence[int], products: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """Products of some heads in a matrix of all, with zeros for the others."""
+    if len(heads) == num_heads:
+        return products
+    size = len(heads)
+    places = [[size * size] * num_heads for _ in range(num_heads)]  # that of the zero behind the products
+    for i, row in enumerate(heads):
+        for j, column in enumerate(heads):
+            places[row][column] = i * size + j
+    return tf.gather(tf.concat([tf.reshape(products, [-1]), tf.zeros([1], tf.float64)], axis=0), places)
+
+
 def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
     """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors `[num_heads, n]`.
 
@@ -202,6 +273,4 @@ def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
     In float64, because a balancer's result for nearly parallel gradients is only as accurate as this matrix, and because
     squares of float32 numbers can overflow or underflow in float32.
     """
-    precise = [tf.cast(values, tf.float64) for values in rows]
-    products = [tf.matmul(values, values, transpose_b=True) for values in precise]
-    return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *products])
+    return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *map(_products, rows)])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
 from multihead._ground.replicas import assign
+from multihead._ground.where import where
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""
@@ -31,12 +32,12 @@ def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
 
 
 def get_optimizer(optimizer: Any) -> Any:
-    """As `keras.optimizers.get`, which on Keras 2 does not know the names of all optimizers that Keras 2 has.
+    """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has.
 
     Raises:
         ValueError: The name is unknown.
     """
-    if isinstance(optimizer, str) and not KERAS_3:
+    if isinstance(optimizer, str):
         named = {name.lower(): each for name, each in vars(keras.optimizers).items() if isinstance(each, type)}
         if optimizer.lower() in named:
             optimizer = named[optimizer.lower()]()
@@ -171,10 +172,39 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
         variables: The variables.
     """
     optimizer = optimizer_core(optimizer)
-    if not KERAS_3:
-        optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
+    with _scalars_read_once(optimizer):
+        if KERAS_3:
+            optimizer.apply(list(gradients), list(variables))
+        else:
+            optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
+
+
+@contextmanager
+def _scalars_read_once(optimizer: Any) -> Iterator[None]:
+    """A context in which the optimizer updates all variables with the same tensors of its counter and learning rate.
+
+    It reads both anew for each variable, and TensorFlow merges what is computed from them only if it knows that they are the
+    same: for Adam, a third of the operations. With several replicas each has a copy of its own, and nothing changes.
+    """
+    if tf.distribute.has_strategy():
+        yield
         return
-    optimizer.apply(list(gradients), list(variables))
+    update_step = optimizer.update_step
+    read: dict[tf.Graph, list[tuple[tf.Variable, tf.Tensor]]] = {}  # Keras 2 has a graph for each variable with XLA
+
+    def update_with_values(gradient: Any, variable: Any, *rate: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in read:
+            scalars = [tensor_variable(each) for each in (optimizer.iterations, *(rate or [optimizer.learning_rate]))]
+            read[graph] = [(each, each.read_value()) for each in scalars if isinstance(each, tf.Variable)]
+        with temporarily("_cached_value", read[graph]):
+            return update_step(gradient, variable, *rate)
+
+    object.__setattr__(optimizer, "update_step", update_with_values)
+    try:
+        yield
+    finally:
+        object.__delattr__(optimizer, "update_step")
 
 
 @contextmanager
@@ -250,7 +280,7 @@ def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables:
     optimizer = optimizer_core(optimizer)
     number = tf.identity(tensor_variable(optimizer.iterations).read_value())
     # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.
-    momentum = tf.where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
+    momentum = where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
     frequency = optimizer.ema_overwrite_frequency
     for variable in variables:
         index = optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
@@ -259,5 +289,5 @@ def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables:
         update = part * tf.identity(average.read_value()) + (1 - part) * value
         assign(strategy, average, update)
         if frequency:
-            value = tf.where(number % frequency == 0, update, value)
+            value = where(number % frequency == 0, update, value)
             assign(strategy, variable, value)

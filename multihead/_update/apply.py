@@ -19,6 +19,7 @@ from multihead._ground.optimizers import (
     without_reduction,
 )
 from multihead._ground.replicas import assign, local
+from multihead._ground.where import where
 from multihead._update.faults import Batch as Position
 from multihead._update.faults import Faults, Seen
 from multihead._update.network import Gradients
@@ -26,6 +27,7 @@ from multihead._update.roll_back import RollBack
 from multihead._update.scale import Scaling, apply_scaled
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Change
+from multihead.clipping import keeps_finite
 
 AnyChange = TypeVar("AnyChange", bound=Change)
 Groups = Sequence[tuple[list[int], list[tf.Variable]]]
@@ -99,8 +101,10 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(positions, targets)]
-    # What `update.broken` has not looked at: clipped, in another dtype, or summed.
+    # What `update.broken` has not looked at: clipped in a way of the user's, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
+    if keeps_finite(spec.clip):
+        known |= {id(gradient) for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)}
     flags = [is_finite(gradient) for gradient in present if id(gradient) not in known]
     finite = all_of([~update.broken.is_any, *flags])
     applies = finite & seen.trains_any
@@ -197,7 +201,7 @@ class _Once:
             for owners, group in self.groups:
                 is_trained = any_of([of_heads[k] for k in owners])
                 for variable in group:
-                    assign(strategy, variable, tf.where(is_trained, variable.value(), next(old_values)))
+                    assign(strategy, variable, where(is_trained, variable.value(), next(old_values)))
             return []
 
         if variables:

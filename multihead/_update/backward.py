@@ -34,8 +34,8 @@ class Sums(NamedTuple):
         added_loss: Regularization and `add_loss` losses, times the micro-batch's factor; None without any.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
-        broken: `[num_heads]`: in how many micro-batches a gradient at the representation, or of a shared variable, is not
-            finite.
+        broken: `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of
+            a shared variable, is not finite.
     """
 
     losses: tf.Tensor
@@ -45,8 +45,13 @@ class Sums(NamedTuple):
     broken: tf.Tensor
 
     @classmethod
-    def of(cls, passed: HeadsPass) -> Sums:
-        """The sums of one micro-batch."""
+    def of(cls, passed: HeadsPass, *, is_measured: bool = False) -> Sums:
+        """The sums of one micro-batch.
+
+        Args:
+            passed: Its forward pass, and the heads' backward passes.
+            is_measured: Whether the update's norms at the representation show gradients that are not finite there.
+        """
         zero, heads, encoded = tf.constant(0.0), passed.heads, passed.encoded
         nothing: list[list[Gradient]] = [[None] * len(positions) for positions in encoded.network.own]
         return cls(
@@ -54,7 +59,7 @@ class Sums(NamedTuple):
             added_loss=sum_of([encoded.added_loss_of_part, *(head.added_loss for head in passed.present)]),
             own=[none if head is None else head.of_loss.own for none, head in zip(nothing, heads)],
             added_own=[none if head is None else head.of_added.own for none, head in zip(nothing, heads)],
-            broken=tf.cast(~tf.stack([True if head is None else head.is_whole() for head in heads]), tf.float32),
+            broken=tf.cast(~tf.stack([True if head is None else head.is_whole(is_measured) for head in heads]), tf.float32),
         )
 
     @classmethod
@@ -218,15 +223,17 @@ class CombinedPass(EncoderPass):
     Attributes:
         combine: Combines the heads.
         weights: The weights of their losses.
+        is_measured: Whether it computes the heads' norms.
         by_layer: As in `EncoderPass`.
     """
 
     combine: Combine
     weights: LossWeights
+    is_measured: bool
     by_layer: tf.Tensor | None = None
 
     def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> CombinedGradients:
-        sums = Sums.of(passed)
+        sums = Sums.of(passed, is_measured=self.is_measured)
         losses = self.weights.weigh(sums.losses)
         combined = self.combine(passed.at_representation, losses)
         encoder = passed.combined(combined.gradients, times_factors(combined.coefficients, losses))
@@ -252,7 +259,7 @@ class SummedPass(EncoderPass):
     def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> SummedGradients:
         at_representation = passed.at_representation
         return SummedGradients(
-            sums=Sums.of(passed),
+            sums=Sums.of(passed, is_measured=self.measure is not None),
             encoder=passed.combined(at_representation.total(), tf.ones([len(passed.heads)])),
             per_head=passed.by_head_if(self.by_layer),
             gramian=None if self.measure is None else self.measure(at_representation),

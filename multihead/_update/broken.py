@@ -51,7 +51,8 @@ class Broken(NamedTuple):
             gradients: The gradients, reduced over replicas.
             active: `[num_heads]`: which heads the update trains.
             loss_sums: `[num_heads]` loss sums of this replica.
-            at_representation: `[num_heads]`: above 0 where a gradient of this replica at the representation is not finite.
+            at_representation: `[num_heads]`: above 0 where a gradient of this replica at the representation is not finite,
+                other than those whose `norms` are given.
             norms: `[num_heads]` norms of the heads' gradients, or None.
         """
         variables = _broken(gradients.all)

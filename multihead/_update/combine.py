@@ -19,6 +19,7 @@ from multihead._ground import replicas
 from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import Gradient
+from multihead._ground.where import where
 from multihead._update.backward import (
     CombinedPass,
     EncoderPass,
@@ -133,7 +134,7 @@ class Combiner(ABC):
             return PassPerHead(self.measure)
         if self.repeatable is not None and passes.num_forward == 2:
             return TwoPasses(self.measure, self.repeatable)
-        return CombinedPass(self.at_representation, weights, by_layer)
+        return CombinedPass(self.at_representation, weights, self.measure is not None, by_layer)
 
     def combine(self, network: Network, gathered: Gathered, folds: Sequence[Any], losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
@@ -250,7 +251,7 @@ class BalanceAtParameters(Combiner):
     def of_update(self, weights: LossWeights) -> BalanceAtParameters:
         reuses = self._reuses(weights.depend_on_losses, in_xla())
         found = self.balancer.reused(weights.step, weights.active) if reuses else None
-        return self if found is None else replace(self, reused=(found[0], tf.where(weights.active, found[1], 0.0)))
+        return self if found is None else replace(self, reused=(found[0], where(weights.active, found[1], 0.0)))
 
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
         reused = self.reused
@@ -309,7 +310,7 @@ def _reduced(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
 def _coefficients(balancer: Balancer, losses: Losses, products: tf.Tensor, folds: tf.Tensor | None = None) -> tf.Tensor:
     """`[num_heads]` coefficients from reduced inner products; 0 for idle heads."""
     used = balancer.used(step=losses.given.step, losses=lambda: losses.means, folds=folds)
-    return tf.where(losses.given.active, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
+    return where(losses.given.active, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
 
 
 class CombinedRows(NamedTuple):
@@ -332,14 +333,14 @@ def _combine_rows(balancer: Balancer, losses: Losses, matrices: Sequence[Rows | 
     if not present:
         return CombinedRows(gradients=[None] * len(matrices), coefficients=tf.zeros([len(active)]), square=tf.zeros([]))
     used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
-    masked = [tf.where(active[:, tf.newaxis], matrix.values, tf.zeros_like(matrix.values)) for matrix in present]
+    masked = [where(active[:, tf.newaxis], matrix.values, tf.zeros_like(matrix.values)) for matrix in present]
     combined = balancer.combine(masked, **used)
     # Matrices of a float64 network's variables are float64.
     along = tf.add_n([tf.cast(tf.linalg.matvec(values, d), tf.float32) for values, d in zip(masked, combined)])
     squares = tf.cast(tf.linalg.diag_part(products), tf.float32)
     return CombinedRows(
         gradients=with_none([matrix.restore(vector) for matrix, vector in zip(present, combined)], like=matrices),
-        coefficients=tf.math.divide_no_nan(along, tf.where(active, squares, 0.0)),
+        coefficients=tf.math.divide_no_nan(along, where(active, squares, 0.0)),
         square=tf.add_n([tf.reduce_sum(tf.square(tf.cast(vector, tf.float64))) for vector in combined]),
     )
 

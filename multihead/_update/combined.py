@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Gradient
 from multihead._ground.numerics import unchecked
+from multihead._ground.where import where
 from multihead._update.products import cosines_of
 
 
@@ -42,7 +43,7 @@ class Combined(NamedTuple):
         if self.is_measured is None:
             return norms
         with unchecked():
-            return tf.where(self.is_measured, norms, float("nan"))
+            return where(self.is_measured, norms, float("nan"))
 
     @property
     def cosines(self) -> tf.Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.where import where
 from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.head_gradients import sum_of
@@ -51,5 +52,5 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
         head.update_metrics(of_head.in_units, predictions, of_head.weights)
         of_module = sum_of(list(getattr(head.module, "losses", [])))
         if of_module is not None:
-            added.append(tf.where((counts[k] > 0) & (weights[k] > 0), of_module, 0.0))
+            added.append(where((counts[k] > 0) & (weights[k] > 0), of_module, 0.0))
     return Evaluated(tf.stack(sums), counts, sum_of(added), tf.cast(batch_size(inputs), tf.float32))

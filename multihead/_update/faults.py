@@ -11,6 +11,7 @@ from multihead._ground.errors import stop_unless
 from multihead._ground.keras import first_replica_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 from multihead._update.broken import Broken
 from multihead._update.network import Network
 from multihead._update.update import Change
@@ -181,7 +182,7 @@ class Faults:
     def to_drop(self, update: Change, loss_scale: tf.Tensor | None) -> tf.Tensor:
         """`[num_heads]` booleans: the heads that sit out an update; none if there is no other head to train."""
         broken = update.broken
-        heads = broken.heads if loss_scale is None else tf.where(loss_scale > 1, broken.losses, broken.heads)
+        heads = broken.heads if loss_scale is None else where(loss_scale > 1, broken.losses, broken.heads)
         return heads & tf.reduce_any(update.active & ~heads)
 
     def reset_epoch(self) -> None:
@@ -202,7 +203,7 @@ class Faults:
         """
         before, fault = self._before(), seen.is_fault
         # No update was applied since a fault after as many updates, so that both are in a row.
-        run = tf.where(tf.equal(before.step, seen.step), before.in_a_row, 0) + 1
+        run = where(tf.equal(before.step, seen.step), before.in_a_row, 0) + 1
         stops = fault
         if self.mode != "raise":
             stops = tf.constant(False) if self._limit is None else fault & (run >= self._limit)
@@ -237,7 +238,7 @@ class Faults:
         """Replaces the last fault by an update, if it is a new one."""
         place = {"step": seen.step, "batch": -1 if batch is None else batch()}
         new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
-        assign(strategy, self.state, tf.where(is_new, new.vector, self.state.read_value()))
+        assign(strategy, self.state, where(is_new, new.vector, self.state.read_value()))
 
     def _count(
         self, strategy: tf.distribute.Strategy, seen: Seen, scalars: tf.Tensor, factor: tf.Tensor | None = None
@@ -268,16 +269,16 @@ class Faults:
         raise ValueError(message)
 
     def _message(self, run: int) -> str:
-        where = self.where()
+        place = self.where()
         remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values"
         if self.mode == "raise":
             return (
                 "`on_nonfinite='raise'` requires finite losses and gradients. "
-                f"Received: a value that is not finite, {where}. That update was not applied. {remedy}."
+                f"Received: a value that is not finite, {place}. That update was not applied. {remedy}."
             )
         return (
             f"`max_skipped_updates={self._limit}` ends training after as many updates in a row that were skipped because a "
-            f"loss or gradient was not finite. Received: {run} such updates, the last one {where}. {remedy}."
+            f"loss or gradient was not finite. Received: {run} such updates, the last one {place}. {remedy}."
         )
 
     def where(self) -> str:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead._ground.gradients import all_of, computed_if, is_finite, scaled
 from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
+from multihead._ground.where import where
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -75,9 +76,14 @@ class HeadGradients(NamedTuple):
     of_loss: LossGradients
     of_added: LossGradients
 
-    def is_whole(self) -> tf.Tensor:
-        """Whether all gradients, other than of the head's own variables, are finite; a boolean scalar."""
-        found = (gradient for loss in (self.of_loss, self.of_added) for gradient in loss.representation + loss.shared)
+    def is_whole(self, is_measured: bool) -> tf.Tensor:
+        """Whether all gradients, other than of the head's own variables, are finite; a boolean scalar.
+
+        Args:
+            is_measured: Whether those of its loss at the representation are left out, since the norm of them all shows it.
+        """
+        found = [*self.of_added.representation, *self.of_loss.shared, *self.of_added.shared]
+        found += [] if is_measured else self.of_loss.representation
         return all_of([is_finite(gradient) for gradient in found if gradient is not None])
 
 
@@ -129,7 +135,7 @@ def head_gradients(
     of_loss = gradients(losses, factors.scaled_up(factors.heads[k]) * labels.weights)
     of_added = tf.nest.map_structure(lambda _: None, of_loss)
     if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
-        added_factor = tf.where(factors.heads[k] > 0, factors.added, 0.0)
+        added_factor = where(factors.heads[k] > 0, factors.added, 0.0)
         of_added, added_loss = gradients(added_loss, factors.scaled_up(added_factor)), added_loss * added_factor
     head.update_metrics(labels.in_units, predictions, labels.weights)
     is_deaf = head.reads_floats(representation.nest) and not trains_shared

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.errors import stop_unless
+from multihead._ground.where import where
 from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.broken import Broken
@@ -82,7 +83,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         never_idle=never_idle,
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
         loss_sums=sums.losses,
-        counts=tf.where(active, counts.local, 0.0),
+        counts=where(active, counts.local, 0.0),
         added_loss=sums.added_loss,
         num_examples=counts.examples,
         combined=combined,

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from multihead._ground.gradients import as_rows, gramian
+from multihead._ground.gradients import as_rows, inner_products
 from multihead._ground.keras import Gradient
 from multihead._ground.numerics import unchecked
+from multihead._ground.where import where
 
 
 def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:
     """`[num_heads, num_heads]` inner products of the heads' gradients of the same variables."""
-    matrices = [as_rows(column) for column in zip(*rows)]
-    return gramian([matrix.values for matrix in matrices if matrix is not None], len(rows))
+    return inner_products(rows)
 
 
 def products_between(
@@ -40,7 +40,7 @@ def products_between(
             has_labels = tf.cast(weights > 0, tf.float64)
             sums += products + tf.transpose(products)
             pairs += has_labels + tf.transpose(has_labels)
-    return tf.where(pairs > 0, tf.math.divide_no_nan(sums, pairs), products_of(rows))
+    return where(pairs > 0, tf.math.divide_no_nan(sums, pairs), products_of(rows))
 
 
 def _cross_products(first: Sequence[list[Gradient]], second: Sequence[list[Gradient]]) -> tf.Tensor:
@@ -69,6 +69,6 @@ def cosines_of(products: tf.Tensor) -> tf.Tensor:
     norms = tf.sqrt(tf.linalg.diag_part(products))
     scales = norms[..., :, tf.newaxis] * norms[..., tf.newaxis, :]
     is_known = scales > 0
-    found = tf.cast(tf.clip_by_value(products / tf.where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
+    found = tf.cast(tf.clip_by_value(products / where(is_known, scales, 1.0), -1.0, 1.0), tf.float32)
     with unchecked():
-        return tf.where(is_known, found, float("nan"))
+        return where(is_known, found, float("nan"))

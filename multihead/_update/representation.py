@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import Rows, added, as_rows, gramian, half_square, scaled, wide
+from multihead._ground.gradients import Rows, added, as_rows, half_square, inner_products, scaled, wide
 from multihead._ground.keras import keras_mask, with_keras_mask
 
 
@@ -77,7 +77,7 @@ class RepresentationGradients(NamedTuple):
 
     def gramian(self) -> tf.Tensor:
         """`[num_heads, num_heads]` float64 inner products of the heads' gradients, over all leaves."""
-        return gramian([rows.values for rows in self.rows() if rows is not None], len(self.by_head))
+        return inner_products(self.by_head)
 
     def squared_norms(self) -> tf.Tensor:
         """The Gramian with only its diagonal computed, `[num_heads, num_heads]`, which is cheaper."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import update_averages, weight_decay_times, without_averages
 from multihead._ground.replicas import assign
+from multihead._ground.where import where
 from multihead._update.rates import values_at
 from multihead.rates import Factor
 
@@ -62,15 +63,15 @@ def apply_scaled(
     for i in scaled:
         new = _moved(before[i], tensors[i].read_value(), factors[i])
         constraint = getattr(scaling.variables[i], "constraint", None)
-        new = new if constraint is None else tf.where(tf.equal(factors[i], 0), new, constraint(new))
+        new = new if constraint is None else where(tf.equal(factors[i], 0), new, constraint(new))
         assign(strategy, tensors[i], new)
     if has_averages:
         update_averages(strategy, optimizer, scaling.variables)
     for i, values in slots.items():
         for slot, old in zip(scaling.slots[i], values):
-            assign(strategy, slot, tf.where(tf.equal(factors[i], 0), old, slot.read_value()))
+            assign(strategy, slot, where(tf.equal(factors[i], 0), old, slot.read_value()))
 
 
 def _moved(old: tf.Tensor, new: tf.Tensor, factor: Any) -> tf.Tensor:
     moved = old + tf.cast(factor, old.dtype) * (new - old)
-    return moved if isinstance(factor, float) else tf.where(factor == 1, new, tf.where(factor == 0, old, moved))
+    return moved if isinstance(factor, float) else where(factor == 1, new, where(factor == 0, old, moved))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 from multihead.heads import Head
 from multihead.weighting import Weighting
 
@@ -70,7 +71,7 @@ class LossWeights(NamedTuple):
             active: `[num_heads]` booleans.
             step: The number of updates applied so far.
         """
-        fixed = tf.where(active, of_heads, 0.0)
+        fixed = where(active, of_heads, 0.0)
         if weighting is not None and "losses" not in weighting.uses:
             fixed *= weighting.weigh(tf.zeros_like(of_heads), active, **weighting.used(step=step))[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
@@ -92,7 +93,7 @@ class LossWeights(NamedTuple):
 
     def times_means(self, means: tf.Tensor) -> tf.Tensor:
         """`[num_heads]`: mean losses times the weights of the heads; 0 for idle heads."""
-        return tf.where(self.active, self.of_heads * means, 0.0)
+        return where(self.active, self.of_heads * means, 0.0)
 
     def weigh(self, loss_sums: tf.Tensor) -> Losses:
         """The losses of the update, and what their weights are; to be called once.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.where import where
 from multihead.balancing._least_squares import nonnegative_least_squares, pseudo_inverse
 from multihead.balancing._newton import solve_bargain
 from multihead.balancing._pivoting import MOST_EXACT, completed, definiteness, nonnegative, regularized
@@ -61,7 +62,7 @@ class DualCone(NamedTuple):
     def inside(self, weights: tf.Tensor) -> tf.Tensor:
         """See the function of this name."""
         free = (self.rows.active > 0) & ~self.opposed
-        share = tf.where(free, 1.0 / tf.where(free, self.squares, 1.0), 0.0)
+        share = where(free, 1.0 / where(free, self.squares, 1.0), 0.0)
         inner = self.without_opposed(tf.linalg.matvec(self.projections, share, transpose_a=True))
         return inside(self.rows, weights, inner, free)
 
@@ -122,13 +123,13 @@ def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor
     products, total = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(weights))
     error = rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
     lacking = error - products - _ALLOWED * _norm_bound(rows, weights, products, total)
-    distance = tf.reduce_max(tf.where(free, lacking / tf.maximum(gain, 0.5), 0.0))
+    distance = tf.reduce_max(where(free, lacking / tf.maximum(gain, 0.5), 0.0))
     weights += tf.maximum(distance, 0.0) * inner
 
     products, total = _times(rows.cosines, weights), rows.noise * tf.reduce_sum(tf.abs(weights))
     is_outside = tf.reduce_min(products) < -_ALLOWED * _norm_bound(rows, weights, products, total)
     has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * total
-    return tf.where(is_outside | has_vanished, tf.zeros_like(weights), weights)
+    return where(is_outside | has_vanished, tf.zeros_like(weights), weights)
 
 
 def _times(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
@@ -190,9 +191,9 @@ def well_inside(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Ten
         return inside(rows, weights, inner, rows.active > 0)
     lift = tf.expand_dims(rows.active, 1) * rows.active
     shortest = nonnegative(matrix + lift, -tf.expand_dims(rows.active, 0), rows.noise)[0][0]
-    least = tf.reduce_min(tf.where(rows.active > 0, _times(rows.cosines, shortest), tf.float64.max))
+    least = tf.reduce_min(where(rows.active > 0, _times(rows.cosines, shortest), tf.float64.max))
     exists = least > 64 * rows.noise * tf.reduce_sum(shortest)
-    inner = tf.where(exists, shortest / tf.where(exists, least, 1.0), tf.zeros_like(shortest))
+    inner = where(exists, shortest / where(exists, least, 1.0), tf.zeros_like(shortest))
     return inside(rows, weights, inner, rows.active > 0)
 
 
@@ -219,8 +220,8 @@ def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
     cosine = rows.cosines[0, 1]
     square = 1.0 - cosine * cosine
     are_apart = (cosine >= 0) | (square > rows.tolerance + 2 * rows.noise)
-    inner = rows.active / tf.where(are_apart, 1.0 + cosine, 1.0)
-    return inside(rows, tf.where(are_apart, weights, 0.0), inner, (rows.active > 0) & are_apart)
+    inner = rows.active / where(are_apart, 1.0 + cosine, 1.0)
+    return inside(rows, where(are_apart, weights, 0.0), inner, (rows.active > 0) & are_apart)
 
 
 def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
@@ -238,15 +239,15 @@ def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Te
         return of_a_pair(rows, scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance)))
 
     def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        solution = solve_bargain(matrix, tf.where(rows.active > 0, scales, 1.0), power)
+        solution = solve_bargain(matrix, where(rows.active > 0, scales, 1.0), power)
         return well_inside(rows, matrix, solution * rows.active), tf.constant(True)
 
     def exact() -> tf.Tensor:
         cone = dual_cone(rows)
         takes_part = (rows.active > 0) & ~cone.opposed
         reduced = cone.reduced_cosines()
-        diagonal = tf.where(takes_part, tf.linalg.diag_part(reduced), 1.0)
-        solution = solve_bargain(tf.linalg.set_diag(reduced, diagonal), tf.where(takes_part, scales, 1.0), power)
-        return cone.inside(cone.without_opposed(tf.where(takes_part, solution, 0.0)))
+        diagonal = where(takes_part, tf.linalg.diag_part(reduced), 1.0)
+        solution = solve_bargain(tf.linalg.set_diag(reduced, diagonal), where(takes_part, scales, 1.0), power)
+        return cone.inside(cone.without_opposed(where(takes_part, solution, 0.0)))
 
     return quickly(rows, quick, exact)

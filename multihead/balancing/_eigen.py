@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from multihead._ground.where import where
 from multihead.balancing._random_order import one_after_another
 from multihead.balancing._rows import UnitRows
 
@@ -45,7 +46,7 @@ def _rotated(rows: UnitRows, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf
     """Jacobi rotations; `norms` are in units of the largest, 0 for idle heads."""
     size = rows.num_heads
     values, vectors = tf.linalg.eigh(rows.cosines)
-    roots = tf.sqrt(tf.where(values > rows.tolerance, values, 0.0 * values))
+    roots = tf.sqrt(where(values > rows.tolerance, values, 0.0 * values))
     order = tf.argsort(norms, direction="DESCENDING")  # the largest first keeps the rotations small
     columns = tf.gather(roots[:, None] * tf.transpose(vectors) * norms[None, :], order, axis=1)
     basis = tf.gather(tf.eye(size, dtype=tf.float64), order, axis=1)
@@ -107,13 +108,13 @@ def _rotation(columns: tf.Tensor, basis: tf.Tensor, norms: tf.Tensor, partners: 
     cosine = tf.math.divide_no_nan(tf.abs(product), tf.sqrt(own) * tf.sqrt(others))
     turns = is_paired & ~is_zero & ~tf.gather(is_zero, partners) & (cosine > 1e-15)
 
-    ratio = (others - own) / tf.where(turns, 2.0 * product, 1.0)
-    sign = tf.where(ratio >= 0, 1.0 + 0.0 * ratio, -1.0)
+    ratio = (others - own) / where(turns, 2.0 * product, 1.0)
+    sign = where(ratio >= 0, 1.0 + 0.0 * ratio, -1.0)
     # With equal norms, both partners must rotate in the same direction: the first of the pair decides.
     is_first = partners > places
-    sign = tf.where((ratio == 0) & ~is_first, -sign, sign)
-    tangent = tf.where(turns, sign / (tf.abs(ratio) + tf.sqrt(1.0 + ratio**2)), 0.0 * ratio)
+    sign = where((ratio == 0) & ~is_first, -sign, sign)
+    tangent = where(turns, sign / (tf.abs(ratio) + tf.sqrt(1.0 + ratio**2)), 0.0 * ratio)
     cosines = 1.0 / tf.sqrt(1.0 + tangent**2)
     at_partner = tf.one_hot(partners, int(own.shape[0]), dtype=tf.float64)
     rotation = tf.linalg.diag(cosines) - at_partner * (tangent * cosines)[None, :] * tf.cast(is_paired, tf.float64)
-    return rotation, tf.reduce_max(tf.where(turns, cosine, 0.0 * cosine))
+    return rotation, tf.reduce_max(where(turns, cosine, 0.0 * cosine))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from multihead._ground.where import where
 from multihead.balancing._least_squares import nonnegative_least_squares
 from multihead.balancing._pivoting import pivot
 from multihead.balancing._rows import UnitRows
@@ -32,13 +33,13 @@ def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
     products = tf.linalg.matvec(rows.cosines, mean)
     norm = tf.sqrt(tf.maximum(tf.reduce_sum(mean * products), 0.0))
     exists = norm > tf.sqrt(tf.constant(rows.noise, tf.float64)) * tf.reduce_sum(mean)
-    unit = tf.where(exists, norm, 1.0)
+    unit = where(exists, norm, 1.0)
     return mean, products / unit, unit, exists
 
 
 def inverse_norms(rows: UnitRows) -> tf.Tensor:
     """`[num_heads]` float64: the inverse norms, in units of the largest; 0 for idle heads."""
-    smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
+    smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
     return rows.active * smallest / rows.norms
 
 
@@ -81,13 +82,13 @@ def shifted(
     both = tf.stack([inverses, products], axis=-1)
 
     def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        solved = tf.linalg.solve(masked, tf.where(tf.expand_dims(passive, -1), both, 0.0))
+        solved = tf.linalg.solve(masked, where(tf.expand_dims(passive, -1), both, 0.0))
         products_of_both = tf.matmul(both, solved, transpose_a=True)
         m = level(tf.maximum(products_of_both[0, 0], 1e-300), products_of_both[0, 1], products_of_both[1, 1])
         weights = m * solved[:, 0] - solved[:, 1]
         return weights, tf.linalg.matvec(rows.cosines, weights) + products - m * inverses
 
-    improvements = tf.where(rows.active > 0, products / tf.where(rows.active > 0, inverses, 1.0), tf.float64.max)
+    improvements = where(rows.active > 0, products / where(rows.active > 0, inverses, 1.0), tf.float64.max)
     start = tf.one_hot(tf.argmin(improvements), rows.num_heads, on_value=True, off_value=False)
     return pivot(matrix, start, trial, max(rows.noise, 1e-13))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from multihead._ground.where import where
+
 
 def nonnegative_least_squares(
     gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float
@@ -37,22 +39,22 @@ def nonnegative_least_squares(
         tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
-        goal = tf.where(passive, last, 0.0)
+        goal = where(passive, last, 0.0)
         leaves = passive & (goal <= 0)
         is_blocked = tf.reduce_any(leaves, axis=-1)
-        ratios = tf.where(solution > 0, solution / tf.where(leaves, solution - goal, 1.0), 0.0)
-        ratios = tf.where(leaves, ratios, infinity)
-        fraction = tf.where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
-        moved = tf.where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
+        ratios = where(solution > 0, solution / where(leaves, solution - goal, 1.0), 0.0)
+        ratios = where(leaves, ratios, infinity)
+        fraction = where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
+        moved = where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
 
         remainder = square + tf.reduce_sum(linear * goal, axis=-1)
         free = tf.linalg.diag_part(tableau[..., :size])
         enters = ~passive & (last < -noise) & (free > tolerance)
         may_enter = tf.reduce_any(enters, axis=-1) & (remainder > tolerance * square)
         changes = ~done & (is_blocked | may_enter)
-        chosen = tf.where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(tf.where(enters, last, infinity), axis=-1))
+        chosen = where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(where(enters, last, infinity), axis=-1))
         mark = tf.one_hot(chosen, size, on_value=True, off_value=False) & changes[:, None]
-        solution = tf.where(done[:, None], solution, tf.where(leaves & mark, zero, tf.maximum(moved, zero)))
+        solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
         return _exchange(tableau, mark), solution, passive ^ mark, ~changes
 
     def is_unfinished(*state: tf.Tensor) -> tf.Tensor:
@@ -61,8 +63,8 @@ def nonnegative_least_squares(
     state = (tableau, solution, passive, done)
     tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
     # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
-    slope = tf.where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
-    correction = tf.where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
+    slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
+    correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
     return tf.maximum(solution - correction, 0.0)
 
 
@@ -72,12 +74,12 @@ def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
     row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
     column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
     pivot = tf.reduce_sum(column * chosen, axis=-1)[..., None]
-    pivot = tf.where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
+    pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
     rest = tableau - column[..., None] * (row / pivot)[..., None, :]
     in_column = tf.concat([mark, tf.zeros_like(mark[..., :1])], axis=-1)[..., None, :]
     in_row = mark[..., None]
-    of_row = tf.where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
-    return tf.where(in_row, of_row, tf.where(in_column, (column / pivot)[..., None], rest))
+    of_row = where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
+    return where(in_row, of_row, where(in_column, (column / pivot)[..., None], rest))
 
 
 def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
@@ -95,5 +97,5 @@ def root_of_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
     """The matrices that, times their transposes, yield the pseudo-inverses of matrices `[..., n, n]`."""
     values, vectors = tf.linalg.eigh(matrix)
     keeps = values > tolerance
-    lengths = tf.where(keeps, tf.math.rsqrt(tf.where(keeps, values, 1.0)), 0.0)
+    lengths = where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
     return vectors * tf.expand_dims(lengths, -2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from multihead._ground.where import where
+
 
 def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
     """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
@@ -42,7 +44,7 @@ def solve_bargain(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Ten
         slopes = tf.reduce_sum(pull * change) + lengths_tried * curvature
         slopes -= tf.reduce_sum(push * change * tf.pow(tried, -power), axis=1)
         falls = slopes <= 0.1 * tf.abs(tf.reduce_sum((pull - push) * change))
-        chosen = tf.reduce_max(tf.where(falls, lengths_tried, lengths_tried[-1]))
+        chosen = tf.reduce_max(where(falls, lengths_tried, lengths_tried[-1]))
         solution = solution * (1.0 + chosen * change)
         return count + 1, solution, tf.reduce_max(tf.abs(change))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.where import where
 from multihead.balancing._rows import UnitRows
 
 MOST_ROUNDS = 25
@@ -53,8 +54,8 @@ def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tu
             caution = tuple(rest)
         passive = tf.math.logical_xor(passive, wrong)
         both = tf.expand_dims(passive, -1) & tf.expand_dims(passive, -2)
-        weights, slopes = trial(tf.where(both, matrix, identity), passive)
-        return count + 1, passive, tf.where(passive, weights < -1e-13, slopes < -noise), weights, *caution
+        weights, slopes = trial(where(both, matrix, identity), passive)
+        return count + 1, passive, where(passive, weights < -1e-13, slopes < -noise), weights, *caution
 
     def is_unfinished(count: tf.Tensor, _: tf.Tensor, wrong: tf.Tensor, *__: tf.Tensor) -> tf.Tensor:
         return (count < most) & tf.reduce_any(wrong)
@@ -70,7 +71,7 @@ def _cautious(wrong: tf.Tensor, fewest: tf.Tensor, left: tf.Tensor) -> tuple[tf.
     Such single exchanges cannot go round in circles.
     """
     number = tf.reduce_sum(tf.cast(wrong, tf.int32))
-    left = tf.where(number < fewest, tf.constant(3), left - 1)
+    left = where(number < fewest, tf.constant(3), left - 1)
     last = tf.reverse(tf.cumsum(tf.cast(tf.reverse(wrong, [-1]), tf.int32), axis=-1), [-1])  # 1 from the last on
     return wrong & ((left >= 0) | (last <= 1)), tf.minimum(fewest, number), left
 
@@ -88,7 +89,7 @@ def nonnegative(matrix: tf.Tensor, linear: tf.Tensor, noise: float) -> tuple[tf.
     """
 
     def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        weights = tf.squeeze(tf.linalg.solve(masked, tf.expand_dims(tf.where(passive, -linear, 0.0), -1)), -1)
+        weights = tf.squeeze(tf.linalg.solve(masked, tf.expand_dims(where(passive, -linear, 0.0), -1)), -1)
         return weights, linear + tf.matmul(weights, matrix)
 
     return pivot(matrix, linear < -noise, trial, noise)

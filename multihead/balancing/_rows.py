@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground.numerics import unchecked
+from multihead._ground.where import where
 
 
 class UnitRows(NamedTuple):
@@ -48,7 +49,7 @@ class UnitRows(NamedTuple):
         """
         result = weights * self.active / self.norms
         with unchecked():
-            return tf.cast(tf.where(self.finite, result, float("nan")), self.dtype)
+            return tf.cast(where(self.finite, result, float("nan")), self.dtype)
 
 
 def unit_rows(gramian: tf.Tensor) -> UnitRows:
@@ -64,11 +65,11 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     dtype = gramian.dtype
     finite = tf.reduce_all(tf.math.is_finite(gramian))
     # Of a Gramian that is not finite nothing is left: as if all heads were idle.
-    products = tf.where(finite, tf.cast(gramian, tf.float64), 0.0)
+    products = where(finite, tf.cast(gramian, tf.float64), 0.0)
     squares = tf.linalg.diag_part(products)
     is_active = squares >= (1e-300 if dtype == tf.float64 else float(dtype.as_numpy_dtype(1.2e-38)))
     active = tf.cast(is_active, tf.float64)
-    norms = tf.sqrt(tf.where(is_active, squares, 1.0))
+    norms = tf.sqrt(where(is_active, squares, 1.0))
     inverses = tf.reshape(active / norms, [-1, 1])
     cosines = (0.5 * products + 0.5 * tf.transpose(products)) * tf.matmul(inverses, inverses, transpose_b=True)
     cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)

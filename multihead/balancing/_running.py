@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.numerics import unchecked
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 
@@ -81,6 +82,6 @@ def combined(
 ) -> list[tf.Tensor]:
     """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
     with unchecked():
-        weights = tf.where(finite, weights, float("nan"))
+        weights = where(finite, weights, float("nan"))
     sums = [tf.linalg.matvec(rows, weights, transpose_a=True) for rows in tensors]
     return [tf.cast(each, original.dtype) for each, original in zip(sums, originals)]

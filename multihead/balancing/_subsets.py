@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.graphs import in_xla
+from multihead._ground.where import where
 from multihead.balancing._least_squares import root_of_inverse
 
 FEW = 4
@@ -63,7 +64,7 @@ class Subsets(NamedTuple):
             members: `[n]` booleans.
         """
         digits = 2 ** np.arange(int(members.shape[0]))[::-1]
-        root = tf.gather(self.roots, tf.reduce_sum(tf.where(members, digits, 0)))
+        root = tf.gather(self.roots, tf.reduce_sum(where(members, digits, 0)))
         return tf.matmul(root, root, transpose_b=True)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_choice
+from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._eigen import principal_axes
 from multihead.balancing._preference import PreferenceBalancer
@@ -58,7 +59,7 @@ class AlignedMTL(PreferenceBalancer):
         if rows.num_heads == 2:
             return rows.coefficients(self._of_a_pair(rows) * rows.norms)
         singular, vectors, exists = principal_axes(rows)
-        inverses = tf.where(exists, 1.0 / tf.where(exists, singular, 1.0), 0.0 * singular)
+        inverses = where(exists, 1.0 / where(exists, singular, 1.0), 0.0 * singular)
         preference = self._preference_vector(rows.num_heads) * rows.active
         aligned = tf.linalg.matvec(vectors, inverses * tf.linalg.matvec(vectors, preference, transpose_a=True))
         return rows.coefficients(self._common(singular, exists) * aligned * rows.norms)
@@ -74,23 +75,23 @@ class AlignedMTL(PreferenceBalancer):
         others, cosine = tf.reverse(sizes, [0]), rows.cosines[0, 1]
         total, product = tf.reduce_sum(sizes**2), tf.reduce_prod(sizes)
         is_full = (product > 0) & (1.0 - tf.abs(cosine) > rows.tolerance)
-        root = tf.where(is_full, product * tf.sqrt((1.0 - cosine) * (1.0 + cosine)), 1.0)
+        root = where(is_full, product * tf.sqrt((1.0 - cosine) * (1.0 + cosine)), 1.0)
         largest = total + tf.sqrt((sizes[0] ** 2 - sizes[1] ** 2) ** 2 + (2.0 * product * cosine) ** 2)  # twice its square
         common = tf.sqrt(total / 2.0) if self.scale == "rmse" else tf.math.divide_no_nan(root, tf.sqrt(largest / 2.0))
         turned = (others**2 * preference - product * cosine * tf.reverse(preference, [0])) / root + preference
         # If the rows are parallel, or there is one, only their direction exists.
         axis = tf.math.divide_no_nan(sizes, tf.sqrt(total)) * tf.stack(
-            [tf.ones_like(cosine), tf.where(cosine < 0, -tf.ones_like(cosine), 1.0)]
+            [tf.ones_like(cosine), where(cosine < 0, -tf.ones_like(cosine), 1.0)]
         )
         alone = axis * tf.reduce_sum(axis * preference)
-        return tf.where(is_full, tf.math.divide_no_nan(common, tf.sqrt(total + 2.0 * root)) * turned, alone)
+        return where(is_full, tf.math.divide_no_nan(common, tf.sqrt(total + 2.0 * root)) * turned, alone)
 
     def _common(self, singular: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
         """The common singular value, in units of the largest row norm."""
         count = tf.reduce_sum(tf.cast(exists, tf.int32))
         if self.scale == "rmse":
-            squares = tf.reduce_sum(tf.where(exists, singular**2, 0.0 * singular))
+            squares = tf.reduce_sum(where(exists, singular**2, 0.0 * singular))
             return tf.sqrt(tf.math.divide_no_nan(squares, tf.cast(count, tf.float64)))
-        ascending = tf.sort(tf.where(exists, singular, singular.dtype.max))
+        ascending = tf.sort(where(exists, singular, singular.dtype.max))
         index = 0 if self.scale == "min" else tf.maximum(count - 1, 0) // 2
-        return tf.where(count > 0, ascending[index], 0.0 * ascending[0])
+        return where(count > 0, ascending[index], 0.0 * ascending[0])

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
+from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._improvement import end_of_path, followed, lesser_of_a_pair, mean_of, shifted
@@ -62,7 +63,7 @@ class CAGrad(PreferenceBalancer):
         if rows.num_heads == 1 or self.c == 0:
             return rows.coefficients((1.0 + self.c) * mean)
         if rows.num_heads == 2:
-            return rows.coefficients(tf.where(exists, self._of_a_pair(rows, mean, products, unit), mean))
+            return rows.coefficients(where(exists, self._of_a_pair(rows, mean, products, unit), mean))
         goal = self.c**2
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -76,11 +77,11 @@ class CAGrad(PreferenceBalancer):
             cone = dual_cone(rows)
             found = followed(rows, products, lambda _, squares: squares < goal, self._fraction)
             ends, distance = end_of_path(rows, products)
-            shift = tf.where(tf.reduce_any(cone.opposed) & (distance <= goal), ends, found)
+            shift = where(tf.reduce_any(cone.opposed) & (distance <= goal), ends, found)
             weights = mean + unit * shift
             return cone.inside(weights) if self.c >= 1 else weights
 
-        return rows.coefficients(tf.where(exists, quickly(rows, quick, exact, searches=True), mean))
+        return rows.coefficients(where(exists, quickly(rows, quick, exact, searches=True), mean))
 
     def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
         """The `m` at which the radius is reached."""
@@ -94,14 +95,14 @@ class CAGrad(PreferenceBalancer):
 
         square = 1.0 - cosine * cosine
         are_apart = square > rows.tolerance
-        square = tf.where(are_apart, square, 1.0)
+        square = where(are_apart, square, 1.0)
         slope = (inverses - cosine * others) / square
         a = tf.maximum(tf.reduce_sum(inverses * slope), 1e-300)
         # The mean's direction is in the span of the two, where its weights and its norm of 1 are known.
         level = self._level(a, tf.reduce_sum(inverses * mean) / unit, tf.ones_like(unit))
         both = tf.maximum(unit * level * slope, mean)
         is_alone = (tf.reduce_max(lead) >= 0) | ~are_apart
-        weights = tf.where(is_alone, mean + unit * self.c * alone, both)
+        weights = where(is_alone, mean + unit * self.c * alone, both)
         return of_a_pair(rows, weights) if self.c >= 1 else weights
 
     def _fraction(self, first: tf.Tensor, step: tf.Tensor, pulled: tf.Tensor, square: tf.Tensor) -> tf.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
@@ -40,4 +41,4 @@ class ConFIG(Balancer):
         square = tf.reduce_sum(weights * rows.active)  # |U^+ 1|^2
         exists = square > rows.tolerance
         projected = tf.reduce_sum(rows.active * rows.norms * tf.linalg.matvec(rows.cosines, weights))
-        return rows.coefficients(tf.where(exists, weights * projected / tf.where(exists, square, 1.0), 0.0 * weights))
+        return rows.coefficients(where(exists, weights * projected / where(exists, square, 1.0), 0.0 * weights))

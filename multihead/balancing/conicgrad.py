@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
+from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._cone import quickly
 from multihead.balancing._improvement import followed, inverse_norms, lesser_of_a_pair, mean_of, shifted
@@ -75,11 +76,11 @@ class ConicGrad(PreferenceBalancer):
             """The direction of MGDA, or on the way to it, where only the head that improves less gets anything."""
             inverses, others, _, lesser = lesser_of_a_pair(rows, products, tf.reverse(products, [0]))
             shortest = tf.maximum(inverses - rows.cosines[0, 1] * others, 0.0)
-            shortest = tf.where(tf.reduce_any(shortest > 0), shortest, inverses)  # equal gradients
+            shortest = where(tf.reduce_any(shortest > 0), shortest, inverses)  # equal gradients
             level = self._level(tf.maximum(inverses**2, 1e-300), inverses * products, products**2)
             length = tf.maximum(level * inverses - products, 0.0)
             turned = direction + length * lesser
-            return tf.where(cosine_of(shortest) >= self.c, shortest, turned)
+            return where(cosine_of(shortest) >= self.c, shortest, turned)
 
         def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inverses = inverse_norms(rows)
@@ -89,7 +90,7 @@ class ConicGrad(PreferenceBalancer):
             shift, is_solved = shifted(rows, matrix, products, self._level)
             turned = direction + shift
             is_solved &= is_shortest & (tf.abs(cosine_of(turned) - self.c) <= 1e-10)
-            return tf.where(is_within, shortest[0], turned), is_within | is_solved
+            return where(is_within, shortest[0], turned), is_within | is_solved
 
         def exact() -> tf.Tensor:
             return direction + followed(rows, products, self._is_within, functools.partial(_fraction, self.c, products))
@@ -97,8 +98,8 @@ class ConicGrad(PreferenceBalancer):
         weights = of_a_pair() if rows.num_heads == 2 else quickly(rows, quick, exact, searches=True)
         square = tf.reduce_sum(weights * tf.linalg.matvec(rows.cosines, weights))
         is_nothing = square <= rows.noise * tf.reduce_sum(tf.abs(weights)) ** 2
-        scale = tf.where(is_nothing, 0.0 * unit, unit / tf.sqrt(tf.where(is_nothing, 1.0 + 0.0 * square, square)))
-        return rows.coefficients(tf.where(exists, weights * scale, mean))
+        scale = where(is_nothing, 0.0 * unit, unit / tf.sqrt(where(is_nothing, 1.0 + 0.0 * square, square)))
+        return rows.coefficients(where(exists, weights * scale, mean))
 
     def _level(self, a: tf.Tensor, b: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
         """The `m` at which the cosine is `c`: the larger root of a quadratic."""
@@ -106,8 +107,8 @@ class ConicGrad(PreferenceBalancer):
         root = self.c * tf.sqrt(tf.maximum(rest * (b * b + a * (rest - self.c**2)), 0.0))
         below = self.c**2 * a - b * b
         falling = tf.math.divide_no_nan(rest * (rest - self.c**2), root - rest * b)
-        rising = tf.where(below > 0, (rest * b + root) / tf.where(below > 0, below, 1.0), 1e6 / tf.sqrt(a))
-        return tf.where(b < 0, falling, rising)
+        rising = where(below > 0, (rest * b + root) / where(below > 0, below, 1.0), 1e6 / tf.sqrt(a))
+        return where(b < 0, falling, rising)
 
     def _is_within(self, along: tf.Tensor, squares: tf.Tensor) -> tf.Tensor:
         """Whether displacements have this inner product with the mean's direction and still leave a larger cosine."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between
+from multihead._ground.where import where
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 
 
@@ -61,19 +62,19 @@ class DBMTL(RunningBalancer):
         rows, active, finite = prepared(gradients)
         if losses is not None:
             losses = tf.cast(losses, tf.float64)
-            rows = [each / tf.where(losses > 0, losses, 1.0)[:, None] for each in rows]
+            rows = [each / where(losses > 0, losses, 1.0)[:, None] for each in rows]
         past = self.beta / tf.pow(tf.maximum(self._count(active), 1.0), self.sigma)
         running = [
-            tf.where(active[:, None], past[:, None] * old + (1.0 - past)[:, None] * new, old)
+            where(active[:, None], past[:, None] * old + (1.0 - past)[:, None] * new, old)
             for old, new in zip(self._read(), rows)
         ]
         masses = tensor_variable(self.masses)
         old_mass = tf.cast(tf.convert_to_tensor(masses), tf.float64)
-        mass = tf.where(active, past * old_mass + 1.0 - past, old_mass)
+        mass = where(active, past * old_mass + 1.0 - past, old_mass)
         self._write(running)
         masses.assign(tf.cast(mass, tf.float32))
 
         norms = tf.sqrt(tf.linalg.diag_part(gramian_of(running)))
-        norms = tf.where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
+        norms = where(active, tf.math.divide_no_nan(norms, mass), 0.0 * norms)
         inverses = tf.math.divide_no_nan(tf.cast(active, tf.float64), norms * mass)
         return combined(tf.reduce_max(norms) * inverses, running, gradients, finite)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
+from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
 from multihead.balancing._pivoting import nonnegative
@@ -65,5 +66,5 @@ def _direction(cosines: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Te
     """The unit rows' inner products with a vector of unit norm, `[1, num_heads]`, and the norm that it had."""
     products = tf.linalg.matvec(cosines, weights)
     norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products), 0.0))
-    unit = tf.where(norm > 0, norm, 1.0)
+    unit = where(norm > 0, norm, 1.0)
     return tf.expand_dims(products / unit, 0), unit

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_positive
+from multihead._ground.where import where
 from multihead.balancing._running import RunningBalancer, combined, prepared
 
 
@@ -55,17 +56,17 @@ class ExcessMTL(RunningBalancer):
         self._check_gradients(gradients)
         rows, active, finite = prepared(gradients)
         is_first = active & (self._count(active) <= 1)
-        roots = [tf.where(active[:, None], tf.sqrt(old**2 + new**2), old) for old, new in zip(self._read(), rows)]
+        roots = [where(active[:, None], tf.sqrt(old**2 + new**2), old) for old, new in zip(self._read(), rows)]
         self._write(roots)
         risks = tf.add_n([tf.reduce_sum(tf.math.divide_no_nan(new**2, root), 1) for new, root in zip(rows, roots)])
 
         first_risks, log_weights = tensor_variable(self.first_risks), tensor_variable(self.log_weights)
-        first = tf.where(is_first, risks, tf.cast(tf.convert_to_tensor(first_risks), tf.float64))
+        first = where(is_first, risks, tf.cast(tf.convert_to_tensor(first_risks), tf.float64))
         first_risks.assign(tf.cast(first, tf.float32))
         logs = tf.cast(tf.convert_to_tensor(log_weights), tf.float64)
-        logs = tf.where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
+        logs = where(active, logs + self.step_size * tf.math.divide_no_nan(risks, first), logs)
         # A common constant has no effect. This one keeps the largest logarithm at 0 and shifts idle heads too.
         log_weights.assign(tf.cast(logs - tf.reduce_max(logs), tf.float32))
         lowest = tf.constant(-1e300, tf.float64)
-        weights = tf.nn.softmax(tf.where(active, logs, lowest)) * tf.cast(active, tf.float64)
+        weights = tf.nn.softmax(where(active, logs, lowest)) * tf.cast(active, tf.float64)
         return combined(weights, rows, gradients, finite)

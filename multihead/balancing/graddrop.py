@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.random import uniform
 from multihead._ground.validation import check_between, check_whole
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 
@@ -56,5 +57,5 @@ class GradDrop(Balancer):
         draw = tf.cast(uniform(tf.shape(rows)[1:], self.seed, step, stream), rows.dtype) + 2.0**-25
         total, size = tf.reduce_sum(rows, axis=0), tf.reduce_sum(tf.abs(rows), axis=0)
         positive = 0.5 * (1.0 + tf.math.divide_no_nan(total, size))
-        kept = tf.where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
+        kept = where(draw < positive, tf.maximum(rows, 0.0), tf.minimum(rows, 0.0))
         return tf.reduce_sum(self.leak * rows + (1.0 - self.leak) * kept, axis=0)

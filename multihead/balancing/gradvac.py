@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_whole
+from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._random_order import one_after_another, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
@@ -68,16 +69,16 @@ class GradVac(Balancer):
             norm = tf.sqrt(tf.maximum(tf.reduce_sum(weights * products, axis=1), 0.0))
             # A vector that has cancelled out has no direction: neither it nor its target changes.
             both = (norm**2 > rows.tolerance) & (tf.linalg.matvec(mark, rows.active) > 0)
-            cosine = tf.reduce_sum(products * mark, axis=1) / tf.where(both, norm, 1.0)
+            cosine = tf.reduce_sum(products * mark, axis=1) / where(both, norm, 1.0)
             cosine = tf.clip_by_value(cosine, -1.0, 1.0)
             target = tf.reduce_sum(targets * mark, axis=1)
             widths = tf.sqrt(1.0 - cosine**2), tf.sqrt(tf.maximum(1.0 - target**2, rows.noise))
             change = norm * (target * widths[0] - cosine * widths[1]) / widths[1]
-            change = tf.where(both & (cosine < target), change, 0.0 * change)[:, None]
-            moved = tf.where(both, self.beta * (cosine - target), 0.0 * target)[:, None]
+            change = where(both & (cosine < target), change, 0.0 * change)[:, None]
+            moved = where(both, self.beta * (cosine - target), 0.0 * target)[:, None]
             return weights + change * mark, products + change * tf.gather(rows.cosines, others), targets + moved * mark
 
         state = tf.linalg.diag(rows.active), rows.cosines, targets
         weights, _, targets = one_after_another(turn, state, orders)
-        tensor_variable(self.targets).assign(tf.where(rows.finite, tf.cast(targets, tf.float32), before))
+        tensor_variable(self.targets).assign(where(rows.finite, tf.cast(targets, tf.float32), before))
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))

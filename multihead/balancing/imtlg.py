@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
@@ -42,4 +43,4 @@ class IMTLG(Balancer):
         total, size = tf.reduce_sum(parts), tf.reduce_sum(tf.abs(parts))
         reached = tf.reduce_sum(rows.active * weights)  # |sum of active rows' projections|^2, 0 if none exists
         exists = (tf.abs(total) > rows.noise * size) & (reached > rows.tolerance)
-        return rows.coefficients(tf.where(exists, weights / tf.where(exists, total, 1.0), tf.zeros_like(weights)))
+        return rows.coefficients(where(exists, weights / where(exists, total, 1.0), tf.zeros_like(weights)))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_choice, check_head_names
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._running import prepared
 
@@ -100,8 +101,8 @@ class MetaBalance(Balancer):
         norms = tf.stack([tf.sqrt(tf.reduce_sum(each**2, axis=1)) for each in rows], axis=1)
         active = (norms > 0) & finite
         length, mass = [tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (lengths, masses)]
-        length = tf.where(active, self.beta * length + (1.0 - self.beta) * norms, length)
-        mass = tf.where(active, self.beta * mass + 1.0 - self.beta, mass)
+        length = where(active, self.beta * length + (1.0 - self.beta) * norms, length)
+        mass = where(active, self.beta * mass + 1.0 - self.beta, mass)
         lengths.assign(tf.cast(length, tf.float32))
         masses.assign(tf.cast(mass, tf.float32))
 
@@ -111,7 +112,7 @@ class MetaBalance(Balancer):
         changes = active & active[target][None, :]
         if self.strategy != "both":
             changes &= ratios < 1 if self.strategy == "reduce" else ratios > 1
-        factors = tf.where(changes, self.relax * ratios + 1.0 - self.relax, 1.0)
+        factors = where(changes, self.relax * ratios + 1.0 - self.relax, 1.0)
         mark = tf.one_hot(target, int(norms.shape[0]), on_value=True, off_value=False)
-        factors = tf.where(mark[:, None], 1.0 + 0.0 * factors, factors)
+        factors = where(mark[:, None], 1.0 + 0.0 * factors, factors)
         return [each * factors[:, index, None] for index, each in enumerate(rows)]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_choice
+from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
 from multihead.balancing._least_squares import nonnegative_least_squares
@@ -66,9 +67,9 @@ class MGDA(Balancer):
         norms = tf.ones_like(rows.norms) if self.normalization in ("l2", "loss+") else rows.norms
         if losses is not None:
             losses = tf.cast(losses, tf.float64)
-            norms /= tf.where(losses > 0, losses, 1.0)
+            norms /= where(losses > 0, losses, 1.0)
         rows = rows._replace(norms=norms)  # those of the gradients divided by the c_k
-        smallest = tf.reduce_min(tf.where(rows.active > 0, rows.norms, tf.float64.max))
+        smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
         ratios = rows.active * smallest / rows.norms
         if rows.num_heads == 2:
             return self._of_a_pair(rows, ratios, gramian)
@@ -90,17 +91,17 @@ class MGDA(Balancer):
                 weights = nonnegative_least_squares(lifted, linear, one, rows.noise, rows.tolerance)[0]
             cone = dual_cone(rows)
             is_stationary = tf.reduce_any(cone.opposed)
-            return _unless_rest(rows, gramian, tf.where(is_stationary, weights, cone.inside(weights)), is_stationary)
+            return _unless_rest(rows, gramian, where(is_stationary, weights, cone.inside(weights)), is_stationary)
 
         return rows.coefficients(quickly(rows, quick, exact))
 
     @staticmethod
     def _of_a_pair(rows: UnitRows, ratios: tf.Tensor, gramian: tf.Tensor) -> tf.Tensor:
         weights = tf.maximum(ratios - rows.cosines[0, 1] * tf.reverse(ratios, [0]), 0.0)
-        weights = tf.where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
+        weights = where(tf.reduce_any(weights > 0), weights, ratios)  # equal gradients
         moved = of_a_pair(rows, weights)
         is_stationary = tf.reduce_all(moved == 0) & tf.reduce_any(weights > 0)
-        return rows.coefficients(_unless_rest(rows, gramian, tf.where(is_stationary, weights, moved), is_stationary))
+        return rows.coefficients(_unless_rest(rows, gramian, where(is_stationary, weights, moved), is_stationary))
 
 
 def _scaled(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
@@ -113,4 +114,4 @@ def _unless_rest(rows: UnitRows, gramian: tf.Tensor, weights: tf.Tensor, is_stat
     weights = _scaled(rows, weights)
     coefficients = tf.cast(rows.coefficients(weights), tf.float64)
     products = tf.linalg.matvec(tf.cast(gramian, tf.float64), coefficients)
-    return tf.where(is_stationary & tf.reduce_any(products != 0), tf.zeros_like(weights), weights)
+    return where(is_stationary & tf.reduce_any(products != 0), tf.zeros_like(weights), weights)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_positive
+from multihead._ground.where import where
 from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
 
@@ -76,9 +77,9 @@ class MoCo(RunningBalancer):
         rows, active, finite = prepared(gradients)
         counts = self._count(active)
         rate = self.beta / tf.pow(tf.maximum(counts, 1.0), self.beta_decay)
-        rate = tf.where(active, tf.where(counts > 1, rate, 1.0), 0.0)[:, None]
+        rate = where(active, where(counts > 1, rate, 1.0), 0.0)[:, None]
         # Not `old + rate (new - old)`: rows that are not finite have rate 0.
-        running = [tf.where(rate > 0, (1.0 - rate) * old + rate * new, old) for old, new in zip(self._read(), rows)]
+        running = [where(rate > 0, (1.0 - rate) * old + rate * new, old) for old, new in zip(self._read(), rows)]
         self._write(running)
 
         takes_part = tf.cast(active, tf.float64)

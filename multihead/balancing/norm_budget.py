@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 from multihead.balancing._rows import unit_rows
 
@@ -103,18 +104,18 @@ class NormBudget(Balancer):
         budgets = limited * tf.constant([min(budget, 1.0) * shave for budget in vector], tf.float64)
         has_rest = tf.reduce_any((rows.active > 0) & (limited == 0))
         total = tf.reduce_sum(budgets)
-        budgets = tf.where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
+        budgets = where(has_rest | (total >= shave * (1 - 1e-9)), budgets, tf.math.divide_no_nan(budgets, total))
 
         # Each round limits the heads above their budgets, which lowers the total norm for the next round.
-        ratios = tf.where(limited > 0, norms / tf.where(limited > 0, budgets, 1.0), 0.0)
+        ratios = where(limited > 0, norms / where(limited > 0, budgets, 1.0), 0.0)
         total_size = tf.reduce_sum(norms)
         for _ in self._budgets:
             cut = ratios > total_size * (1 + 1e-14)
-            kept = tf.reduce_sum(tf.where(cut, tf.zeros_like(norms), norms))
-            left = 1.0 - tf.reduce_sum(tf.where(cut, budgets, 0.0))
-            smallest = tf.reduce_min(tf.where(limited > 0, ratios, tf.float64.max))
-            total_size = tf.where(left > 1e-6, kept / tf.where(left > 1e-6, left, 1.0), smallest)
-        return rows.coefficients(tf.where(limited > 0, tf.minimum(norms, budgets * total_size), norms))
+            kept = tf.reduce_sum(where(cut, tf.zeros_like(norms), norms))
+            left = 1.0 - tf.reduce_sum(where(cut, budgets, 0.0))
+            smallest = tf.reduce_min(where(limited > 0, ratios, tf.float64.max))
+            total_size = where(left > 1e-6, kept / where(left > 1e-6, left, 1.0), smallest)
+        return rows.coefficients(where(limited > 0, tf.minimum(norms, budgets * total_size), norms))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "budgets": [list(pair) for pair in self._budgets]}

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between
+from multihead._ground.where import where
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 
@@ -73,15 +74,15 @@ class NormFloor(PreferenceBalancer):
         length, mass = [tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (lengths, masses)]
         trains = (rows.active > 0) & rows.finite
         square = self.beta * length**2 + (1.0 - self.beta) * rows.norms**2
-        length = tf.where(trains, tf.sqrt(square), length)
-        mass = tf.where(trains, self.beta * mass + 1.0 - self.beta, mass)
+        length = where(trains, tf.sqrt(square), length)
+        mass = where(trains, self.beta * mass + 1.0 - self.beta, mass)
         lengths.assign(tf.cast(length, tf.float32))
         masses.assign(tf.cast(mass, tf.float32))
 
         known = mass > 0
-        running = length / tf.sqrt(tf.where(known, mass, 1.0))
+        running = length / tf.sqrt(where(known, mass, 1.0))
         preference = self._preference_vector(rows.num_heads)
-        largest = tf.reduce_max(tf.where(preference > 0, running / tf.where(preference > 0, preference, 1.0), 0.0))
-        target = tf.where(known, tf.maximum(running, self.floor * preference * largest), 0.0)
+        largest = tf.reduce_max(where(preference > 0, running / where(preference > 0, preference, 1.0), 0.0))
+        target = where(known, tf.maximum(running, self.floor * preference * largest), 0.0)
         size = tf.math.divide_no_nan(tf.norm(running), tf.norm(target))
         return rows.coefficients(rows.norms * size * tf.math.divide_no_nan(target, running))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_positive, check_positive_whole
+from multihead._ground.where import where
 from multihead.balancing._preference import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
@@ -77,10 +78,10 @@ class SDMGrad(PreferenceBalancer):
     def coefficients(self, gramian: tf.Tensor, *, folds: Any = None) -> tf.Tensor:
         rows = unit_rows(gramian)
         both = tf.ones_like(rows.active)[:, None] * rows.active * rows.active[:, None]
-        squares = tf.where(rows.active > 0, rows.norms**2, 0.0)
+        squares = where(rows.active > 0, rows.norms**2, 0.0)
         scale = tf.math.divide_no_nan(tf.reduce_sum(squares), tf.reduce_sum(rows.active))
         products = tf.cast(gramian if folds is None else folds, tf.float64)
-        products = tf.where((both > 0) & rows.finite, tf.math.divide_no_nan(products, scale), 0.0 * both)
+        products = where((both > 0) & rows.finite, tf.math.divide_no_nan(products, scale), 0.0 * both)
         preference = among_active(self._preference_vector(rows.num_heads), rows.active)
 
         before = tf.convert_to_tensor(tensor_variable(self.weights_of_heads))
@@ -94,5 +95,5 @@ class SDMGrad(PreferenceBalancer):
         state = (weights, tf.zeros_like(weights))
         weights, _ = tf.while_loop(lambda *_: True, step, state, maximum_iterations=self.steps)
         after = tf.cast(back_among_all(weights, kept, rows.active), tf.float32)
-        tensor_variable(self.weights_of_heads).assign(tf.where(rows.finite, after, before))
+        tensor_variable(self.weights_of_heads).assign(where(rows.finite, after, before))
         return rows.coefficients((weights + self.pull * preference) / (1.0 + self.pull) * rows.norms)

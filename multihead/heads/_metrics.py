@@ -12,6 +12,7 @@ import tensorflow as tf
 from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.names import did_you_mean, names_known_to, snake_case
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
@@ -116,7 +117,7 @@ class HeadMetric(NamedTuple):
         targets, rank = aligned(targets, predictions.shape, self.over), predictions.shape.rank
         if self.over != ELEMENTS and weights.shape.rank == rank:
             is_whole = tf.reduce_all(weights > 0, axis=-1)
-            weights = tf.where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
+            weights = where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
         if self.over is None:
             self.metric.update_state(targets, predictions, sample_weight=weights)
             return

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import add_state, keras_mask, with_keras_mask
+from multihead._ground.where import where
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 from multihead.scaling import AbstractScaling, ByLayer
 
@@ -148,7 +149,7 @@ class TargetScaling(keras.layers.Layer):
         values, counts = self._labelled(targets, weights, predictions, over)
         scaled = (self.scaling.change(values) - self._read(self._mean, 0.0)) / self._read(self._deviation, 1.0)
         dtype = tf.float64 if tf.float64 in (targets.dtype, predictions.dtype) else tf.float32
-        scaled = tf.cast(tf.where(counts, scaled, tf.zeros_like(scaled)), dtype)
+        scaled = tf.cast(where(counts, scaled, tf.zeros_like(scaled)), dtype)
         return scaled if scaled.shape.rank == targets.shape.rank else tf.reshape(scaled, tf.shape(targets))
 
     def _labelled(
@@ -159,7 +160,7 @@ class TargetScaling(keras.layers.Layer):
         counts = Elements(seen, weights.shape.rank).with_inner((weights > 0) & (weights < float("inf")))
         counts = tf.broadcast_to(counts, tf.shape(seen))
         values = tf.cast(seen, tf.float64)
-        return tf.where(counts, values, tf.constant(self.scaling.valid, tf.float64)), counts
+        return where(counts, values, tf.constant(self.scaling.valid, tf.float64)), counts
 
     def _read(self, variable: Any, default: float, dtype: tf.DType = tf.float64) -> tf.Tensor:
         """A variable's value; before the head is built, when only shapes matter, a default."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import are_probabilities
+from multihead._ground.where import where
 from multihead.losses._known import ELEMENTS
 
 TOLERANCE = 0.01
@@ -37,7 +38,7 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.
     low, high = tf.reduce_min(predictions), tf.reduce_max(predictions)
     holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # what is NaN is reported with the loss
     if in_xla():
-        return tf.where(holds, values, float("nan"))
+        return where(holds, values, float("nan"))
     checks = stop_unless(
         holds,
         lambda: [

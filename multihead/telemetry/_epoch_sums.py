@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.where import where
 from multihead._update.faults import Faults
 
 
@@ -51,7 +52,7 @@ class Read:
     def __init__(self, sums: tf.Tensor, counts: tf.Tensor, num_heads: int) -> None:
         self._sums, self._num_heads = sums, num_heads
         exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
-        known = tf.where(exist, means, float("nan"))
+        known = where(exist, means, float("nan"))
         self.exist, self.means, self.known = (Sums.of(each, num_heads) for each in (exist, means, known))
 
     @cached_property
@@ -62,7 +63,7 @@ class Read:
     @property
     def total_loss(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        return tf.where(self.exist.rest, tf.add_n([*self.means.weighted, self.means.rest]), float("nan"))
+        return where(self.exist.rest, tf.add_n([*self.means.weighted, self.means.rest]), float("nan"))
 
 
 class EpochSums(keras.metrics.Metric):

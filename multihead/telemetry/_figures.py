@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.where import where
 from multihead._update.products import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
@@ -48,7 +49,7 @@ class UpdateFigures:
         values = tf.concat([value for value, _ in found], axis=0)
         is_counted = applied & tf.concat([counts for _, counts in found], axis=0) & tf.math.is_finite(values)
         self._recorded.update_state(values, is_counted, self._values_of_layers(update, applied), applied)
-        return tf.where(is_counted, values, 0.0), replicas.part_of(tf.cast(is_counted, tf.float32))
+        return where(is_counted, values, 0.0), replicas.part_of(tf.cast(is_counted, tf.float32))
 
     def _value(self, figure: Figure, number: int, update: Update) -> tuple[tf.Tensor, tf.Tensor]:
         """This replica's part of a figure, `[number]` float32, and for which of its values the update counts."""

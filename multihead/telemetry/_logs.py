@@ -15,6 +15,7 @@ from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import callbacks_of, variable_name
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
@@ -151,18 +152,18 @@ class LogMetrics:
             num_replicas: The number of replicas that add their updates.
         """
         is_counted = applied & tf.math.is_finite(update.loss_sums)
-        losses = tf.where(is_counted, update.loss_sums, 0.0)
+        losses = where(is_counted, update.loss_sums, 0.0)
         weighted, rest, is_usable = losses * update.losses.given.of_heads, update.added_loss, applied
         if self.weighting is not None:  # its total need not be a sum over heads
             weighted, rest = None, update.total_loss
         if rest is not None:
             is_usable = applied & tf.math.is_finite(rest)
-            rest = tf.where(is_usable, rest * update.num_examples, 0.0)
-        examples = tf.where(is_usable, update.num_examples, 0.0)
+            rest = where(is_usable, rest * update.num_examples, 0.0)
+        examples = where(is_usable, update.num_examples, 0.0)
         self.sums.add(
             losses=losses,
             weighted=weighted,
-            counts=tf.where(is_counted, update.counts, 0.0),
+            counts=where(is_counted, update.counts, 0.0),
             rest=rest,
             examples=examples if num_replicas == 1 else examples / num_replicas,
             figures=self.figures.update(update, applied),
@@ -195,12 +196,12 @@ class LogMetrics:
         if skipped and not heads and not variables:
             return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
         if skipped:
-            where = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
+            place = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
             reason = "because a loss or gradient was not finite"
-            return f"{skipped} of the epoch's updates were skipped {reason}: {where}. {remedy}"
+            return f"{skipped} of the epoch's updates were skipped {reason}: {place}. {remedy}"
         if heads and self.faults.drops_heads:
-            where = f"the last time {self.faults.where()}"
-            return f"A head sat out updates because its loss or gradient was not finite: {where}. {remedy}"
+            place = f"the last time {self.faults.where()}"
+            return f"A head sat out updates because its loss or gradient was not finite: {place}. {remedy}"
         return None
 
     def names(self) -> list[str]:
@@ -250,7 +251,7 @@ class LogMetrics:
             found = _head_logs(head, read.known.losses[k], read.exist.losses[k])
             logs.update(found if head.name in present else {})
         active = labelled & (weights > 0)
-        losses = tf.where(active, weights * means, 0.0)
+        losses = where(active, weights * means, 0.0)
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
@@ -276,7 +277,7 @@ def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, 
 def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
     """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
     figure = tf.convert_to_tensor(figure)
-    return tf.where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
+    return where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
 
 
 class _Report(keras.callbacks.Callback):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.where import where
 from multihead.telemetry._layout import Layout
 
 DECAY = 0.98
@@ -47,9 +48,9 @@ class Recorded(keras.metrics.Metric):
             of_layers: This replica's part of the figures of all layers; NaN where there is none.
             applied: Whether the update was applied.
         """
-        columns = [tf.where(counts, values, float("nan"))]
+        columns = [where(counts, values, float("nan"))]
         if self._positions:
-            used, is_used = tf.gather(tf.where(counts, values, 0.0), self._positions), tf.gather(counts, self._positions)
+            used, is_used = tf.gather(where(counts, values, 0.0), self._positions), tf.gather(counts, self._positions)
             columns.append(self._average(used, is_used, 1.0 / replicas.num_replicas()))
         if of_layers.shape[0]:
             columns.append(of_layers)
@@ -65,13 +66,13 @@ class Recorded(keras.metrics.Metric):
         This is the exponential average divided by `1 - decay^n`, which is that without a bias towards the initial value.
         """
         averages, numbers = tensor_variable(self.averages), tensor_variable(self.average_counts)
-        number = numbers.read_value() + tf.where(counts, part, 0.0)
+        number = numbers.read_value() + where(counts, part, 0.0)
         rate = (1 - DECAY) / (1 - tf.pow(DECAY, tf.maximum(number / part, 1.0)))
         old = averages.read_value()
-        new = tf.where(counts, old + rate * (values - old), old)
+        new = where(counts, old + rate * (values - old), old)
         averages.assign(new)
         numbers.assign(number)
-        return tf.where(number > 0, new, float("nan"))
+        return where(number > 0, new, float("nan"))
 
     def reset_state(self) -> None:
         """Nothing here is of one epoch."""
@@ -79,7 +80,7 @@ class Recorded(keras.metrics.Metric):
     def result(self) -> tf.Tensor:
         """The running averages; NaN for those without any update."""
         averages = tf.convert_to_tensor(tensor_variable(self.averages))
-        return tf.where(tf.convert_to_tensor(tensor_variable(self.average_counts)) > 0, averages, float("nan"))
+        return where(tf.convert_to_tensor(tensor_variable(self.average_counts)) > 0, averages, float("nan"))
 
     def averages_by_name(self) -> dict[str, tf.Tensor]:
         """The running averages, by name."""

@@ -12,6 +12,7 @@ from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.method import Method, find
 from multihead._ground.names import names_arguments
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 
 
 class Weighting(Method):
@@ -114,7 +115,7 @@ class Weighting(Method):
 
     def weigh(self, losses: tf.Tensor, active: tf.Tensor, **used: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """The weights, `[num_heads]` derivatives of the total by the losses (0 for idle heads), and the total."""
-        losses = tf.where(active, losses, 0.0)
+        losses = where(active, losses, 0.0)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(losses)
             total = tf.convert_to_tensor(self.total(losses, active, **used))
@@ -123,14 +124,14 @@ class Weighting(Method):
                 f"`total` of {type(self).__name__} must return a scalar. Received: shape {total.shape}. Sum over the heads."
             )
         weights = tape.gradient(total, losses, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return tf.where(active, weights, 0.0), total
+        return where(active, weights, 0.0), total
 
     def gradients(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor, **used: Any) -> list[tf.Tensor]:
         """The gradients of `objective` for the learned variables, in the order of `trainable_variables`."""
         variables = [tensor_variable(variable) for variable in self.trainable_variables]
         if not variables:
             return []
-        losses = tf.stop_gradient(tf.where(active, losses, 0.0))
+        losses = tf.stop_gradient(where(active, losses, 0.0))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             objective = self.objective(losses, norms, active, **used)
@@ -177,7 +178,7 @@ def values(variables: Sequence[Any]) -> tf.Tensor:
 
 def sum_over(terms: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     """The sum of the terms over active heads."""
-    return tf.reduce_sum(tf.where(active, terms, tf.zeros_like(terms)))
+    return tf.reduce_sum(where(active, terms, tf.zeros_like(terms)))
 
 
 def count_of(active: tf.Tensor) -> tf.Tensor:
@@ -188,15 +189,15 @@ def count_of(active: tf.Tensor) -> tf.Tensor:
 def softmax_over(logits: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     """The softmax over active heads, 0 for idle heads."""
     lowest = tf.fill(tf.shape(logits), logits.dtype.min)
-    shares = tf.nn.softmax(tf.where(active, logits, lowest))
-    return tf.where(active, shares, tf.zeros_like(shares))
+    shares = tf.nn.softmax(where(active, logits, lowest))
+    return where(active, shares, tf.zeros_like(shares))
 
 
 def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     """`log(L_k + 1e-8)` of active heads, 0 for idle heads; NaN for a loss below 0."""
     # Multiplied by NaN, because the derivative of the logarithm is finite for negative losses and would increase them.
-    valid = losses * tf.where(losses < 0, float("nan"), 1.0)
-    return tf.math.log(tf.where(active, valid + 1e-8, tf.ones_like(losses)))
+    valid = losses * where(losses < 0, float("nan"), 1.0)
+    return tf.math.log(where(active, valid + 1e-8, tf.ones_like(losses)))
 
 
 @names_arguments

@@ -7,6 +7,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.method import Observation
 from multihead._ground.validation import check_positive, check_positive_whole
+from multihead._ground.where import where
 from multihead.weighting._base import Weighting, count_of, softmax_over, sum_over
 
 
@@ -57,14 +58,14 @@ class DWA(Weighting):
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         last, before = (tf.convert_to_tensor(tensor_variable(each)) for each in (self.last, self.before_last))
         known = (last > 0) & (before > 0)
-        ratios = tf.where(known, last / tf.where(known, before, 1.0), 1.0)
+        ratios = where(known, last / where(known, before, 1.0), 1.0)
         weights = count_of(active) * softmax_over(ratios / self.temperature, active)
         return sum_over(weights * losses, active)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         sums, counts, noted = (tensor_variable(each) for each in (self.sums, self.counts, self.noted))
         seen = update.active & applied
-        sums.assign(sums + tf.where(seen, update.losses, 0.0))
+        sums.assign(sums + where(seen, update.losses, 0.0))
         counts.assign(counts + tf.cast(seen, tf.float32))
         noted.assign(noted + tf.cast(applied, tf.int64))
         if self.updates_per_epoch is not None:
@@ -79,9 +80,9 @@ class DWA(Weighting):
         state = (self.sums, self.counts, self.last, self.before_last, self.noted)
         sums, counts, last, before_last, noted = (tensor_variable(each) for each in state)
         seen = is_due & (counts > 0)
-        means = tf.where(seen, tf.math.divide_no_nan(sums, counts), last)
-        older = tf.where(seen, last, before_last)
+        means = where(seen, tf.math.divide_no_nan(sums, counts), last)
+        older = where(seen, last, before_last)
         last.assign(means)
         before_last.assign(older)
         for each in (sums, counts, noted):
-            each.assign(tf.where(is_due, tf.zeros_like(each), each))
+            each.assign(where(is_due, tf.zeros_like(each), each))

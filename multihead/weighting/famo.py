@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.method import Observation
 from multihead._ground.validation import check_between, check_positive
+from multihead._ground.where import where
 from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
 from multihead.weighting._by_name import check_numbers, vector
 
@@ -96,14 +97,14 @@ class FAMO(Weighting):
         state = (self.logits, self.first_moments, self.second_moments, self.steps)
         logits, first, second, steps = (tensor_variable(each) for each in state)
         gradient = shares * (fell - tf.reduce_sum(shares * fell)) + self.weight_decay * logits
-        gradient = tf.where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
+        gradient = where(moved, gradient, 0.0)  # a non-finite gradient must not reach the moments
         new_first = _BETA_1 * first + (1.0 - _BETA_1) * gradient
         new_second = _BETA_2 * second + (1.0 - _BETA_2) * tf.square(gradient)
         new_steps = steps + 1.0
         size = tf.sqrt(new_second / (1.0 - tf.pow(_BETA_2, new_steps))) + _EPSILON
         step = self.learning_rate * new_first / (1.0 - tf.pow(_BETA_1, new_steps)) / size
         for variable, new in ((logits, logits - step), (first, new_first), (second, new_second), (steps, new_steps)):
-            variable.assign(tf.where(moved, new, variable))
+            variable.assign(where(moved, new, variable))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "least_losses": dict(self._least_losses)}

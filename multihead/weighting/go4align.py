@@ -7,6 +7,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.method import Observation
 from multihead._ground.validation import check_between, check_positive_whole
+from multihead._ground.where import where
 from multihead.weighting._base import Weighting, softmax_over, sum_over
 
 
@@ -52,15 +53,15 @@ class GO4Align(Weighting):
         self.indicators = self.add_state("indicators", (num_heads,))
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        losses *= tf.where(losses < 0, float("nan"), 1.0)
+        losses *= where(losses < 0, float("nan"), 1.0)
         known = tf.convert_to_tensor(tensor_variable(self.indicators)) - self.step_size * losses
-        values = softmax_over(known, active) * sum_over(losses, active) / (tf.where(active, losses, 1.0) + 1e-8)
+        values = softmax_over(known, active) * sum_over(losses, active) / (where(active, losses, 1.0) + 1e-8)
         weights = tf.cast(group_means(tf.cast(values, tf.float64), active, self.num_groups), tf.float32)
         return sum_over(tf.stop_gradient(weights) * losses, active)
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         indicators = tensor_variable(self.indicators)
-        indicators.assign_sub(self.step_size * tf.where(update.active & applied, update.losses, 0.0))
+        indicators.assign_sub(self.step_size * where(update.active & applied, update.losses, 0.0))
 
 
 def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Tensor:
@@ -77,9 +78,9 @@ def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Ten
         `[n]` float64.
     """
     size = int(values.shape[0])
-    order = tf.argsort(tf.where(active, values, values.dtype.max), stable=True)
+    order = tf.argsort(where(active, values, values.dtype.max), stable=True)
     counts = tf.gather(tf.cast(active, tf.float64), order)
-    ordered = tf.gather(tf.where(active, values, 0.0), order)
+    ordered = tf.gather(where(active, values, 0.0), order)
 
     def between(terms: tf.Tensor) -> tf.Tensor:
         """`[n + 1, n + 1]`: the sum of the terms from each place up to, and without, each other place."""
@@ -88,7 +89,7 @@ def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Ten
 
     number, total, square = between(counts), between(ordered), between(ordered**2)
     is_interval = tf.constant([[begin <= end for end in range(size + 1)] for begin in range(size + 1)])
-    costs = tf.where(is_interval, square - total**2 / tf.maximum(number, 1.0), values.dtype.max)
+    costs = where(is_interval, square - total**2 / tf.maximum(number, 1.0), values.dtype.max)
     least, begins = costs[0], []
     for _ in range(min(num_groups, size) - 1):
         sums = tf.expand_dims(tf.minimum(least, 1e300), 1) + tf.minimum(costs, 1e300)
@@ -101,6 +102,6 @@ def group_means(values: tf.Tensor, active: tf.Tensor, num_groups: int) -> tf.Ten
     for begin_of in [*reversed(begins), None]:
         begin = tf.constant(0) if begin_of is None else begin_of[end]
         mean = total[begin, end] / tf.maximum(number[begin, end], 1.0)
-        means = tf.where((places >= begin) & (places < end), mean, means)
+        means = where((places >= begin) & (places < end), mean, means)
         end = begin
     return tf.gather(means, tf.argsort(order))

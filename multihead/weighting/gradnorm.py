@@ -7,6 +7,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.method import Observation
 from multihead._ground.validation import check_between
+from multihead._ground.where import where
 from multihead.weighting._base import Weighting, count_of, sum_over, values
 
 _LEAST = 1e-3
@@ -66,10 +67,10 @@ class GradNorm(Weighting):
     def objective(self, losses: tf.Tensor, norms: tf.Tensor | None, active: tf.Tensor) -> tf.Tensor:
         parts = self._parts()
         scale = tf.stop_gradient(self._scale(parts, active))
-        norms = tf.where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
+        norms = where(active, tf.zeros_like(losses) if norms is None else norms, 0.0)
         weighted = scale * parts * norms
         first = self._first(losses)
-        ratios = tf.where(active, tf.math.divide_no_nan(losses, first), 0.0)
+        ratios = where(active, tf.math.divide_no_nan(losses, first), 0.0)
         count = tf.maximum(count_of(active), 1.0)
         speeds = tf.math.divide_no_nan(ratios, tf.reduce_sum(ratios) / count)
         targets = tf.reduce_sum(weighted) / count * tf.pow(tf.maximum(speeds, 0.0), self.alpha)
@@ -79,8 +80,8 @@ class GradNorm(Weighting):
 
     def observe(self, update: Observation, applied: tf.Tensor) -> None:
         first_losses = tensor_variable(self.first_losses)
-        first_losses.assign(tf.where(update.active & applied, self._first(update.losses), first_losses))
+        first_losses.assign(where(update.active & applied, self._first(update.losses), first_losses))
 
     def _first(self, losses: tf.Tensor) -> tf.Tensor:
         first = tf.convert_to_tensor(tensor_variable(self.first_losses))
-        return tf.where(first > 0, first, losses)
+        return where(first > 0, first, losses)

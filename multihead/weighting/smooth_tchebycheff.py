@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_positive
+from multihead._ground.where import where
 from multihead.weighting._base import Weighting
 from multihead.weighting._by_name import check_numbers, vector
 
@@ -51,7 +52,7 @@ class SmoothTchebycheff(Weighting):
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
         above = (losses - vector("targets", self._targets, self.head_names)) / self.mu
-        return self.mu * tf.reduce_logsumexp(tf.where(active, above, above.dtype.min))
+        return self.mu * tf.reduce_logsumexp(where(active, above, above.dtype.min))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "targets": dict(self._targets)}

@@ -46,6 +46,7 @@ A test fails if a release drops one.
 """
 
 PRIVATE_NAMES_OF_TENSORFLOW = (
+    "_cached_value",
     "_get_control_flow_context",
     "_in_multi_worker_mode",
     "_inputs",

@@ -74,6 +74,79 @@ def test_an_infinite_gradient_is_not_hidden_by_clipping():
     assert int(trainer.update_count) == 3
 
 
+class Spoils(clipping.ByNorm):
+    """A limit of a user's own whose result is not finite."""
+
+    def _clip(self, gradients):
+        return [each * np.inf for each in gradients]
+
+
+def test_clipping_that_spoils_gradients_is_noticed():
+    trainer = made(run_eagerly=True, clip=Spoils(1.0), max_skipped_updates=None)
+    before = tiny.weights_of(trainer)
+    with pytest.warns(RuntimeWarning, match="4 of the epoch's updates"):
+        fit(trainer, Y)
+    assert all(np.array_equal(one, other) for one, other in zip(before, tiny.weights_of(trainer)))
+
+
+class Passes(keras.layers.Layer):
+    """An encoder with two outputs, one of which none of its variables reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return {"hidden": self.dense(x), "inputs": x}
+
+
+class Root(keras.layers.Layer):
+    """A head that is finite at 0, where its gradient is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, shapes):
+        self.dense.build((None, 4))
+
+    def call(self, representation):
+        return self.dense(representation["hidden"]) + tf.sqrt(tf.abs(representation["inputs"][:, :1]))
+
+
+@pytest.mark.first_cases(4)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"telemetry": None},
+        {"telemetry": "norms"},
+        {"balancer": "UPGrad"},
+        {"telemetry": None, "weighting": "LogLoss"},
+        {"telemetry": "full"},
+        {"balancer": "UPGrad", "micro_batches": 2},
+        {"micro_batches": 2},
+        {"balancer": "UPGrad", "balance_at": "parameters", "telemetry": None},
+    ],
+    ids=str,
+)
+def test_a_gradient_that_reaches_no_variable_is_noticed(options):
+    keras.utils.set_random_seed(0)
+    trainer = MultiHeadTrainer(Passes())
+    trainer.add_head("a", keras.layers.Dense(1), "mse", reads="hidden")
+    trainer.add_head("b", Root(), "mse")
+    trainer.compile("sgd", **options)
+    x = X + 5.0
+    x[9, 0] = 0.0
+    with pytest.warns(
+        RuntimeWarning, match=r"1 of the epoch's updates were skipped .* from head 'b', .* at update 3, batch 2"
+    ):
+        trainer.fit(x, Y, batch_size=4, shuffle=False, verbose=0)
+    assert all(np.isfinite(each).all() for each in tiny.weights_of(trainer))
+
+
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     "options",

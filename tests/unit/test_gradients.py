@@ -69,7 +69,7 @@ def test_is_finite():
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known size", "unknown size"])
-@pytest.mark.parametrize("number", [0, 1, 2**14, 2**15, 2**16, 2**16 + 1])
+@pytest.mark.parametrize("number", [0, 1, 2**11, 2**11 + 1, 2**14, 2**15, 2**16, 2**16 + 1])
 def test_is_finite_of_the_largest_and_smallest_numbers(number, is_known, dtype, jit_compile):
     dtype = tf.as_dtype(dtype)
     signature = [tf.TensorSpec([number if is_known else None], dtype)]
@@ -103,6 +103,58 @@ def test_rows_have_the_inner_products_of_the_dense_gradients(kinds):
     combined = rows.restore(tf.reduce_sum(rows.times(factors).values, axis=0))
     assert kind(combined) == ("dense" if "dense" in kinds else "sparse")
     np.testing.assert_allclose(dense(combined).ravel(), factors.numpy() @ wanted)
+
+
+LACKING = {"none lacks": "", "one has it": "0", "two have it": "13", "half": "024", "all lack": "all"}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+@pytest.mark.parametrize(("num_heads", "sizes"), [(5, (4096, 4097)), (8, (5000, 2)), (9, (5000,))])
+@pytest.mark.parametrize(("dtype", "known"), [("float16", True), ("float32", True), ("float64", True), ("float32", False)])
+def test_inner_products_are_those_of_numpy(num_heads, sizes, lacking, dtype, known):
+    rng = np.random.default_rng(0)
+    given = [[rng.normal(size=[size]).astype(dtype) for size in sizes] for _ in range(num_heads)]
+    chosen = LACKING[lacking]
+    having = range(num_heads) if not chosen else [] if chosen == "all" else [int(k) for k in chosen]
+    lacks = {k for k in range(num_heads) if k not in having}
+
+    def products(*flat):
+        rows = [list(flat[k * len(sizes) : (k + 1) * len(sizes)]) for k in range(num_heads)]
+        for k in lacks:
+            rows[k][-1] = None  # the other tensors have a gradient for every head
+        return gradients.inner_products(rows)
+
+    flat = [each for row in given for each in row]
+    specs = [tf.TensorSpec([each.size if known else None], dtype) for each in flat]
+    found = tf.function(products, input_signature=specs)(*flat)
+    wide = [
+        np.concatenate([each.astype("float64") * (k not in lacks or i < len(sizes) - 1) for i, each in enumerate(row)])
+        for k, row in enumerate(given)
+    ]
+    assert found.dtype == tf.float64
+    np.testing.assert_allclose(found, np.stack(wide) @ np.stack(wide).T, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_inner_products_of_pairs_neither_overflow_nor_underflow(scale):
+    rows = np.random.default_rng(1).normal(size=[3, 5000]).astype("float32") * np.float32(scale)
+    found = gradients.inner_products([[tf.constant(row)] for row in rows])
+    np.testing.assert_allclose(found, rows.astype("float64") @ rows.astype("float64").T, rtol=1e-9, atol=1e-9 * scale**2)
+
+
+def test_what_is_not_finite_in_one_head_is_so_in_its_products_alone():
+    rows = [[tf.fill([5000], 1.0), None], [tf.fill([5000], np.nan), None], [None, tf.fill([3], 2.0)]]
+    found = gradients.inner_products(rows).numpy()
+    np.testing.assert_array_equal(np.isnan(found), [[0, 1, 0], [1, 1, 0], [0, 0, 0]])
+    assert found[0, 0] == 5000 and found[2, 2] == 12
+
+
+def test_inner_products_of_sparse_gradients():
+    found = gradients.inner_products([[SPARSE, None], [DENSE, None], [SPARSE, DENSE], [None, SPARSE]])
+    first = [dense(each).ravel() for each in (SPARSE, DENSE, SPARSE, None)]
+    second = [dense(each).ravel() for each in (None, None, DENSE, SPARSE)]
+    wanted = np.stack(first) @ np.stack(first).T + np.stack(second) @ np.stack(second).T
+    np.testing.assert_allclose(found, wanted)
 
 
 def test_xla_compiles_rows_of_sparse_gradients():

@@ -61,6 +61,7 @@ def test_every_private_name_of_tensorflow_that_is_used_still_exists(name, two_re
         two_replicas.extended,
         per_replica,
         tf.data.Dataset.range(2),
+        tf.Variable(0.0),
         tf.function(lambda: 0).get_concrete_function().graph,
     ]
     if name == "_read_only_resource_inputs":  # of an operation that calls a function

@@ -14,6 +14,7 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.graphs import in_xla
 from multihead._ground.validation import check_dense
+from multihead._ground.where import where
 from multihead.heads._labels.checks import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._shapes import Elements, aligned, with_columns
 
@@ -47,13 +48,13 @@ def mask_missing(
     counted = both(labelled, considered if given is None else both(considered, given > 0))
     weights = _weights(elements, counted, given)
     if spec.class_weight is not None:
-        clean = seen if lacking is None else tf.where(lacking, tf.zeros_like(seen), seen)
+        clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
         weights *= spec.class_weight.of(elements.classes(clean))
     is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
     weights = _checked(weights, problems)
     # Values that do not count, NaN included, are replaced before the loss is called.
     used = counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
-    clean = seen if used is None else tf.where(elements.with_inner(used), seen, tf.zeros_like(seen))
+    clean = seen if used is None else where(elements.with_inner(used), seen, tf.zeros_like(seen))
     return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
 
 
@@ -68,7 +69,7 @@ def _weights(elements: Elements, counted: tf.Tensor | None, given: tf.Tensor | N
     """The weights of the elements, float32: 0 where they do not count, otherwise the given ones, or 1."""
     if counted is None:
         return tf.ones(elements.sizes)
-    return tf.cast(counted, tf.float32) if given is None else tf.where(counted, given, 0.0)
+    return tf.cast(counted, tf.float32) if given is None else where(counted, given, 0.0)
 
 
 def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -88,7 +89,7 @@ def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     rows = tf.concat([rows, tf.fill(tf.concat([[1], inner], axis=0), tf.constant(0.5, targets.dtype))], axis=0)
     valid = rows[tf.argmax(tf.concat([tf.reshape(weights, [-1]), [1e-30]], axis=0))]
     has_label = tf.reshape(weights > 0, tf.concat([tf.shape(weights), tf.ones_like(inner)], axis=0))
-    return tf.where(has_label, targets, valid)
+    return where(has_label, targets, valid)
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
@@ -156,7 +157,7 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
     """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
     wrong = [_of_elements(problem.broken, weights) for problem in problems]
     if in_xla():
-        return functools.reduce(lambda found, each: tf.where(each, float("inf"), found), wrong, weights)
+        return functools.reduce(lambda found, each: where(each, float("inf"), found), wrong, weights)
     checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
     if not checks:
         return weights

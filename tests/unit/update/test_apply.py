@@ -28,7 +28,7 @@ def setting():
     net = Network.of(layers[0], [Head("a", layers[1], "mse"), Head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
-    spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0])
+    spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0], clip=None)
     return spec, optimizer, tf.Variable([5.0])
 
 

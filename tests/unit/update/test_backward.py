@@ -64,7 +64,7 @@ def plain_sum(by_layer=None):
         return Combined(gradients=gradients.total(), coefficients=tf.ones([2]), gramian=None, at_representation=None)
 
     step, counts = tf.constant(0, tf.int64), tf.ones([2])
-    return CombinedPass(combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, step=step), by_layer)
+    return CombinedPass(combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, step=step), True, by_layer)
 
 
 def by_tape(net):

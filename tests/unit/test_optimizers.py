@@ -1,0 +1,91 @@
+"""Gradients applied once, and the optimizer's scalars read once: the same as Keras's own application, for every optimizer."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead._ground.keras import tensor_variable
+from multihead._ground.optimizers import apply_reduced_gradients, build_optimizer, get_optimizer, optimizer_names
+from tests.helpers.operations import operations
+
+SHAPES = ([3, 2], [2], [2, 2, 1], [])
+RNG = np.random.default_rng(0)
+VALUES = [RNG.normal(size=shape).astype("float32") for shape in SHAPES]
+STEPS = [[RNG.normal(size=shape).astype("float32") for shape in SHAPES] for _ in range(3)]
+
+
+def variables():
+    layer = keras.layers.Layer()
+    made = [layer.add_weight(name=f"w{i}", shape=each.shape, initializer="zeros") for i, each in enumerate(VALUES)]
+    for variable, value in zip(made, VALUES):
+        variable.assign(value)
+    return made
+
+
+def trained(optimizer, apply, in_graph):
+    ours = variables()
+    build_optimizer(optimizer, ours)
+
+    def step(gradients):
+        apply(optimizer, gradients, ours)
+
+    step = tf.function(step, autograph=False) if in_graph else step
+    for gradients in STEPS:
+        step([tf.constant(each) for each in gradients])
+    return [tf.convert_to_tensor(each).numpy() for each in (*ours, *optimizer.variables)]
+
+
+def by_keras(optimizer, gradients, targets):
+    optimizer.apply_gradients(list(zip(gradients, targets)))
+
+
+def scheduled():
+    return keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
+
+
+@pytest.mark.first_cases(3)
+@pytest.mark.parametrize("name", optimizer_names())
+def test_it_is_keras_own_application_bit_for_bit(name):
+    for in_graph in (True, False):
+        found, wanted = (trained(get_optimizer(name), apply, in_graph) for apply in (apply_reduced_gradients, by_keras))
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_schedule_gives_each_update_its_own_rate(in_graph):
+    found, wanted = (
+        trained(keras.optimizers.SGD(scheduled()), each, in_graph) for each in (apply_reduced_gradients, by_keras)
+    )
+    np.testing.assert_array_equal(found[0], wanted[0])
+    total = sum(0.1 * 0.5**i * gradients[0] for i, gradients in enumerate(STEPS))
+    np.testing.assert_allclose(found[0], VALUES[0] - total, rtol=1e-5)
+
+
+def reads(number):
+    """How often an update of some variables reads the counter and the learning rate."""
+    optimizer, targets = keras.optimizers.Adam(), variables()[:number]
+    build_optimizer(optimizer, targets)
+    step = tf.function(lambda: apply_reduced_gradients(optimizer, list(map(tf.ones_like, targets)), targets))
+    traced = step.get_concrete_function()
+    scalars = {id(tensor_variable(each).handle) for each in (optimizer.iterations, optimizer.learning_rate)}
+    inside = {each.name for handle, each in traced.graph.captures if id(handle) in scalars}
+    return [each.inputs[0].name in inside for each in operations(traced) if each.type == "ReadVariableOp"].count(True)
+
+
+def test_the_scalars_are_read_as_often_for_many_variables_as_for_one():
+    assert reads(4) == reads(1)
+
+
+def test_the_optimizer_is_left_as_it_was():
+    optimizer, targets = keras.optimizers.Adam(), variables()
+    build_optimizer(optimizer, targets)
+    step = tf.function(lambda: apply_reduced_gradients(optimizer, list(map(tf.ones_like, targets)), targets))
+    step()
+    assert "update_step" not in vars(optimizer)
+    assert int(optimizer.iterations) == 1 == int(tf.convert_to_tensor(optimizer.iterations))
+    apply_reduced_gradients(optimizer, [tf.ones_like(each) for each in targets], targets)
+    assert int(optimizer.iterations) == 2
