@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._as_large import LARGE
 from benchmarks._equal_cost_lines import (
     ALONE,
     ENDING,
-    LARGE,
     RATES,
     Line,
     first_weight,

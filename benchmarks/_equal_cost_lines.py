@@ -13,8 +13,6 @@ from multihead.comparison._student import difference_of, relative_changes
 
 LINES = RESULTS / "equal_cost.jsonl"
 ALONE, ENDING = "alone", ", equal cost"
-LARGE = ", as large"
-"""What follows the name of an arm whose model is as large as the single-task models together."""
 RATES = ", rates as alone"
 """What follows the name of an arm whose heads have the learning rates that were chosen for them alone."""
 

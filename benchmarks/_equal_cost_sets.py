@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from benchmarks import molecules, multimnist
+from benchmarks._as_large import width_as_large
 from examples.convergence_study.network import Network
 from examples.seq2seq_price import batches, run
 from examples.seq2seq_price.columns import NO_LABEL
 from examples.seq2seq_price.rows import read_table
 from multihead import MultiHeadTrainer, losses
-from multihead.comparison._arms import ALONE
-from multihead.comparison._run import parameters_of, start
-from multihead.comparison._study import TUNE, Job, Study
 from multihead.models import PriceClassifier, Seq2SeqEncoder
 
 Part = tuple[np.ndarray, dict[str, np.ndarray]]
@@ -55,18 +52,8 @@ class DataSet(NamedTuple):
         return functools.partial(self.make, self.width)
 
     def as_large(self) -> int:
-        """The largest width with which a joint model has at most the parameters of all single-task models together."""
-        most = sum(self._parameters(self.width, head) for head in self.metrics)
-        low, high = self.width, self.width * len(self.metrics) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._parameters(middle) <= most else (low, middle)
-        return low
-
-    def _parameters(self, width: int, head: str = "") -> int:
-        """The number of parameters of a joint model or, with the name of a head, of its single-task model."""
-        study = Study(functools.partial(self.make, width), self.data, keras.optimizers.SGD, {}, self.batch_size, None)
-        return parameters_of(start(study, Job(TUNE, ALONE if head else "joint", head, 0, 1e-3, 1)).trainer)
+        """See `width_as_large`."""
+        return width_as_large(self.make, self.width, self.data, [*self.metrics], self.batch_size)
 
 
 def rates(adam: tuple[float, ...], sgd: tuple[float, ...]) -> dict[str, tuple[float, ...]]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._as_large import LARGE
 from benchmarks._equal_cost_front import DIGITS, STUDY, front_of
 from benchmarks._equal_cost_lines import (
     ALONE,
     ENDING,
-    LARGE,
     RATES,
     Line,
     change,
@@ -78,7 +78,13 @@ def chosen(line: Line, rules: Sequence[str] = (RULE,)) -> str | None:
     on_validation = {arm: values(line, arm, "validation") for arm in (ALONE, *arms)}
     shared = min(each.shape[1] for each in on_validation.values())
     alone, *others = (each[:, :shared] for each in on_validation.values())
-    return favoured(dict(zip(arms, others)), alone, signs(line), costs_of(arms, line["updates"], line["costs"]))
+    costs = costs_of(arms, line["updates"], line["costs"])
+    return favoured(dict(zip(arms, others)), alone, signs(line), costs, have_a_say(line))
+
+
+def have_a_say(line: Line) -> list[bool]:
+    """For each head, whether the validation data have enough labels of it to choose by."""
+    return [head not in line.get("few_labels", {}) for head in line["directions"]]
 
 
 def _chosen(lines: Sequence[Line]) -> list[str]:
@@ -118,6 +124,8 @@ def _choices(lines: Sequence[Line], rules: Sequence[str], title: str) -> str:
             "heads better, worse": f"{better}, {worse} of {len(line['directions'])}",
             "lowest change": f"{losses[least]:+.1f} ({least})",
         }
+        if not any(have_a_say(line)):
+            row["data set"] = f"{line['set']}, the cheapest"
         rows.append(row)
         if len(rules) == 1:
             del row["floor"]

@@ -38,7 +38,8 @@ import numpy as np
 
 import multihead
 from benchmarks import _published
-from benchmarks._equal_cost_lines import ALONE, LARGE, LINES, RATES
+from benchmarks._as_large import LARGE
+from benchmarks._equal_cost_lines import ALONE, LINES, RATES
 from benchmarks._equal_cost_sets import SETS, DataSet
 from benchmarks._equal_cost_table import tables
 from benchmarks._results import read_lines
@@ -120,6 +121,7 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
         "updates": found.updates,
         "rates": found.rates,
         "costs": costs,
+        "few_labels": found.few_labels,
         "figures": figures,
         "validation": validation,
         "keras": found.lines[0]["settings"]["keras"],

@@ -10,9 +10,11 @@ per epoch for 100 epochs, chooses rate and dropout for each method, and takes th
 all arms have one rate and no dropout.
 
 An arm is `"plain sum"`; a balancer or a weighting by the name of its class; a balancer with `", parameters"`, which acts
-there instead of at the representation; or a head and its weight: `"cl 0.1"`. Finished runs are lines in `--results`; the
-command continues where it stopped, also with other arms or more seeds; each number of images (`--every`) and epochs has a
-file of its own. `--table` prints the tables of the lines beside the published ones.
+there instead of at the representation; or a head and its weight: `"cl 0.1"`. With `", as large"` at the end, the
+representation is as wide as it can be while the joint model has no more parameters than the single-task models together.
+Finished runs are lines in `--results`; the command continues where it stopped, also with other arms or more seeds; each
+number of images (`--every`) and epochs has a file of its own. `--table` prints the tables of the lines beside the published
+ones.
 
 The data are `multimnist.npz` in the folder `--data`. Without it, `keras.datasets.mnist` is used, and the pairs are drawn by
 the same rule: to each left digit a right one from the same part, with replacement.
@@ -25,12 +27,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 import multihead
 from benchmarks import _published
+from benchmarks._as_large import LARGE, width_as_large
 from benchmarks._multimnist_table import TASKS, tables
 from examples._command_line import InputError, whole
 from multihead import MultiHeadTrainer, balancing, weighting
@@ -192,7 +196,7 @@ def run(task: str, digits: Digits, options: Namespace) -> None:
     """Trains the arms of a task."""
     heads = TASKS[task]
     data = data_of(digits, heads, every=10 if options.quick else options.every)
-    arms: Mapping[str, _published.Arm] = _published.arms_of(options.arms or METHODS, heads, SPECIAL)
+    arms = arms_of(options.arms or METHODS, heads, data)
     multihead.compare(
         functools.partial(build, heads),
         data,
@@ -205,6 +209,17 @@ def run(task: str, digits: Digits, options: Namespace) -> None:
         equal_cost=[name for name in options.equal_cost if name in arms],
         file=options.results / f"multimnist_{task}_{len(data['train'][0])}x{options.epochs}.jsonl",
     )
+
+
+def arms_of(names: Sequence[str], heads: Sequence[str], data: Mapping[str, Any]) -> dict[str, _published.Arm]:
+    """The arms by their names, as large ones with a `build` of their own."""
+    found = _published.arms_of([name.removesuffix(LARGE) for name in names], heads, SPECIAL)
+    large: dict[str, Any] = {}
+    if any(name.endswith(LARGE) for name in names):
+        large["build"] = functools.partial(
+            build, heads, width_as_large(functools.partial(build, heads), UNITS, data, heads, BATCH)
+        )
+    return {name: {**found[name.removesuffix(LARGE)], **(large if name.endswith(LARGE) else {})} for name in names}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

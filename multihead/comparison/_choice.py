@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,11 @@ def costs_of(arms: Iterable[str], updates: Mapping[str, int], costs: Mapping[str
 
 
 def favoured(
-    values: Mapping[str, np.ndarray], alone: np.ndarray, signs: np.ndarray, costs: Mapping[str, float]
+    values: Mapping[str, np.ndarray],
+    alone: np.ndarray,
+    signs: np.ndarray,
+    costs: Mapping[str, float],
+    counts: Sequence[bool] | None = None,
 ) -> str | None:
     """The cheapest arm that validation data cannot tell from the best one.
 
@@ -51,6 +55,8 @@ def favoured(
         alone: Those of each head alone, `[heads, seeds]`.
         signs: `[heads]`, 1 for a figure that is better when higher, otherwise -1.
         costs: By arm, what it takes to train it; compared after rounding to hundredths.
+        counts: `[heads]`: which heads have a say, those with enough labels; without any, the cheapest arm is chosen.
+            Default: all.
 
     Returns:
         Its name; None if no arm has all figures.
@@ -61,6 +67,11 @@ def favoured(
     changes = {arm: of_seeds for arm, of_seeds in changes.items() if np.isfinite(of_seeds).all()}
     if not changes:
         return None
+    if counts is not None and not any(counts):
+        return min(changes, key=lambda arm: round(costs[arm], 2))
+    if counts is not None and not all(counts):
+        kept = np.flatnonzero(counts)
+        return favoured({arm: values[arm][kept] for arm in changes}, alone[kept], signs[kept], costs)
     means = {arm: of_seeds.mean() for arm, of_seeds in changes.items()}
     errors = {
         arm: of_seeds.std(ddof=1) / np.sqrt(of_seeds.size) if of_seeds.size > 1 else 0 for arm, of_seeds in changes.items()

@@ -53,7 +53,8 @@ def compare(
     Single-task models, the arm `"alone"`, are made from the same `build` by leaving one head only. The learning rate falls
     to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates. Where
     it starts is chosen for every arm, and for every single-task model, from the same grid on a seed of its own, by the
-    validation data: the head's metric alone, delta-m against the best single-task models for several heads. Weightings that
+    validation data: the head's metric alone, delta-m against the best single-task models for several heads. Heads of two
+    classes with fewer than ten labels of one of them there have no say in this, if others have. Weightings that
     change at the end of an epoch, as `DWA` does, change after each pass over the training data.
 
     The equal-cost comparison trains an arm once more, for the time that the single-task models of all heads take together:
@@ -168,6 +169,7 @@ class _Steps:
         self._study, self._plan, self._arms, self._twice = study, plan, arms, twice
         self._lines, self._each, self._progress = lines, each, progress
         self._metrics: dict[str, list[str]] = {}
+        self._few_labels: dict[str, int] = {}
         self._budget = 1
         self._alone: dict[str, float] = {}  # the learning rate of each single-task model
 
@@ -180,6 +182,7 @@ class _Steps:
         self._budget = updates
         self._lines.begin(settings_of(self._study, self._plan, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
+        self._few_labels = self._lines.remember("few_labels", probed["few_labels"])
         self._alone = dict.fromkeys(self._metrics, self._plan.rates[0])  # until they are chosen
         self._check_arms()
         trained = [(arm, "", updates, False) for arm in self._arms.values()]
@@ -307,7 +310,7 @@ class _Steps:
         """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
         if head := lines[0]["head"]:
             return self._sign(head) * self._mean(lines, head)
-        heads = list(self._metrics)
+        heads = [head for head in self._metrics if head not in self._few_labels] or list(self._metrics)
         values = np.array([[self._mean(lines, head)] for head in heads])
         baselines = np.array([[self._best_alone(head, updates_alone)] for head in heads])
         return float(relative_changes(values, baselines, np.array([*map(self._sign, heads)]))[0])

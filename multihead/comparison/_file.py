@@ -109,6 +109,13 @@ class Lines:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
+    def remember(self, name: str, value: Any) -> Any:
+        """Writes down what a name stands for, unless that is there or empty, and returns it as it will be read."""
+        known = next((line[name] for line in reversed(self.lines) if name in line), None)
+        if known == value or (known is None and not value):
+            return value
+        return self.append({name: value})[name]
+
     def choose(self, label: str, rate: float, grid: Sequence[float], head_rates: Mapping[str, float]) -> None:
         """Writes down the learning rates with which the seeds of an arm are trained, and the grid, unless they are there."""
         of_heads = {"head_rates": dict(head_rates)} if head_rates else {}

@@ -46,6 +46,8 @@ class Comparison:
         costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
             prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
             the numbers of parameters, those that are not trained included. Below 1 is cheaper.
+        few_labels: By the names of heads of two classes, the number of labels of the rarer one on the validation data, where
+            it is below ten.
         lines: All lines, as in the file.
     """
 
@@ -57,6 +59,7 @@ class Comparison:
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
         self._grid: list[float] = settings["rates"]
+        self.few_labels: dict[str, int] = next((line["few_labels"] for line in reversed(lines) if "few_labels" in line), {})
         chosen = chosen_rates(self.lines)
         runs = [line for line in self.lines if line.get("run") == FINAL]
         names = [self._of(_label(line), line["head"]) for line in runs]
@@ -129,6 +132,9 @@ class Comparison:
         below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
         training, or the number of updates where that is not known of all arms.
 
+        Heads in `few_labels` have no say: their figures on the validation data are noise. If no other head is left, it is
+        the cheapest arm.
+
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
 
@@ -150,7 +156,14 @@ class Comparison:
 
     def _favoured(self, arms: Sequence[str]) -> str | None:
         values = {arm: self._on_validation(arm) for arm in arms}
-        return favoured(values, self._on_validation(ALONE), self._signs(), costs_of(arms, self.updates, self.costs))
+        costs = costs_of(arms, self.updates, self.costs)
+        counts = [head not in self.few_labels for head in self.heads]
+        return favoured(values, self._on_validation(ALONE), self._signs(), costs, counts)
+
+    def _harms(self, arm: str) -> bool:
+        """Whether a head that has a say is worse than alone on the validation data."""
+        kept = np.flatnonzero([head not in self.few_labels for head in self.heads])
+        return harms(self._on_validation(arm)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
 
     def _on_validation(self, arm: str) -> np.ndarray:
         """The figures of an arm on the validation data, `[heads, seeds]`."""
@@ -200,7 +213,7 @@ class Comparison:
     def _facts(self) -> Facts:
         joint = [arm for arm in self.arms if arm != ALONE]
         favourite = self._favoured(joint) if self.split == TEST else None
-        pays = favourite is not None and harms(self._on_validation(favourite), self._on_validation(ALONE), self._signs())
+        pays = favourite is not None and self._harms(favourite)
         return Facts(
             heads=self.heads,
             metrics=self.metrics,
@@ -215,6 +228,7 @@ class Comparison:
             as_alone=[*self.head_rates],
             favoured=favourite,
             favoured_harms=pays,
+            few_labels=self.few_labels,
             grids={name: self._grids.get(name, self._grid) for name in self.rates},
             updates=self.updates,
             costs=self.costs,

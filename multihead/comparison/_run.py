@@ -32,6 +32,7 @@ from multihead.comparison._data import (
     read_split,
     splits_of,
 )
+from multihead.comparison._few_labels import few_labels
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.heads._metrics import log_name
 from multihead.weighting import Weighting
@@ -276,6 +277,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
         "split": TEST if TEST in started.data else VALIDATION,
         "start": started.start,
         "first_batch": feed.order,
+        "few_labels": few_labels(started.data[VALIDATION], heads),
     }
 
 

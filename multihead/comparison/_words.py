@@ -34,6 +34,7 @@ class Facts:
     as_alone: Sequence[str]
     favoured: str | None
     favoured_harms: bool
+    few_labels: Mapping[str, int]
     grids: Mapping[str, Sequence[float]]
     updates: Mapping[str, int]
     costs: Mapping[str, Mapping[str, float]]
@@ -158,8 +159,11 @@ def _of_favoured(facts: Facts, arm: str) -> str:
     """The arm that the validation data favour, and what it is on the test data."""
     verdicts = [facts.differences[arm][head].verdict for head in facts.heads]
     there = ", though with it one head at least is worse than alone there" if facts.favoured_harms else ""
+    choice = f"The validation data favour {arm!r}{there}"
+    if all(head in facts.few_labels for head in facts.heads):
+        choice = f"The validation data have too few labels to favour an arm; the cheapest is {arm!r}"
     return (
-        f"The validation data favour {arm!r}{there}. On the test data, which had no part in that choice, "
+        f"{choice}. On the test data, which had no part in that choice, "
         f"{verdicts.count('better')} of {len(facts.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
         f"delta-m {_interval(facts.delta_m[arm], percent=True)}."
     )
@@ -175,6 +179,12 @@ def _cautions(facts: Facts) -> list[str]:
     if number >= 20 and len(facts.seeds) > 1:
         found.append(
             f"Of {number} intervals, about {plain(0.05 * number)} exclude 0 by chance: repeat surprises with other seeds."
+        )
+    if facts.few_labels:
+        numbers = ", ".join(f"{head!r} ({number})" for head, number in facts.few_labels.items())
+        found.append(
+            f"The validation data have few labels of the rarer class of {numbers}: what is chosen by them is noise. These "
+            "heads have no say where others can choose. Give the validation data more of these labels, or pass one rate."
         )
     grids = {name: grid for name, grid in facts.grids.items() if len(grid) > 1}
     at_edge = [name for name, grid in grids.items() if facts.rates[name] in (grid[0], grid[-1])]

@@ -1,0 +1,117 @@
+"""Heads of two classes with few labels on the validation data: counted, left out of choices, and named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import multihead
+from multihead import MultiHeadTrainer, comparison
+from multihead.comparison._data import read_split
+from multihead.comparison._few_labels import FEW, few_labels
+from tests.unit.comparison.test_result import ALONE, SEEDS, TWICE, on_validation
+
+N = 40
+RARE = (np.arange(N) < 6).astype("int32")
+X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
+
+
+def counted(targets, weights=None, ignored=None, as_dataset=False):
+    heads = {name: SimpleNamespace(ignore_label=(ignored or {}).get(name)) for name in targets}
+    given = (X, targets) if weights is None else (X, targets, weights)
+    given = tf.data.Dataset.from_tensor_slices(given).batch(16) if as_dataset else given
+    return few_labels(read_split("validation", given, list(heads)), heads)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_labels_of_the_rarer_class_are_counted(as_dataset):
+    targets = {
+        "rare": RARE,
+        "common": 1 - RARE[:, None].astype("float32"),
+        "often": (np.arange(N) < FEW).astype("int32"),
+        "one class": np.ones([N], "int32"),
+        "three": RARE + (np.arange(N) > 20),
+        "number": X[:, :1],
+        "rows": np.eye(2, dtype="float32")[RARE],
+        "truth": RARE == 1,
+    }
+    assert counted(targets, as_dataset=as_dataset) == {"rare": 6, "common": 6, "one class": 0, "truth": 6}
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_only_labels_that_count_are_counted(as_dataset):
+    often = (np.arange(N) < 20).astype("float32")
+    missing = np.where(np.arange(N) < 17, np.nan, often)[:, None]
+    ignored, weights = np.where(np.arange(N) < 18, -1, often).astype("int32"), (np.arange(N) >= 16).astype("float32")
+    targets = {"often": often, "missing": missing, "ignored": ignored, "weighted": often[:, None], "each": often[:, None]}
+    by_head = {"weighted": weights, "each": weights[:, None]}
+    found = counted(targets, by_head, {"ignored": -1}, as_dataset)
+    assert found == {"missing": 3, "ignored": 2, "weighted": 4, "each": 4}
+
+
+def with_few(found, **numbers):
+    found.few_labels = numbers
+    return found
+
+
+LUCKY = {"kind": [each + 0.1 for each in ALONE["kind"]], "size": ALONE["size"]}
+VALUES = {"plain sum": LUCKY, "size 0.3": ALONE, "EqualNorms": ALONE, "EqualNorms, equal cost": TWICE}
+
+
+def test_a_head_with_few_labels_has_no_say():
+    assert on_validation(VALUES).choose(["plain sum", "size 0.3", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"
+    assert on_validation(VALUES).choose(["plain sum", "size 0.3"]) == "plain sum"
+    found = with_few(on_validation(VALUES), kind=6)
+    assert found.choose(["plain sum", "size 0.3", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # for `size`
+    worse = {**VALUES, "plain sum": {"kind": LUCKY["kind"], "size": [each * 1.5 for each in ALONE["size"]]}}
+    assert with_few(on_validation(worse), kind=6).choose(["plain sum", "size 0.3"]) == "size 0.3"
+    said = "\n".join(found.findings)
+    assert "few labels of the rarer class of 'kind' (6): what is chosen by them is noise." in said
+    assert "The validation data favour 'EqualNorms, equal cost'." in said
+    assert "few labels" not in "\n".join(on_validation(VALUES).findings)
+
+
+def test_without_a_head_that_has_a_say_the_cheapest_arm_is_chosen():
+    found = with_few(on_validation(VALUES), kind=6, size=0)
+    for arm, cost in {"plain sum": 0.9, "size 0.3": 0.8}.items():
+        found.costs[arm] = {"update": cost, "serve": 1.0}
+    assert found.choose(["plain sum", "size 0.3"]) == "size 0.3" and found.choose() == "EqualNorms"
+    assert "have too few labels to favour an arm; the cheapest is 'EqualNorms'. On the test data" in "\n".join(
+        found.findings
+    )
+    failed = {**VALUES, "EqualNorms": {**ALONE, "kind": [np.nan, *ALONE["kind"][1:]]}}
+    assert with_few(on_validation(failed), kind=6, size=0).choose(["EqualNorms", "plain sum"]) == "plain sum"
+    assert len(found.seeds) == len(SEEDS)
+
+
+def build():
+    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer.add_head("rare", keras.layers.Dense(1, activation="sigmoid"), "binary_crossentropy")
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    return trainer
+
+
+def test_a_comparison_counts_them_and_its_file_keeps_them(tmp_path):
+    part = X, {"rare": RARE[:, None], "size": X[:, :1]}
+    options = {"seeds": 1, "budget": 2, "equal_cost": False, "verbose": 0, "options": {"run_eagerly": True}}
+
+    def found(**others):
+        parts = {"train": part, "validation": part, "test": part}
+        return multihead.compare(build, parts, {"plain sum": {}}, file=tmp_path / "lines", **{**options, **others})
+
+    first = found(rates=(1e-2, 1e-3))
+    assert first.few_labels == {"rare": 6} == comparison.read(tmp_path / "lines").few_labels
+    assert "'rare' (6)" in str(first)
+    text = (tmp_path / "lines").read_text()
+    assert found(rates=(1e-2, 1e-3)).few_labels == {"rare": 6} and (tmp_path / "lines").read_text() == text
+    # The rate of the joint model is that which is best for `size`, since `rare` has no say.
+    tuned = {
+        line["rate"]: line["figures"]["validation"]["size_loss"]
+        for line in first.lines
+        if line.get("run") == "tune" and not line["head"]
+    }
+    assert first.rates["plain sum"] == min(tuned, key=tuned.get)
