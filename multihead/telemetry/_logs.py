@@ -193,12 +193,13 @@ class LogMetrics:
                 f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
                 f"factor does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
             )
+        were = "was" if skipped == 1 else "were"
         if skipped and not heads and not variables:
-            return f"{skipped} of the epoch's updates were skipped because none of the scheduled heads had labels."
+            return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
         if skipped:
             place = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
             reason = "because a loss or gradient was not finite"
-            return f"{skipped} of the epoch's updates were skipped {reason}: {place}. {remedy}"
+            return f"{skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
         if heads and self.faults.drops_heads:
             place = f"the last time {self.faults.where()}"
             return f"A head sat out updates because its loss or gradient was not finite: {place}. {remedy}"

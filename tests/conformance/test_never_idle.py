@@ -188,7 +188,7 @@ def test_a_batch_without_elements_leaves_its_head_idle():
         tf.TensorSpec([None, None, 3]),
         {"tag": tf.TensorSpec([None, None], tf.int64), "size": tf.TensorSpec([None, None, 1])},
     )
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
         data = tf.data.Dataset.from_generator(batches, output_signature=specs)
         trainer.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
 

@@ -114,7 +114,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole_and_reported():
         ]
     )  # noqa: E731
     before = state()
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.*'bad'.*bad_dense"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.*'bad'.*bad_dense"):
         history = trainer.fit(inputs, {**fine, "bad": 9 * fine["bad"]}, verbose=0).history
     assert history["skipped_updates"] == [1.0]
     for old, new in zip(before, state(), strict=True):

@@ -106,7 +106,7 @@ def _first_loss():
 
 def test_a_skipped_update_has_the_step_that_it_would_have_reached(tmp_path):
     broken = {**Y, "price": np.where(np.arange(24)[:, None] == 9, 1e38, Y["price"]).astype("float32")}
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
         fit(trainer("norms", weight=16.0, run_eagerly=False), Ledger(tmp_path / "run.jsonl"), epochs=1, y=broken)
     first, second, third = lines_of(tmp_path / "run.jsonl")
     assert [(line["step"], line["applied"]) for line in (first, second, third)] == [(1, True), (2, False), (2, True)]

@@ -77,6 +77,6 @@ def test_validation_at_the_end_of_an_epoch_hides_no_skipped_update():
     inputs, targets = tiny.data(8, missing=False)
     broken = {**targets, "size": np.full_like(targets["size"], 1e30)}
     trainer = tiny.trainer("sgd")
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'size'"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.* from head 'size'"):
         history = trainer.fit(inputs, broken, batch_size=8, validation_data=(inputs, targets), verbose=0).history
     assert history["skipped_updates"] == [1] and np.isfinite(history["val_size_loss"][0])

@@ -73,7 +73,7 @@ def test_nothing_is_printed_on_request_and_a_line_of_ones_own_is_kept(model, cap
 def test_skipped_updates_are_shown_if_there_are_any(model, capsys):
     bad = {**TARGETS, "price": np.full_like(TARGETS["price"], 3e38)}
     model.heads["price"].module.bias.assign([-3e38])  # the difference overflows
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
         model.fit(X, bad, verbose=2)
     model.heads["price"].module.bias.assign([0.0])
     assert "skipped_updates" in printed_names(capsys)

@@ -62,7 +62,7 @@ def test_the_batches_of_a_window_are_named():
 
 def test_skip_leaves_one_update_out_and_names_it():
     trainer = made(run_eagerly=True)
-    with pytest.warns(RuntimeWarning, match=r"1 of the epoch's updates were skipped .* from head 'b', in .* batch 2"):
+    with pytest.warns(RuntimeWarning, match=r"1 of the epoch's updates was skipped .* from head 'b', in .* batch 2"):
         history = fit(trainer)
     assert history.history["skipped_updates"] == [1] and int(trainer.update_count) == 3
 
@@ -141,7 +141,7 @@ def test_a_gradient_that_reaches_no_variable_is_noticed(options):
     x = X + 5.0
     x[9, 0] = 0.0
     with pytest.warns(
-        RuntimeWarning, match=r"1 of the epoch's updates were skipped .* from head 'b', .* at update 3, batch 2"
+        RuntimeWarning, match=r"1 of the epoch's updates was skipped .* from head 'b', .* at update 3, batch 2"
     ):
         trainer.fit(x, Y, batch_size=4, shuffle=False, verbose=0)
     assert all(np.isfinite(each).all() for each in tiny.weights_of(trainer))
@@ -227,7 +227,7 @@ def test_a_dropped_head_under_two_replicas(two_replicas):
 
 def test_without_another_head_the_update_is_skipped():
     trainer = made(on_nonfinite="drop_head", run_eagerly=True)
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
         fit(trainer, {"a": np.where(np.arange(16)[:, None] == 9, 1e30, Y["a"]), "b": BAD["b"]})
     assert int(trainer.update_count) == 3
 

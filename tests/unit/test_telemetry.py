@@ -139,7 +139,7 @@ def test_nothing_is_recorded_without_telemetry():
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
     model = trainer()
     bad = {**TARGETS, "size": np.full_like(TARGETS["size"], 3e38)}  # with its weight of 2, even the gradient overflows
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped.* from head 'size'"):
+    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped.* from head 'size'"):
         logs = logs_of_one_update(model, bad)
     assert logs["skipped_updates"] == 1 and logs["price_updates"] == 0 and logs["price_norm"] == 0
 

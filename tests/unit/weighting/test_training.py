@@ -68,7 +68,7 @@ def test_a_skipped_update_leaves_the_weighting():
         trainer.fit(dataset([(inputs, targets)]), verbose=0)
         before = tiny.values(trainer.weighting.variables)
         broken = {**targets, "size": np.full(12, 3e38, "float32")}  # its square overflows
-        with pytest.warns(RuntimeWarning, match="1 of the epoch's updates were skipped"):
+        with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
             trainer._built.logs.weighting = None  # the epoch's end is not what is tested
             trainer.fit(dataset([(inputs, broken)]), verbose=0)
         for a, b in zip(before, tiny.values(trainer.weighting.variables)):
@@ -80,7 +80,7 @@ def test_a_logarithm_of_a_negative_loss_skips_the_update():
     trainer._setup.heads[0].loss.values = lambda targets, predictions: tf.reduce_mean(predictions, axis=-1) - 100.0
     inputs, targets = tiny.data(12)
     with pytest.warns(
-        RuntimeWarning, match="1 of the epoch's updates were skipped because a loss or gradient was not finite: from head"
+        RuntimeWarning, match="1 of the epoch's updates was skipped because a loss or gradient was not finite: from head"
     ):
         trainer.fit(dataset([(inputs, {"size": targets["size"]})]), verbose=0)
 
