@@ -79,10 +79,10 @@ def chosen(line: Line, rules: Sequence[str] = (RULE,)) -> str | None:
     shared = min(each.shape[1] for each in on_validation.values())
     alone, *others = (each[:, :shared] for each in on_validation.values())
     costs = costs_of(arms, line["updates"], line["costs"])
-    return favoured(dict(zip(arms, others)), alone, signs(line), costs, have_a_say(line))
+    return favoured(dict(zip(arms, others)), alone, signs(line), costs, counted(line))
 
 
-def have_a_say(line: Line) -> list[bool]:
+def counted(line: Line) -> list[bool]:
     """For each head, whether the validation data have enough labels of it to choose by."""
     return [head not in line.get("few_labels", {}) for head in line["directions"]]
 
@@ -124,8 +124,8 @@ def _choices(lines: Sequence[Line], rules: Sequence[str], title: str) -> str:
             "heads better, worse": f"{better}, {worse} of {len(line['directions'])}",
             "lowest change": f"{losses[least]:+.1f} ({least})",
         }
-        if not any(have_a_say(line)):
-            row["data set"] = f"{line['set']}, the cheapest"
+        if not any(counted(line)):
+            row["data set"] = f"{line['set']} (cheapest arm)"
         rows.append(row)
         if len(rules) == 1:
             del row["floor"]

@@ -64,8 +64,12 @@ class AbstractClipping(NamesArguments):
 
 
 def keeps_finite(clipping: AbstractClipping | None) -> bool:
-    """Whether finite gradients are known to be finite after clipping; not for a user's own limits."""
-    return type(clipping) in (ByValue, ByNorm, ByAverageNorm, ByGlobalNorm)
+    """Whether finite gradients are known to be finite after clipping; not by a user's own class.
+
+    Nor with a limit at the ends of float32, which divided by a norm may overflow.
+    """
+    known = type(clipping) in (ByValue, ByNorm, ByAverageNorm, ByGlobalNorm)
+    return clipping is not None and known and 1e-30 <= clipping.limit <= 1e30
 
 
 def _scaled_down(gradient: Any, magnitude: tf.Tensor, limit: float) -> Any:

@@ -53,9 +53,9 @@ def added(first: Gradient, second: Gradient) -> Gradient:
 
 
 _SQUARED = 2**11
-"""Up to this number of elements a squared norm takes as long as `tf.reduce_all`, and TensorFlow merges it with other uses.
+"""Up to this number of elements a squared norm takes as long as `tf.reduce_all`.
 
-The heads' norms in the logs and clipping by norm need the same one.
+The heads' norms in the logs and clipping by norm need the same one, which TensorFlow computes only once.
 """
 
 _SUMMED = 2**14, 2**16
@@ -206,7 +206,7 @@ def as_rows(gradients: Sequence[Gradient]) -> Rows | None:
 def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
     """`[num_heads, num_heads]` float64 inner products of the heads' gradients, summed over tensors.
 
-    A tensor for which only some heads have a gradient is read for these alone.
+    Of a tensor for which only some heads have a gradient, only their gradients are used.
 
     Args:
         by_head: For each head, a gradient of each tensor, or None.
@@ -226,7 +226,7 @@ def inner_products(by_head: Sequence[Sequence[Gradient]]) -> tf.Tensor:
 _LARGE, _SEVERAL = 2**12, 8
 """Products of each pair take less time than those of a matrix for more elements than this, and at most so many heads (CPU).
 
-TensorFlow's product of two vectors takes half the time, and neither joins them nor computes a product twice.
+TensorFlow's product of two vectors takes half the time; vectors are not joined, and no product is computed twice.
 """
 
 

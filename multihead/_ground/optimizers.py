@@ -38,7 +38,7 @@ def get_optimizer(optimizer: Any) -> Any:
         ValueError: The name is unknown.
     """
     if isinstance(optimizer, str):
-        named = {name.lower(): each for name, each in vars(keras.optimizers).items() if isinstance(each, type)}
+        named = {each.__name__.lower(): each for each in _optimizer_classes()}
         if optimizer.lower() in named:
             optimizer = named[optimizer.lower()]()
     return keras.optimizers.get(optimizer)
@@ -183,22 +183,26 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
 def _scalars_read_once(optimizer: Any) -> Iterator[None]:
     """A context in which the optimizer updates all variables with the same tensors of its counter and learning rate.
 
-    It reads both anew for each variable, and TensorFlow merges what is computed from them only if it knows that they are the
-    same: for Adam, a third of the operations. With several replicas each has a copy of its own, and nothing changes.
+    It reads both anew for each variable, and TensorFlow computes what depends on them once only if it knows that they are
+    the same: for Adam, ten operations for each variable. Nothing changes with several replicas, of which each has a copy of
+    its own, in eager mode, and for an update that is not Keras's: it may change these variables, or be a `tf.function`.
     """
-    if tf.distribute.has_strategy():
+    module = str(getattr(type(optimizer).update_step, "__module__", ""))
+    is_known = "update_step" not in vars(optimizer) and module.startswith("keras.")
+    if tf.distribute.has_strategy() or tf.executing_eagerly() or not is_known:
         yield
         return
     update_step = optimizer.update_step
     read: dict[tf.Graph, list[tuple[tf.Variable, tf.Tensor]]] = {}  # Keras 2 has a graph for each variable with XLA
 
-    def update_with_values(gradient: Any, variable: Any, *rate: Any) -> Any:
+    def update_with_values(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
         if graph not in read:
-            scalars = [tensor_variable(each) for each in (optimizer.iterations, *(rate or [optimizer.learning_rate]))]
+            rates = [*args, *kwargs.values()] or [optimizer.learning_rate]
+            scalars = [tensor_variable(each) for each in (optimizer.iterations, *rates)]
             read[graph] = [(each, each.read_value()) for each in scalars if isinstance(each, tf.Variable)]
         with temporarily("_cached_value", read[graph]):
-            return update_step(gradient, variable, *rate)
+            return update_step(gradient, variable, *args, **kwargs)
 
     object.__setattr__(optimizer, "update_step", update_with_values)
     try:

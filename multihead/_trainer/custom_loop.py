@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
 from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network
@@ -48,7 +49,8 @@ class ComputedGradients(list[Any]):
         """
         update = self._found()
         sums, counts = (replicas.all_reduce_sum(each) for each in (update.loss_sums, update.counts))
-        means = where(counts > 0, tf.math.divide_no_nan(sums, counts), float("nan"))
+        with unchecked():
+            means = where(counts > 0, tf.math.divide_no_nan(sums, counts), float("nan"))
         return {name: means[k] for k, name in enumerate(self._heads)}
 
     @property

@@ -101,7 +101,7 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
         return tf.constant(False)
     # For a duplicate row, Keras 3's optimizers square its summands instead of their sum, so rows must be unique.
     present = [_as_variable(deduplicate(gradients[i]), variable) for i, variable in zip(positions, targets)]
-    # What `update.broken` has not looked at: clipped in a way of the user's, in another dtype, or summed.
+    # What `update.broken` has not looked at: clipped by a user's own class, in another dtype, or summed.
     known = {id(gradient) for gradient in update.gradients.all}
     if keeps_finite(spec.clip):
         known |= {id(gradient) for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)}

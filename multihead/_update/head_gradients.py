@@ -80,7 +80,7 @@ class HeadGradients(NamedTuple):
         """Whether all gradients, other than of the head's own variables, are finite; a boolean scalar.
 
         Args:
-            is_measured: Whether those of its loss at the representation are left out, since the norm of them all shows it.
+            is_measured: Whether those of its loss at the representation are left out, since their norm shows it.
         """
         found = [*self.of_added.representation, *self.of_loss.shared, *self.of_added.shared]
         found += [] if is_measured else self.of_loss.representation

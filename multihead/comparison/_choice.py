@@ -55,8 +55,8 @@ def favoured(
         alone: Those of each head alone, `[heads, seeds]`.
         signs: `[heads]`, 1 for a figure that is better when higher, otherwise -1.
         costs: By arm, what it takes to train it; compared after rounding to hundredths.
-        counts: `[heads]`: which heads have a say, those with enough labels; without any, the cheapest arm is chosen.
-            Default: all.
+        counts: `[heads]`: which heads have enough labels; the others are ignored, and without any the cheapest arm is
+            chosen. Default: all.
 
     Returns:
         Its name; None if no arm has all figures.
@@ -68,7 +68,7 @@ def favoured(
     if not changes:
         return None
     if counts is not None and not any(counts):
-        return min(changes, key=lambda arm: round(costs[arm], 2))
+        return min(changes, key=lambda arm: (round(costs[arm], 2), -changes[arm].mean()))
     if counts is not None and not all(counts):
         kept = np.flatnonzero(counts)
         return favoured({arm: values[arm][kept] for arm in changes}, alone[kept], signs[kept], costs)

@@ -54,7 +54,7 @@ def compare(
     to zero by a cosine (Loshchilov and Hutter, "SGDR", 2017), so that the result is not the noise of the last updates. Where
     it starts is chosen for every arm, and for every single-task model, from the same grid on a seed of its own, by the
     validation data: the head's metric alone, delta-m against the best single-task models for several heads. Heads of two
-    classes with fewer than ten labels of one of them there have no say in this, if others have. Weightings that
+    classes with fewer than ten labels of one of them there are left out of it, if others remain. Weightings that
     change at the end of an epoch, as `DWA` does, change after each pass over the training data.
 
     The equal-cost comparison trains an arm once more, for the time that the single-task models of all heads take together:

@@ -132,8 +132,8 @@ class Comparison:
         below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
         training, or the number of updates where that is not known of all arms.
 
-        Heads in `few_labels` have no say: their figures on the validation data are noise. If no other head is left, it is
-        the cheapest arm.
+        Heads in `few_labels` are ignored: their figures on the validation data are too noisy. If no other head is left, it
+        is the cheapest arm.
 
         Args:
             arms: The names of the arms that may be chosen. Default: all that share an encoder.
@@ -161,7 +161,7 @@ class Comparison:
         return favoured(values, self._on_validation(ALONE), self._signs(), costs, counts)
 
     def _harms(self, arm: str) -> bool:
-        """Whether a head that has a say is worse than alone on the validation data."""
+        """Whether a head with enough labels is worse than alone on the validation data."""
         kept = np.flatnonzero([head not in self.few_labels for head in self.heads])
         return harms(self._on_validation(arm)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
 
@@ -276,6 +276,7 @@ class Comparison:
             "rates": self.rates,
             "head_rates": self.head_rates,
             "costs": self.costs,
+            "few_labels": self.few_labels,
             "values": {arm: {h: [_plain(v) for v in self.values(arm, h)] for h in self.heads} for arm in self.arms},
             "differences": {arm: {h: _as_dict(self.difference(arm, h)) for h in self.heads} for arm in joint},
             "delta_m": {arm: _as_dict(self.delta_m(arm)) for arm in joint},

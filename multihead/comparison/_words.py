@@ -161,7 +161,7 @@ def _of_favoured(facts: Facts, arm: str) -> str:
     there = ", though with it one head at least is worse than alone there" if facts.favoured_harms else ""
     choice = f"The validation data favour {arm!r}{there}"
     if all(head in facts.few_labels for head in facts.heads):
-        choice = f"The validation data have too few labels to favour an arm; the cheapest is {arm!r}"
+        choice = f"The validation data have too few labels to favour an arm; none is cheaper than {arm!r}"
     return (
         f"{choice}. On the test data, which had no part in that choice, "
         f"{verdicts.count('better')} of {len(facts.heads)} heads are better and {verdicts.count('worse')} worse than alone, "
@@ -183,8 +183,8 @@ def _cautions(facts: Facts) -> list[str]:
     if facts.few_labels:
         numbers = ", ".join(f"{head!r} ({number})" for head, number in facts.few_labels.items())
         found.append(
-            f"The validation data have few labels of the rarer class of {numbers}: what is chosen by them is noise. These "
-            "heads have no say where others can choose. Give the validation data more of these labels, or pass one rate."
+            f"The validation data have too few labels of the rarer class for {numbers} to choose rates or arms by. These "
+            "heads are ignored where others are left. Add such labels; with a single rate, none has to be chosen."
         )
     grids = {name: grid for name, grid in facts.grids.items() if len(grid) > 1}
     at_edge = [name for name, grid in grids.items() if facts.rates[name] in (grid[0], grid[-1])]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.method import Method, find
 from multihead._ground.names import names_arguments
+from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
 
@@ -196,8 +197,14 @@ def softmax_over(logits: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
 def logarithm(losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
     """`log(L_k + 1e-8)` of active heads, 0 for idle heads; NaN for a loss below 0."""
     # Multiplied by NaN, because the derivative of the logarithm is finite for negative losses and would increase them.
-    valid = losses * where(losses < 0, float("nan"), 1.0)
-    return tf.math.log(where(active, valid + 1e-8, tf.ones_like(losses)))
+    return tf.math.log(where(active, valid(losses) + 1e-8, tf.ones_like(losses)))
+
+
+def valid(losses: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` losses; NaN for those below 0, and in their gradients."""
+    with unchecked():
+        factors = where(losses < 0, float("nan"), 1.0)
+    return losses * factors
 
 
 @names_arguments

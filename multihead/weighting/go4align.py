@@ -8,7 +8,7 @@ from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.method import Observation
 from multihead._ground.validation import check_between, check_positive_whole
 from multihead._ground.where import where
-from multihead.weighting._base import Weighting, softmax_over, sum_over
+from multihead.weighting._base import Weighting, softmax_over, sum_over, valid
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -53,7 +53,7 @@ class GO4Align(Weighting):
         self.indicators = self.add_state("indicators", (num_heads,))
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        losses *= where(losses < 0, float("nan"), 1.0)
+        losses = valid(losses)
         known = tf.convert_to_tensor(tensor_variable(self.indicators)) - self.step_size * losses
         values = softmax_over(known, active) * sum_over(losses, active) / (where(active, losses, 1.0) + 1e-8)
         weights = tf.cast(group_means(tf.cast(values, tf.float64), active, self.num_groups), tf.float32)

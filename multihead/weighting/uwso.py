@@ -7,7 +7,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_positive
 from multihead._ground.where import where
-from multihead.weighting._base import Weighting, softmax_over, sum_over
+from multihead.weighting._base import Weighting, softmax_over, sum_over, valid
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -46,7 +46,7 @@ class UWSO(Weighting):
         self.temperature = check_positive("temperature", temperature)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        losses *= where(losses < 0, float("nan"), 1.0)
+        losses = valid(losses)
         inverse = 1.0 / (where(active, losses, 1.0) + 1e-8)
         weights = softmax_over(inverse / self.temperature, active)
         return sum_over(tf.stop_gradient(weights) * losses, active)

@@ -188,3 +188,7 @@ def test_weightings_compute_nothing_infinite(name):
         ):
             losses = np.where(active, losses, 0).astype("float32")
             method.weigh(tf.constant(losses), tf.constant(active), **method.used(step=tf.constant(0, tf.int64)))
+        # In a graph constants are checked, too.
+        tf.function(
+            lambda: method.weigh(tf.ones([3]), tf.constant([True] * 3), **method.used(step=tf.constant(0, tf.int64)))
+        )()

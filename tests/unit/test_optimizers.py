@@ -89,3 +89,58 @@ def test_the_optimizer_is_left_as_it_was():
     assert int(optimizer.iterations) == 1 == int(tf.convert_to_tensor(optimizer.iterations))
     apply_reduced_gradients(optimizer, [tf.ones_like(each) for each in targets], targets)
     assert int(optimizer.iterations) == 2
+
+
+def tensor(variable):
+    return tf.convert_to_tensor(tensor_variable(variable))
+
+
+class Decays(keras.optimizers.SGD):
+    """An update of a user's own that changes the learning rate."""
+
+    def update_step(self, gradient, variable, *rate):
+        tensor_variable(variable).assign_sub(tensor(self.learning_rate) * gradient)
+        tensor_variable(self.learning_rate).assign(tensor(self.learning_rate) * 0.9)
+
+
+class InFunction(keras.optimizers.SGD):
+    """One that is a function of its own, traced once."""
+
+    @tf.function
+    def update_step(self, gradient, variable, *rate):
+        rate = tensor(self.learning_rate) * (1.0 + tf.cast(tensor(self.iterations), tf.float32))
+        tensor_variable(variable).assign_sub(rate * gradient)
+
+
+class ByName(keras.optimizers.SGD):
+    """One that passes arguments by name."""
+
+    def _distributed_tf_update_step(self, distribution, pairs, learning_rate):
+        for gradient, variable in pairs:
+            self.update_step(gradient=gradient, variable=variable, learning_rate=learning_rate)
+
+
+@pytest.mark.first_cases(2)
+@pytest.mark.parametrize("made", [Decays, InFunction, ByName])
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_updates_of_a_user_are_left_alone(made, in_graph):
+    # Keras 3 cannot pass a rate that is a variable to a `tf.function` in a graph.
+    rates = (scheduled() if made is InFunction else 0.1 for _ in range(2))
+    applications = zip((apply_reduced_gradients, by_keras), rates)
+    found, wanted = (trained(made(rate), apply, in_graph) for apply, rate in applications)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_an_update_that_was_set_on_the_optimizer_stays():
+    optimizer, targets, calls = keras.optimizers.SGD(), variables(), []
+    build_optimizer(optimizer, targets)
+    object.__setattr__(optimizer, "update_step", lambda *given: calls.append(given))
+    for _ in range(2):
+        apply_reduced_gradients(optimizer, [tf.ones_like(each) for each in targets], targets)
+    assert len(calls) == 2 * len(targets)
+
+
+def test_a_name_that_is_none_of_an_optimizer_is_an_error_of_keras():
+    with pytest.raises(ValueError, match="nonsense"):
+        get_optimizer("nonsense")

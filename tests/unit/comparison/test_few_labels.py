@@ -13,6 +13,7 @@ import multihead
 from multihead import MultiHeadTrainer, comparison
 from multihead.comparison._data import read_split
 from multihead.comparison._few_labels import FEW, few_labels
+from multihead.losses._elements import get
 from tests.unit.comparison.test_result import ALONE, SEEDS, TWICE, on_validation
 
 N = 40
@@ -20,8 +21,12 @@ RARE = (np.arange(N) < 6).astype("int32")
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
 
 
-def counted(targets, weights=None, ignored=None, as_dataset=False):
-    heads = {name: SimpleNamespace(ignore_label=(ignored or {}).get(name)) for name in targets}
+def counted(targets, weights=None, ignored=None, as_dataset=False, losses=None):
+    def head(name):
+        loss = get((losses or {}).get(name, "binary_crossentropy"))
+        return SimpleNamespace(ignore_label=(ignored or {}).get(name), loss=loss)
+
+    heads = {name: head(name) for name in targets}
     given = (X, targets) if weights is None else (X, targets, weights)
     given = tf.data.Dataset.from_tensor_slices(given).batch(16) if as_dataset else given
     return few_labels(read_split("validation", given, list(heads)), heads)
@@ -53,6 +58,44 @@ def test_only_labels_that_count_are_counted(as_dataset):
     assert found == {"missing": 3, "ignored": 2, "weighted": 4, "each": 4}
 
 
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_the_loss_says_what_a_label_is(as_dataset):
+    targets = {
+        "residual": np.zeros([N, 1], "float32"),
+        "ones": np.ones([N, 1], "float32"),
+        "raw": RARE[:, None].astype("float32"),
+        "classes": RARE,
+        "one class": np.ones([N], "int32"),
+        "five": np.eye(5, dtype="float32")[np.arange(N) % 5],
+        "two": np.eye(2, dtype="float32")[RARE],
+        "hinge": 2.0 * RARE[:, None].astype("float32") - 1.0,
+        "half": tf.cast(RARE[:, None], tf.bfloat16),
+    }
+    losses = {"residual": "mse", "ones": "mse", "raw": "mse", "hinge": "hinge"}
+    losses |= dict.fromkeys(("classes", "one class"), "sparse_categorical_crossentropy")
+    losses |= dict.fromkeys(("five", "two"), "categorical_crossentropy")
+    assert counted(targets, losses=losses, as_dataset=as_dataset) == {
+        "raw": 6,
+        "classes": 6,
+        "two": 6,
+        "hinge": 6,
+        "half": 6,
+    }
+
+
+def test_weights_may_have_one_axis_more():
+    assert counted({"rare": RARE}, {"rare": np.ones([N, 1], "float32")}) == {"rare": 6}
+
+
+def test_data_without_an_end_are_not_read():
+    endless = tf.data.Dataset.from_tensor_slices((X, {"rare": RARE})).batch(8).repeat()
+    head = SimpleNamespace(ignore_label=None, loss=get("binary_crossentropy"))
+    assert few_labels(read_split("validation", endless, ["rare"]), {"rare": head}) == {}
+    unknown = endless.filter(lambda *_: True)  # whose length is not known
+    often = unknown.map(lambda x, y: (x, {"rare": tf.cast(x[:, 0] > 0, tf.int32)}))
+    assert few_labels(read_split("validation", often, ["rare"]), {"rare": head}) == {}
+
+
 def with_few(found, **numbers):
     found.few_labels = numbers
     return found
@@ -62,7 +105,7 @@ LUCKY = {"kind": [each + 0.1 for each in ALONE["kind"]], "size": ALONE["size"]}
 VALUES = {"plain sum": LUCKY, "size 0.3": ALONE, "EqualNorms": ALONE, "EqualNorms, equal cost": TWICE}
 
 
-def test_a_head_with_few_labels_has_no_say():
+def test_a_head_with_few_labels_is_ignored():
     assert on_validation(VALUES).choose(["plain sum", "size 0.3", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"
     assert on_validation(VALUES).choose(["plain sum", "size 0.3"]) == "plain sum"
     found = with_few(on_validation(VALUES), kind=6)
@@ -70,17 +113,17 @@ def test_a_head_with_few_labels_has_no_say():
     worse = {**VALUES, "plain sum": {"kind": LUCKY["kind"], "size": [each * 1.5 for each in ALONE["size"]]}}
     assert with_few(on_validation(worse), kind=6).choose(["plain sum", "size 0.3"]) == "size 0.3"
     said = "\n".join(found.findings)
-    assert "few labels of the rarer class of 'kind' (6): what is chosen by them is noise." in said
+    assert "too few labels of the rarer class for 'kind' (6) to choose rates or arms by." in said
     assert "The validation data favour 'EqualNorms, equal cost'." in said
-    assert "few labels" not in "\n".join(on_validation(VALUES).findings)
+    assert "too few labels" not in "\n".join(on_validation(VALUES).findings)
 
 
-def test_without_a_head_that_has_a_say_the_cheapest_arm_is_chosen():
+def test_without_a_head_with_enough_labels_the_cheapest_arm_is_chosen():
     found = with_few(on_validation(VALUES), kind=6, size=0)
     for arm, cost in {"plain sum": 0.9, "size 0.3": 0.8}.items():
         found.costs[arm] = {"update": cost, "serve": 1.0}
     assert found.choose(["plain sum", "size 0.3"]) == "size 0.3" and found.choose() == "EqualNorms"
-    assert "have too few labels to favour an arm; the cheapest is 'EqualNorms'. On the test data" in "\n".join(
+    assert "have too few labels to favour an arm; none is cheaper than 'EqualNorms'. On the test data" in "\n".join(
         found.findings
     )
     failed = {**VALUES, "EqualNorms": {**ALONE, "kind": [np.nan, *ALONE["kind"][1:]]}}
@@ -108,7 +151,7 @@ def test_a_comparison_counts_them_and_its_file_keeps_them(tmp_path):
     assert "'rare' (6)" in str(first)
     text = (tmp_path / "lines").read_text()
     assert found(rates=(1e-2, 1e-3)).few_labels == {"rare": 6} and (tmp_path / "lines").read_text() == text
-    # The rate of the joint model is that which is best for `size`, since `rare` has no say.
+    # The rate of the joint model is that which is best for `size`, since `rare` is ignored.
     tuned = {
         line["rate"]: line["figures"]["validation"]["size_loss"]
         for line in first.lines
