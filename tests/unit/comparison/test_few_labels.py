@@ -14,7 +14,7 @@ from multihead import MultiHeadTrainer, comparison
 from multihead.comparison._data import read_split
 from multihead.comparison._few_labels import FEW, few_labels
 from multihead.losses._elements import get
-from tests.unit.comparison.test_result import ALONE, SEEDS, TWICE, on_validation
+from tests.helpers.recorded import ALONE, SEEDS, TWICE, on_validation
 
 N = 40
 RARE = (np.arange(N) < 6).astype("int32")

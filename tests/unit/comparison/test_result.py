@@ -11,51 +11,7 @@ from scipy import stats
 from multihead import comparison, plots
 from multihead._display.front import Point, draw_front
 from multihead.comparison import Comparison
-
-SEEDS = range(4)
-ALONE = {"kind": [0.80, 0.82, 0.79, 0.81], "size": [2.0, 2.2, 1.9, 2.1]}
-ARMS = {
-    "plain sum": {"kind": [0.70, 0.74, 0.69, 0.70], "size": [1.0, 1.3, 0.9, 1.0]},
-    "size 0.3": {"kind": [0.75, 0.79, 0.73, 0.76], "size": [1.5, 1.8, 1.4, 1.5]},
-    "EqualNorms": {"kind": [0.80, 0.81, 0.80, 0.80], "size": [1.9, 2.4, 1.8, 2.2]},
-}
-TWICE = {"kind": [0.85, 0.88, 0.84, 0.85], "size": [1.7, 1.8, 1.6, 1.9]}
-
-
-def settings(**others):
-    found = {
-        "heads": ["kind", "size"],
-        "metrics": {"kind": ["kind_accuracy", "max"], "size": ["size_mae", "min"]},
-        "split": "test",
-        "rates": [0.001, 0.01, 0.1],
-    }
-    return {"settings": {**found, **others}}
-
-
-def run(arm, seed, values, *, head="", at_equal_cost=False, rate=0.01, kind="final"):
-    names = {"kind": "kind_accuracy", "size": "size_mae"}
-    figures = {names.get(each, each): value for each, value in values.items()}
-    return {
-        "run": kind,
-        "arm": arm,
-        "head": head,
-        "at_equal_cost": at_equal_cost,
-        "seed": seed,
-        "rate": rate,
-        "updates": 160 if at_equal_cost else 100,
-        "figures": {"test": figures, "validation": {}},
-    }
-
-
-def lines():
-    found = [settings()]
-    found += [{"arm": arm, "is_fixed": arm != "EqualNorms", "how": {}} for arm in ARMS]
-    found += [{"cost": "EqualNorms", "update_ratio": 0.625, "serve_ratio": 0.5}]
-    for seed in SEEDS:
-        found += [run("alone", seed, {head: values[seed]}, head=head) for head, values in ALONE.items()]
-        found += [run(arm, seed, {head: each[seed] for head, each in values.items()}) for arm, values in ARMS.items()]
-        found += [run("EqualNorms", seed, {head: each[seed] for head, each in TWICE.items()}, at_equal_cost=True, rate=0.1)]
-    return [*found, run("plain sum", 99, {"kind": 0.1, "size": 9.0}), run("plain sum", 0, {"kind": 0.0}, kind="tune")]
+from tests.helpers.recorded import ALONE, ARMS, SEEDS, TWICE, lines, on_validation, run, settings
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +63,6 @@ def test_words_say_better_worse_and_within_noise(found):
     assert "worth it at equal cost" in said and "with 'EqualNorms, equal cost'" in said
     assert "at the edge of the grid for 'EqualNorms, equal cost'" in said
     assert "validation data" not in said
-
-
-def on_validation(values):
-    """The lines with figures of arms on the validation data."""
-    given = lines()
-    for line in given:
-        if line.get("run") == "final" and line["seed"] in SEEDS:
-            label = f"{line['arm']}, equal cost" if line["at_equal_cost"] else line["arm"]
-            of_heads = ALONE if label == "alone" else values[label]
-            heads = [line["head"]] if line["head"] else list(of_heads)
-            names = {"kind": "kind_accuracy", "size": "size_mae"}
-            line["figures"]["validation"] = {names[head]: of_heads[head][line["seed"]] for head in heads}
-    return Comparison(given)
 
 
 def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_data():
