@@ -38,7 +38,7 @@ def favoured(
     alone: np.ndarray,
     signs: np.ndarray,
     costs: Mapping[str, float],
-    counts: Sequence[bool] | None = None,
+    counts: Sequence[bool],
 ) -> str | None:
     """The cheapest arm that validation data cannot tell from the best one.
 
@@ -56,7 +56,7 @@ def favoured(
         signs: `[heads]`, 1 for a figure that is better when higher, otherwise -1.
         costs: By arm, what it takes to train it; compared after rounding to hundredths.
         counts: `[heads]`: which heads have enough labels; the others are ignored, and without any the cheapest arm is
-            chosen. Default: all.
+            chosen.
 
     Returns:
         Its name; None if no arm has all figures.
@@ -67,11 +67,11 @@ def favoured(
     changes = {arm: of_seeds for arm, of_seeds in changes.items() if np.isfinite(of_seeds).all()}
     if not changes:
         return None
-    if counts is not None and not any(counts):
+    if not any(counts):
         return min(changes, key=lambda arm: (round(costs[arm], 2), -changes[arm].mean()))
-    if counts is not None and not all(counts):
-        kept = np.flatnonzero(counts)
-        return favoured({arm: values[arm][kept] for arm in changes}, alone[kept], signs[kept], costs)
+    kept = np.flatnonzero(counts)
+    values, alone, signs = {arm: values[arm][kept] for arm in changes}, alone[kept], signs[kept]
+    changes = {arm: relative_changes(each, alone, signs) for arm, each in values.items()}
     means = {arm: of_seeds.mean() for arm, of_seeds in changes.items()}
     errors = {
         arm: of_seeds.std(ddof=1) / np.sqrt(of_seeds.size) if of_seeds.size > 1 else 0 for arm, of_seeds in changes.items()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from multihead._data.data import Data
-from multihead._update.batch import unpack
+from multihead._update.batch import as_tensors, unpack
+from multihead._update.labels import Labels, read_labels
+from multihead._update.spec import UpdateSpec
+from multihead.heads import Head
 from multihead.losses._known import CLASSES, ROWS
 
 FEW = 10
@@ -19,83 +19,52 @@ For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and 
 """
 
 
-def few_labels(data: Data, heads: Mapping[str, Any]) -> dict[str, int]:
+def few_labels(spec: UpdateSpec, data: Data, batch_size: int) -> dict[str, int]:
     """By the names of heads of two classes, the number of labels of the rarer one, if below `FEW`.
 
-    A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur.
+    A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur. Data that may
+    have no end are not read.
 
     Args:
+        spec: How updates are computed, which says what labels are.
         data: The validation data.
-        heads: The heads by name.
+        batch_size: The number of examples of a batch of arrays.
     """
-    counts = {name: [0, 0] for name in heads}
-    for name, values in _labels(data, heads):
-        if all(min(each) >= FEW for each in counts.values()):
-            break  # data may have no end
-        number = counts.get(name)
-        if number is None:
-            continue
-        found = [int((values == each).sum()) for each in (0, 1)]
-        if sum(found) != values.size:
-            del counts[name]  # other labels
-            continue
-        counts[name] = [before + now for before, now in zip(number, found)]
+    heads = {head.name: head for head in spec.network.heads}
+    counts = {name: np.zeros([2], int) for name in heads}
+    for batch in data.whole(batch_size, None) or ():
+        labels = read_labels(spec.network, spec.predictions, as_tensors(unpack(batch, [*heads])), check=False)
+        for (name, head), found in zip(heads.items(), labels):
+            if found is None or name not in counts:
+                continue
+            values = _values(head, found)
+            numbers = np.array([(values == each).sum() for each in (0, 1)])
+            if numbers.sum() == values.size:
+                counts[name] += numbers
+            else:
+                del counts[name]  # other labels
+        if all(each.min() >= FEW for each in counts.values()):
+            break  # data of unknown length may have no end
     least = {name: 0 if _is_binary(heads[name]) else 1 for name in counts}
-    return {name: min(number) for name, number in counts.items() if sum(number) and least[name] <= min(number) < FEW}
+    return {name: int(each.min()) for name, each in counts.items() if each.sum() and least[name] <= each.min() < FEW}
 
 
-def _is_binary(head: Any) -> bool:
+def _is_binary(head: Head) -> bool:
     """Whether the loss of a head is for labels between two values."""
     known = head.loss.known
     return known is not None and known.high is not None
 
 
-def _labels(data: Data, heads: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Pairs of a head's name and its labels that count, flat: 0 and 1 for two classes."""
-    for targets, weights in _parts(data, list(heads)):
-        for name, given in targets.items():
-            values = _array(given) if name in heads else None
-            if values is None:
-                continue
-            head, weight = heads[name], _array(weights.get(name))
-            counts = values == values  # not NaN
-            counts &= True if head.ignore_label is None else values != head.ignore_label
-            if weight is not None:
-                while weight.ndim > values.ndim and weight.shape[-1] == 1:
-                    weight = weight[..., 0]
-                counts &= np.reshape(weight != 0, weight.shape + (1,) * (values.ndim - weight.ndim))
-            yield name, _classes(head, values, counts)
-
-
-def _classes(head: Any, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _values(head: Head, labels: Labels) -> np.ndarray:
     """The labels that count: of rows of two columns the second one, and 0 for -1 where the loss takes -1 and 1."""
+    values, counts = np.asarray(tf.cast(labels.in_units, tf.float64)), np.asarray(labels.weights) > 0
     known, over = head.loss.known, head.loss.over
     if over == ROWS:
         if values.shape[-1] != 2:
-            return np.full([1], 2)
-        return values[..., 1][counts.all(axis=-1)]
+            return np.full([1], 2.0)
+        values = values[..., 1]
     if over != CLASSES and known is not None and known.low == -1:
         values = np.where(values == -1, 0, values)
-    return values[counts]
-
-
-def _parts(data: Data, names: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Targets and weights by head: of all examples, or of one batch after another; of data without an end, none."""
-    if data.is_arrays:
-        yield data.y, data.sample_weight or {}
-        return
-    if int(data.x.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        return
-    for batch in data.x:
-        found = unpack(batch, list(names))
-        yield found.targets, found.sample_weights
-
-
-def _array(values: Any) -> np.ndarray | None:
-    """Numbers as an array; None for anything else."""
-    if values is None or isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
-        return None
-    if getattr(values, "dtype", None) == tf.bfloat16:
-        values = tf.cast(values, tf.float32)
-    found = np.asarray(values)
-    return found if found.dtype.kind in "biuf" else None
+    inner = values.size // counts.size if counts.size else 1
+    of_elements: np.ndarray = np.reshape(values, (*counts.shape, inner))
+    return of_elements[counts]

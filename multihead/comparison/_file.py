@@ -111,7 +111,7 @@ class Lines:
 
     def remember(self, name: str, value: Any) -> Any:
         """Writes down what a name stands for, unless that is there or empty, and returns it as it will be read."""
-        known = next((line[name] for line in reversed(self.lines) if name in line), None)
+        known = last_of(self.lines, name)
         if known == value or (known is None and not value):
             return value
         return self.append({name: value})[name]
@@ -130,6 +130,11 @@ class Lines:
     def named(self, kind: str) -> dict[str, Line]:
         """The lines of a kind (`"cost"`, `"arm"`) by the arm's name."""
         return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
+
+
+def last_of(lines: Sequence[Line], name: str) -> Any:
+    """What the last line with a name says; None without one."""
+    return next((line[name] for line in reversed(lines) if name in line), None)
 
 
 def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:

@@ -15,7 +15,7 @@ from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
 from multihead.comparison._choice import CONFIDENCE, costs_of, favoured, harms
 from multihead.comparison._data import TEST, VALIDATION
-from multihead.comparison._file import Line, chosen_rates, read_lines
+from multihead.comparison._file import Line, chosen_rates, last_of, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
 from multihead.comparison._study import FINAL, label_of
 from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
@@ -59,7 +59,7 @@ class Comparison:
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
         self._grid: list[float] = settings["rates"]
-        self.few_labels: dict[str, int] = next((line["few_labels"] for line in reversed(lines) if "few_labels" in line), {})
+        self.few_labels: dict[str, int] = last_of(self.lines, "few_labels") or {}
         chosen = chosen_rates(self.lines)
         runs = [line for line in self.lines if line.get("run") == FINAL]
         names = [self._of(_label(line), line["head"]) for line in runs]
@@ -157,12 +157,15 @@ class Comparison:
     def _favoured(self, arms: Sequence[str]) -> str | None:
         values = {arm: self._on_validation(arm) for arm in arms}
         costs = costs_of(arms, self.updates, self.costs)
-        counts = [head not in self.few_labels for head in self.heads]
-        return favoured(values, self._on_validation(ALONE), self._signs(), costs, counts)
+        return favoured(values, self._on_validation(ALONE), self._signs(), costs, self._counts())
+
+    def _counts(self) -> list[bool]:
+        """`[heads]`: which of them have enough labels on the validation data."""
+        return [head not in self.few_labels for head in self.heads]
 
     def _harms(self, arm: str) -> bool:
         """Whether a head with enough labels is worse than alone on the validation data."""
-        kept = np.flatnonzero([head not in self.few_labels for head in self.heads])
+        kept = np.flatnonzero(self._counts())
         return harms(self._on_validation(arm)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
 
     def _on_validation(self, arm: str) -> np.ndarray:

@@ -277,7 +277,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
         "split": TEST if TEST in started.data else VALIDATION,
         "start": started.start,
         "first_batch": feed.order,
-        "few_labels": few_labels(started.data[VALIDATION], heads),
+        "few_labels": few_labels(started.trainer._require_built().spec, started.data[VALIDATION], study.batch_size),
     }
 
 
