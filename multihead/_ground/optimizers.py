@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
+from multihead._ground.kernels import updated_at_once
 from multihead._ground.replicas import assign
 from multihead._ground.where import where
 
@@ -172,7 +173,7 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
         variables: The variables.
     """
     optimizer = optimizer_core(optimizer)
-    with _scalars_read_once(optimizer):
+    with _quick_updates(optimizer):
         if KERAS_3:
             optimizer.apply(list(gradients), list(variables))
         else:
@@ -180,8 +181,8 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
 
 
 @contextmanager
-def _scalars_read_once(optimizer: Any) -> Iterator[None]:
-    """A context in which the optimizer updates all variables with the same tensors of its counter and learning rate.
+def _quick_updates(optimizer: Any) -> Iterator[None]:
+    """A context in which the optimizer reads its counter and learning rate once, and updates large variables at once.
 
     It reads both anew for each variable, and TensorFlow computes what depends on them once only if it knows that they are
     the same: for Adam, ten operations for each variable. Nothing changes with several replicas, of which each has a copy of
@@ -195,20 +196,33 @@ def _scalars_read_once(optimizer: Any) -> Iterator[None]:
     update_step = optimizer.update_step
     read: dict[tf.Graph, list[tuple[tf.Variable, tf.Tensor]]] = {}  # Keras 2 has a graph for each variable with XLA
 
-    def update_with_values(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_with_values(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> None:
         graph = tf.compat.v1.get_default_graph()
+        rates = [*args, *kwargs.values()] or [optimizer.learning_rate]
         if graph not in read:
-            rates = [*args, *kwargs.values()] or [optimizer.learning_rate]
             scalars = [tensor_variable(each) for each in (optimizer.iterations, *rates)]
             read[graph] = [(each, each.read_value()) for each in scalars if isinstance(each, tf.Variable)]
         with temporarily("_cached_value", read[graph]):
-            return update_step(gradient, variable, *args, **kwargs)
+            tensor = tensor_variable(variable)
+            if not updated_at_once(optimizer, gradient, tensor, _averages(optimizer, tensor), rates[0]):
+                update_step(gradient, variable, *args, **kwargs)
 
     object.__setattr__(optimizer, "update_step", update_with_values)
     try:
         yield
     finally:
         object.__delattr__(optimizer, "update_step")
+
+
+def _averages(optimizer: Any, variable: tf.Variable) -> list[tf.Variable]:
+    """The averages of the gradients, and their squares, that SGD or Adam keeps for a variable; none for other optimizers."""
+    found = [getattr(optimizer, name, None) for name in ("momentums", "_momentums", "_velocities")]
+    return [tensor_variable(each[_index_of(optimizer, variable)]) for each in found if each]
+
+
+def _index_of(optimizer: Any, variable: tf.Variable) -> int:
+    """The position of a variable among those that the optimizer was built for."""
+    return optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
 
 
 @contextmanager
@@ -287,7 +301,7 @@ def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables:
     momentum = where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
     frequency = optimizer.ema_overwrite_frequency
     for variable in variables:
-        index = optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
+        index = _index_of(optimizer, variable)
         average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
         part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
         update = part * tf.identity(average.read_value()) + (1 - part) * value

@@ -7,6 +7,7 @@ _OF_BOTH: dict[str, tuple[str, ...]] = {
     "Loss": ("_fn_kwargs",),
     "Metric": ("_fn", "_fn_kwargs"),
     "Tensor": ("_keras_mask",),
+    "Adam": ("_momentums", "_velocities"),
     "evaluate": ("_use_cached_eval_dataset",),
 }
 PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {

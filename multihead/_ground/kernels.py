@@ -1,0 +1,119 @@
+"""Updates of large variables by TensorFlow's own operations for whole updates, which go through memory once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from multihead._ground.graphs import in_xla
+from multihead._ground.keras import Gradient, tensor_variable
+
+LARGE = 2**16
+"""The number of elements from which on they are faster: they start threads, which takes longer than to update fewer."""
+
+_DTYPES = (tf.float32, tf.float64)
+
+
+def updated_at_once(
+    optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: Any
+) -> bool:
+    """Updates a large variable by one operation, if the optimizer is one of Keras's that TensorFlow has an operation for.
+
+    These are SGD, and Adam and AdamW without `amsgrad`. Keras computes the same formulas with 3 to 14 operations. On a CPU,
+    SGD's updates are the same bit for bit. Adam's are the same up to rounding; its average of squares has another factor in
+    single precision, see `_as_in_keras`.
+
+    Args:
+        optimizer: The built optimizer, without loss scaling.
+        gradient: The gradient, in the variable's dtype, without duplicate rows if it is sparse.
+        variable: The variable.
+        averages: Those of its gradients, and of their squares, as far as the optimizer has them.
+        rate: The learning rate, a scalar.
+
+    Returns:
+        Whether it was updated; otherwise nothing was done.
+    """
+    update = _UPDATES.get(type(optimizer).update_step)
+    size = variable.shape.num_elements()
+    if update is None or variable.dtype not in _DTYPES or size is None or size < LARGE or in_xla():
+        return False
+    return update(optimizer, gradient, variable, averages, tf.cast(tensor_variable(rate), variable.dtype))
+
+
+def _adam(
+    optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: tf.Tensor
+) -> bool:
+    dtype, constants = variable.dtype, (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
+    if optimizer.amsgrad or not all(isinstance(each, (int, float)) for each in constants):
+        return False
+    if isinstance(gradient, tf.IndexedSlices):  # Keras, too, updates all rows
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
+    number = tf.cast(tensor_variable(optimizer.iterations) + 1, tf.float64)
+    first, second, epsilon = (tf.constant(each, dtype) for each in constants)
+    mean, mean_square = averages
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=mean.handle,
+        v=mean_square.handle,
+        beta1_power=tf.pow(first, tf.cast(number, dtype)),
+        beta2_power=tf.pow(second, tf.cast(number, dtype)),
+        lr=_as_in_keras(rate, optimizer, number),
+        beta1=first,
+        beta2=second,
+        epsilon=epsilon,
+        grad=gradient,
+    )
+    return True
+
+
+def _as_in_keras(rate: tf.Tensor, optimizer: Any, number: tf.Tensor) -> tf.Tensor:
+    """The learning rate with which the operation's updates are those of Keras.
+
+    The operation computes `1 - beta` in the variable's dtype; for 0.999 in single precision it is 1.3e-5 less than that of
+    Keras, which rounds it from double precision. An average of equal values is `1 - beta**number` times the value.
+
+    Args:
+        rate: The learning rate, in the variable's dtype.
+        optimizer: Adam.
+        number: The number of this update, from 1, float64.
+    """
+    if rate.dtype == tf.float64:
+        return rate
+    single = rate.dtype.as_numpy_dtype
+
+    def ratio(beta: float) -> tf.Tensor:
+        ours, theirs = (1 - float(each) for each in (single(1) - single(beta), single(1 - beta)))
+        return (1 - tf.pow(tf.constant(ours, tf.float64), number)) / (1 - tf.pow(tf.constant(theirs, tf.float64), number))
+
+    factor = tf.sqrt(ratio(optimizer.beta_2)) / ratio(optimizer.beta_1)
+    return tf.cast(tf.cast(rate, tf.float64) * factor, rate.dtype)
+
+
+def _sgd(
+    optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: tf.Tensor
+) -> bool:
+    if isinstance(gradient, tf.IndexedSlices):  # Keras updates only their rows
+        return False
+    if not averages:  # Keras 3 without momentum
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+        return True
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=averages[0].handle,
+        lr=rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
+    return True
+
+
+_UPDATES = {
+    keras.optimizers.SGD.update_step: _sgd,
+    keras.optimizers.Adam.update_step: _adam,
+    keras.optimizers.AdamW.update_step: _adam,
+}
+"""By what Keras would call; a class of a user's, with an update of its own, is not among them."""
