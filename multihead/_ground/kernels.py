@@ -12,19 +12,22 @@ from multihead._ground.graphs import in_xla
 from multihead._ground.keras import Gradient, tensor_variable
 
 LARGE = 2**16
-"""The number of elements from which on they are faster: they start threads, which takes longer than to update fewer."""
+"""The number of elements from which these operations are faster: for fewer, starting threads takes longer."""
 
 _DTYPES = (tf.float32, tf.float64)
+
+_CLOSE = 1e-4
+"""How far `1 - beta` may be from that of Keras, relative to it, for the learning rate to make up for it."""
 
 
 def updated_at_once(
     optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: Any
 ) -> bool:
-    """Updates a large variable by one operation, if the optimizer is one of Keras's that TensorFlow has an operation for.
+    """Updates a large variable by one operation, if TensorFlow has one for its optimizer.
 
-    These are SGD, and Adam and AdamW without `amsgrad`. Keras computes the same formulas with 3 to 14 operations. On a CPU,
-    SGD's updates are the same bit for bit. Adam's are the same up to rounding; its average of squares has another factor in
-    single precision, see `_as_in_keras`.
+    These are Keras's SGD, and Adam and AdamW without `amsgrad`, but no classes derived from them. Keras computes the same
+    formulas with 3 to 14 operations. On a CPU, SGD's updates are the same bit for bit, and so are Adam's in float64. In
+    float32 Adam's are the same up to rounding, and its average of squares within `_CLOSE`: see `_as_in_keras`.
 
     Args:
         optimizer: The built optimizer, without loss scaling.
@@ -36,7 +39,7 @@ def updated_at_once(
     Returns:
         Whether it was updated; otherwise nothing was done.
     """
-    update = _UPDATES.get(type(optimizer).update_step)
+    update = _UPDATES.get(type(optimizer))
     size = variable.shape.num_elements()
     if update is None or variable.dtype not in _DTYPES or size is None or size < LARGE or in_xla():
         return False
@@ -49,6 +52,8 @@ def _adam(
     dtype, constants = variable.dtype, (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     if optimizer.amsgrad or not all(isinstance(each, (int, float)) for each in constants):
         return False
+    if not all(abs(ours - theirs) < _CLOSE * theirs for ours, theirs in _shares(optimizer, dtype)):
+        return False
     if isinstance(gradient, tf.IndexedSlices):  # Keras, too, updates all rows
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
     number = tf.cast(tensor_variable(optimizer.iterations) + 1, tf.float64)
@@ -58,8 +63,8 @@ def _adam(
         var=variable.handle,
         m=mean.handle,
         v=mean_square.handle,
-        beta1_power=tf.pow(first, tf.cast(number, dtype)),
-        beta2_power=tf.pow(second, tf.cast(number, dtype)),
+        beta1_power=tf.pow(tf.cast(optimizer.beta_1, dtype), tf.cast(number, dtype)),
+        beta2_power=tf.pow(tf.cast(optimizer.beta_2, dtype), tf.cast(number, dtype)),
         lr=_as_in_keras(rate, optimizer, number),
         beta1=first,
         beta2=second,
@@ -82,14 +87,17 @@ def _as_in_keras(rate: tf.Tensor, optimizer: Any, number: tf.Tensor) -> tf.Tenso
     """
     if rate.dtype == tf.float64:
         return rate
-    single = rate.dtype.as_numpy_dtype
+    grown = [
+        [1 - tf.pow(tf.constant(1 - each, tf.float64), number) for each in pair] for pair in _shares(optimizer, rate.dtype)
+    ]
+    of_mean, of_square = (ours / theirs for ours, theirs in grown)
+    return tf.cast(tf.cast(rate, tf.float64) * tf.sqrt(of_square) / of_mean, rate.dtype)
 
-    def ratio(beta: float) -> tf.Tensor:
-        ours, theirs = (1 - float(each) for each in (single(1) - single(beta), single(1 - beta)))
-        return (1 - tf.pow(tf.constant(ours, tf.float64), number)) / (1 - tf.pow(tf.constant(theirs, tf.float64), number))
 
-    factor = tf.sqrt(ratio(optimizer.beta_2)) / ratio(optimizer.beta_1)
-    return tf.cast(tf.cast(rate, tf.float64) * factor, rate.dtype)
+def _shares(optimizer: Any, dtype: tf.DType) -> list[tuple[float, float]]:
+    """`1 - beta_1` and `1 - beta_2`, each as the operation and as Keras computes it."""
+    number = dtype.as_numpy_dtype
+    return [(float(number(1) - number(beta)), float(number(1 - beta))) for beta in (optimizer.beta_1, optimizer.beta_2)]
 
 
 def _sgd(
@@ -106,14 +114,14 @@ def _sgd(
         lr=rate,
         grad=gradient,
         momentum=tf.cast(optimizer.momentum, variable.dtype),
-        use_nesterov=optimizer.nesterov,
+        use_nesterov=bool(optimizer.nesterov),
     )
     return True
 
 
 _UPDATES = {
-    keras.optimizers.SGD.update_step: _sgd,
-    keras.optimizers.Adam.update_step: _adam,
-    keras.optimizers.AdamW.update_step: _adam,
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
 }
-"""By what Keras would call; a class of a user's, with an update of its own, is not among them."""
+"""By type: a class derived from one of them may change what an update does, or have other slots."""

@@ -184,7 +184,7 @@ def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], varia
 def _quick_updates(optimizer: Any) -> Iterator[None]:
     """A context in which the optimizer reads its counter and learning rate once, and updates large variables at once.
 
-    It reads both anew for each variable, and TensorFlow computes what depends on them once only if it knows that they are
+    Keras reads both anew for each variable, and TensorFlow computes what depends on them once only if it knows that they are
     the same: for Adam, ten operations for each variable. Nothing changes with several replicas, of which each has a copy of
     its own, in eager mode, and for an update that is not Keras's: it may change these variables, or be a `tf.function`.
     """
@@ -215,9 +215,16 @@ def _quick_updates(optimizer: Any) -> Iterator[None]:
 
 
 def _averages(optimizer: Any, variable: tf.Variable) -> list[tf.Variable]:
-    """The averages of the gradients, and their squares, that SGD or Adam keeps for a variable; none for other optimizers."""
-    found = [getattr(optimizer, name, None) for name in ("momentums", "_momentums", "_velocities")]
-    return [tensor_variable(each[_index_of(optimizer, variable)]) for each in found if each]
+    """The averages of gradients, and of their squares, that SGD or Adam keeps for a variable; none for other optimizers."""
+    lists = [getattr(optimizer, name) for name in _NAMES_OF_AVERAGES.get(type(optimizer), ())]
+    return [tensor_variable(each[_index_of(optimizer, variable)]) for each in lists if each]
+
+
+_NAMES_OF_AVERAGES = {
+    keras.optimizers.SGD: ("momentums",),  # empty on Keras 3 without momentum
+    keras.optimizers.Adam: ("_momentums", "_velocities"),
+    keras.optimizers.AdamW: ("_momentums", "_velocities"),
+}
 
 
 def _index_of(optimizer: Any, variable: tf.Variable) -> int:

@@ -22,7 +22,7 @@ INDICES = np.array([3, 511, 40])
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=np.bool_(True)),
     "scheduled": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "adam, other constants": lambda: keras.optimizers.Adam(0.01, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
@@ -97,23 +97,26 @@ def test_adam_is_that_of_keras_up_to_rounding(name, gradient_of):
 
 
 @pytest.mark.parametrize("name", ["adam", "adam, other constants"])
-def test_adam_in_double_precision_is_its_formula(name):
+def test_adam_in_double_precision_is_that_of_keras_and_its_formula(name):
     optimizer = OPTIMIZERS[name]()
     value, first, second = VALUE, 0.0, 0.0
     rate, a, b, epsilon = 0.01, optimizer.beta_1, optimizer.beta_2, optimizer.epsilon
+    single = np.float64(np.float32(a)), np.float64(np.float32(b))  # to which Keras rounds them for the powers
     for number, gradient in enumerate(STEPS, 1):
         first, second = a * first + (1 - a) * gradient, b * second + (1 - b) * gradient**2
-        step = rate * np.sqrt(1 - b**number) / (1 - a**number)
+        step = rate * np.sqrt(1 - single[1] ** number) / (1 - single[0] ** number)
         value = value - step * first / (np.sqrt(second) + epsilon)
     found = trained(optimizer, apply_reduced_gradients, "float64")[0]
+    np.testing.assert_array_equal(found, trained(OPTIMIZERS[name](), by_keras, "float64")[0])
     np.testing.assert_allclose(found, value, rtol=0, atol=1e-8)  # the rate is a float32, steps are about 0.01
 
 
-class Twice(keras.optimizers.Adam):
-    """An update of a user's own."""
+class Derived(keras.optimizers.Adam):
+    """A class of a user's, with slots of its own under a name that Keras uses elsewhere."""
 
-    def update_step(self, gradient, variable, *rate):
-        super().update_step(2 * gradient, variable, *rate)
+    def build(self, variables):
+        super().build(variables)
+        self.momentums = {"a": 1}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -130,7 +133,9 @@ def test_the_others_are_updated_by_keras():
     assert not kernels(OPTIMIZERS["adam"](), shape=(ROWS - 1, WIDTH))
     assert not kernels(OPTIMIZERS["adam"](), jit_compile=True)
     assert not kernels(keras.optimizers.Adam(amsgrad=True))
-    assert not kernels(Twice()) and not kernels(keras.optimizers.Nadam())
+    assert not kernels(keras.optimizers.Adam(beta_2=0.99999))  # `1 - beta_2` has three digits in single precision
+    assert kernels(keras.optimizers.Adam(beta_2=0.99999), dtype="float64")
+    assert not kernels(Derived()) and not kernels(keras.optimizers.Nadam())
     assert not kernels(OPTIMIZERS["momentum"](), gradient_of=of_rows)
 
 
