@@ -103,14 +103,19 @@ def by_hand(workload: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def with_trainer(workload: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    step, batch = step_of_trainer(workload, **options)
+    return lambda: step(batch)
+
+
+def step_of_trainer(workload: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
+    """The training step of a trainer, a `tf.function`, and its batch."""
     encoder, heads, x, targets = workload()
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
     trainer.add_head("price", heads["price"], "sparse_categorical_crossentropy")
     trainer.compile(keras.optimizers.Adam(1e-3), clip=clipping.ByGlobalNorm(5.0), **options)
     trainer.fit(tf.data.Dataset.from_tensors((x, targets)), verbose=0, shuffle=False)
-    step = tf.function(trainer.train_step)
-    return lambda: step((x, targets))
+    return tf.function(trainer.train_step), (x, targets)
 
 
 LEFT_OUT = {"price": 10**9, "reply": 1}

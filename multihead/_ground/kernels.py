@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from multihead._ground.graphs import in_xla
@@ -20,35 +19,23 @@ _CLOSE = 1e-4
 """How far `1 - beta` may be from that of Keras, relative to it, for the learning rate to make up for it."""
 
 
-def updated_at_once(
-    optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: Any
-) -> bool:
-    """Updates a large variable by one operation, if TensorFlow has one for its optimizer.
-
-    These are Keras's SGD, and Adam and AdamW without `amsgrad`, but no classes derived from them. Keras computes the same
-    formulas with 3 to 14 operations. On a CPU, SGD's updates are the same bit for bit, and so are Adam's in float64. In
-    float32 Adam's are the same up to rounding, and its average of squares within `_CLOSE`: see `_as_in_keras`.
-
-    Args:
-        optimizer: The built optimizer, without loss scaling.
-        gradient: The gradient, in the variable's dtype, without duplicate rows if it is sparse.
-        variable: The variable.
-        averages: Those of its gradients, and of their squares, as far as the optimizer has them.
-        rate: The learning rate, a scalar.
-
-    Returns:
-        Whether it was updated; otherwise nothing was done.
-    """
-    update = _UPDATES.get(type(optimizer))
+def is_large(variable: tf.Variable) -> bool:
+    """Whether a variable is updated faster by one operation than by those of Keras, which XLA joins itself."""
     size = variable.shape.num_elements()
-    if update is None or variable.dtype not in _DTYPES or size is None or size < LARGE or in_xla():
-        return False
-    return update(optimizer, gradient, variable, averages, tf.cast(tensor_variable(rate), variable.dtype))
+    return variable.dtype in _DTYPES and size is not None and size >= LARGE and not in_xla()
 
 
-def _adam(
+def adam(
     optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: tf.Tensor
 ) -> bool:
+    """An update of Adam or AdamW, up to rounding that of Keras, in float64 bit for bit (CPU).
+
+    In float32 the average of squares is within `_CLOSE` of that of Keras: see `_as_in_keras`. The arguments are those of
+    `sgd`, with the averages of the gradients and of their squares.
+
+    Returns:
+        Whether it was done: not with `amsgrad`, nor where the constants do not allow it.
+    """
     dtype, constants = variable.dtype, (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     if optimizer.amsgrad or not all(isinstance(each, (int, float)) for each in constants):
         return False
@@ -100,10 +87,20 @@ def _shares(optimizer: Any, dtype: tf.DType) -> list[tuple[float, float]]:
     return [(float(number(1) - number(beta)), float(number(1 - beta))) for beta in (optimizer.beta_1, optimizer.beta_2)]
 
 
-def _sgd(
-    optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: tf.Tensor
-) -> bool:
-    if isinstance(gradient, tf.IndexedSlices):  # Keras updates only their rows
+def sgd(optimizer: Any, gradient: Gradient, variable: tf.Variable, averages: Sequence[tf.Variable], rate: tf.Tensor) -> bool:
+    """An update of SGD, bit for bit that of Keras (CPU).
+
+    Args:
+        optimizer: The built optimizer, without loss scaling.
+        gradient: The gradient, in the variable's dtype, without duplicate rows if it is sparse.
+        variable: The variable.
+        averages: Its momentum, if the optimizer has one.
+        rate: The learning rate, a scalar in the variable's dtype.
+
+    Returns:
+        Whether it was done: not for sparse gradients, of which Keras updates only the rows.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
         return False
     if not averages:  # Keras 3 without momentum
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
@@ -117,11 +114,3 @@ def _sgd(
         use_nesterov=bool(optimizer.nesterov),
     )
     return True
-
-
-_UPDATES = {
-    keras.optimizers.SGD: _sgd,
-    keras.optimizers.Adam: _adam,
-    keras.optimizers.AdamW: _adam,
-}
-"""By type: a class derived from one of them may change what an update does, or have other slots."""

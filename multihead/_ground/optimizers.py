@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground import kernels
 from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
-from multihead._ground.kernels import updated_at_once
 from multihead._ground.replicas import assign
 from multihead._ground.where import where
 
@@ -203,8 +203,7 @@ def _quick_updates(optimizer: Any) -> Iterator[None]:
             scalars = [tensor_variable(each) for each in (optimizer.iterations, *rates)]
             read[graph] = [(each, each.read_value()) for each in scalars if isinstance(each, tf.Variable)]
         with temporarily("_cached_value", read[graph]):
-            tensor = tensor_variable(variable)
-            if not updated_at_once(optimizer, gradient, tensor, _averages(optimizer, tensor), rates[0]):
+            if not _updated_at_once(optimizer, gradient, tensor_variable(variable), rates[0]):
                 update_step(gradient, variable, *args, **kwargs)
 
     object.__setattr__(optimizer, "update_step", update_with_values)
@@ -214,17 +213,22 @@ def _quick_updates(optimizer: Any) -> Iterator[None]:
         object.__delattr__(optimizer, "update_step")
 
 
-def _averages(optimizer: Any, variable: tf.Variable) -> list[tf.Variable]:
-    """The averages of gradients, and of their squares, that SGD or Adam keeps for a variable; none for other optimizers."""
-    lists = [getattr(optimizer, name) for name in _NAMES_OF_AVERAGES.get(type(optimizer), ())]
-    return [tensor_variable(each[_index_of(optimizer, variable)]) for each in lists if each]
+def _updated_at_once(optimizer: Any, gradient: Gradient, variable: tf.Variable, rate: Any) -> bool:
+    """Updates a large variable by one operation instead of Keras's 3 to 14, if TensorFlow has one; whether it did."""
+    if type(optimizer) not in _AT_ONCE or not kernels.is_large(variable):
+        return False
+    update, names = _AT_ONCE[type(optimizer)]
+    lists = [getattr(optimizer, name) for name in names]  # SGD's is empty on Keras 3 without momentum
+    averages = [tensor_variable(each[_index_of(optimizer, variable)]) for each in lists if each]
+    return update(optimizer, gradient, variable, averages, tf.cast(tensor_variable(rate), variable.dtype))
 
 
-_NAMES_OF_AVERAGES = {
-    keras.optimizers.SGD: ("momentums",),  # empty on Keras 3 without momentum
-    keras.optimizers.Adam: ("_momentums", "_velocities"),
-    keras.optimizers.AdamW: ("_momentums", "_velocities"),
+_AT_ONCE = {
+    keras.optimizers.SGD: (kernels.sgd, ("momentums",)),
+    keras.optimizers.Adam: (kernels.adam, ("_momentums", "_velocities")),
+    keras.optimizers.AdamW: (kernels.adam, ("_momentums", "_velocities")),
 }
+"""By type the update and the lists of averages: a class derived from one of them may change both."""
 
 
 def _index_of(optimizer: Any, variable: tf.Variable) -> int:

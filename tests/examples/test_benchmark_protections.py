@@ -1,0 +1,24 @@
+"""The benchmark of protections: each of them is really left out of the step."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import protections
+from tests.helpers.operations import operations
+
+
+def number_of_operations(*without):
+    step, batch = protections.without(without)
+    return len(operations(step.get_concrete_function(batch)))
+
+
+def test_it_prints_a_line_for_each(capsys):
+    protections.main(["--rounds", "1", "--steps", "1"])
+    printed = capsys.readouterr().out
+    assert all(f"| {name} |" in printed for name in ("nothing", protections.LABELS, *protections.REPLACED, "all four"))
+
+
+@pytest.mark.parametrize("name", [protections.LABELS, *protections.REPLACED])
+def test_a_step_without_it_has_fewer_operations(name):
+    assert number_of_operations(name) < number_of_operations() - 10
