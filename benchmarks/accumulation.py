@@ -156,19 +156,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=9, help="timed updates per case (default: 9)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--heads", type=int, nargs="+", help="compares the ways through the encoder for numbers of heads")
+    parser.add_argument("--quick", action="store_true", help="one update in one and in four parts, to see that it runs")
     options = parser.parse_args(arguments)
+    updates, numbers = (1, (1, 4)) if options.quick else (options.updates, (1, 4, 16))
     if options.heads:
-        print_by_heads(options.heads, options.updates)
+        print_by_heads(options.heads, updates)
         return
     if options.case:
-        print(json.dumps(case(*json.loads(options.case), options.updates)))
+        print(json.dumps(case(*json.loads(options.case), updates)))
         return
     print("| update of 512 examples with | parts | peak memory, MB | seconds | relative to custom loop |")
     print("| --- | --- | --- | --- | --- |")
-    for parts in (1, 4, 16):
+    for parts in numbers:
         found = {}
         for kind in ("custom loop", "micro_batches", "accumulate_steps"):
-            command = [sys.executable, "-m", "benchmarks.accumulation", "--updates", str(options.updates)]
+            command = [sys.executable, "-m", "benchmarks.accumulation", "--updates", str(updates)]
             command += ["--case", json.dumps([kind, parts])]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found[kind] = json.loads(output.strip().splitlines()[-1])

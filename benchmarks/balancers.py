@@ -218,7 +218,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, help="methods to time")
     parser.add_argument("--gramians", type=int, default=16, help="Gramians per round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds per method")
+    parser.add_argument("--quick", action="store_true", help="one method, two heads and one round, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.quick:
+        vars(options).update(heads=[2], methods=["UPGrad"], gramians=2, rounds=1)
     peers = installed_peers()
     columns = [f"{peer}, us | graph / {peer} | XLA / {peer}" for peer in peers]
     print("| " + " | ".join(["method", "heads", *(f"{mode}, us" for mode in OURS), *columns]) + " |")

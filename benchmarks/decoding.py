@@ -267,6 +267,20 @@ def report(title: str, amount: int, seconds: dict[str, list[float]]) -> None:
     print(f"| {' | '.join([title, *speeds, *ratios])} |", flush=True)
 
 
+QUICK = {
+    "vocabulary": 40,
+    "embedding": 8,
+    "units": 8,
+    "source_length": 6,
+    "maximum_length": 6,
+    "steps": 1,
+    "batches": [2],
+    "train_batches": [2],
+    "beam": 2,
+    "rounds": 1,
+}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
@@ -287,7 +301,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--train-batches", type=int, nargs="+", default=[16, 64], help="batch sizes for training")
     parser.add_argument("--beam", type=int, default=5, help="beam width")
     parser.add_argument("--rounds", type=int, default=10, help="number of rounds")
+    parser.add_argument("--quick", action="store_true", help="one round of small batches and sizes, to see that it runs")
     options = parser.parse_args(arguments)
+    if options.quick:
+        vars(options).update(QUICK)
     others = {"keras-hub": importlib.util.find_spec("keras_hub") is not None, "addons": _addons_loops.is_installed()}
     engines = ["native", *(name for name, is_installed in others.items() if is_installed)]
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")

@@ -48,12 +48,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=25, help="number of rounds (default: 25)")
     parser.add_argument("--steps", type=int, default=100, help="steps per round and variant (default: 100)")
+    parser.add_argument("--quick", action="store_true", help="one round of one step, to see that it runs")
     options = parser.parse_args(arguments)
     protections = [LABELS, *REPLACED]
     variants = {"nothing": [], **{name: [name] for name in protections}, "all four": protections}
     runs = {"custom training loop": by_hand(small_workload)}
     runs |= {name: partial(*without(names)) for name, names in variants.items()}
-    ratios = measure(runs, options.rounds, options.steps, time.perf_counter)
+    rounds, steps = (1, 1) if options.quick else (options.rounds, options.steps)
+    ratios = measure(runs, rounds, steps, time.perf_counter)
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; a step without, relative to the custom loop")
     print(f"\n| without ({ratios.pop('milliseconds'):.2f} ms) | ratio |\n| --- | ---: |")
     for name in variants:

@@ -133,6 +133,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the sequence head left out by a schedule": {"schedule": schedules.Alternate(LEFT_OUT)},
 }
 
+SMALL = "two small dense heads"
+
 LARGE = ("plain sum, losses only in the logs", "plain sum", "UPGrad at the representation")
 """The variants of the workloads with large layers."""
 
@@ -170,17 +172,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: 15)")
     parser.add_argument("--steps", type=int, default=10, help="steps per round and variant (default: 10)")
+    parser.add_argument("--quick", action="store_true", help="one step of two small dense heads, to see that it runs")
     options = parser.parse_args(arguments)
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}; time of a training step, relative to the first row")
     workloads: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
         "GRU encoder, sequence and class": lambda: of_workload(sequence_workload),
-        "two small dense heads": lambda: of_workload(small_workload),
+        SMALL: lambda: of_workload(small_workload),
         "GRU encoder, 20,000 tokens": lambda: of_workload(partial(sequence_workload, 20_000), LARGE),
         "three dense layers of 1,024 units": lambda: of_workload(partial(dense_workload, 1024, 64, *[1024] * 3), LARGE),
         "eight small dense heads": of_eight_heads,
     }
-    for title, runs in workloads.items():
-        ratios = measure(runs(), options.rounds, options.steps, time.perf_counter)
+    rounds, steps = (1, 1) if options.quick else (options.rounds, options.steps)
+    for title in [SMALL] if options.quick else workloads:
+        ratios = measure(workloads[title](), rounds, steps, time.perf_counter)
         print(f"\n| {title} ({ratios.pop('milliseconds'):.1f} ms) | ratio |\n| --- | --- |")
         for name, ratio in ratios.items():
             print(f"| {name} | {ratio:.2f} |")

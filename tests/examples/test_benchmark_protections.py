@@ -14,7 +14,7 @@ def number_of_operations(*without):
 
 
 def test_it_prints_a_line_for_each(capsys):
-    protections.main(["--rounds", "1", "--steps", "1"])
+    protections.main(["--quick"])
     printed = capsys.readouterr().out
     assert all(f"| {name} |" in printed for name in ("nothing", protections.LABELS, *protections.REPLACED, "all four"))
 
