@@ -59,11 +59,11 @@ from multihead._trainer.spec import build_spec
 from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
-from multihead._update.drop import compute_or_drop
 from multihead._update.encode import call_encoder
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.labels import read_labels
 from multihead._update.observe import observe
+from multihead._update.pipeline import compute_update
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
@@ -371,10 +371,9 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
                 many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
-                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error; `"drop_head"`:
-                the heads that it comes from take no part in this update, as if they had no labels in it (it is skipped if
-                none is left). An epoch's warning, and the errors, name the head, the variable, the update and the batch. An
-                update that loss scaling skips to lower its scale does not count.
+                and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. An epoch's
+                warning, and the errors, name the head, the variable, the update and the batch. An update that loss scaling
+                skips to lower its scale does not count.
             max_skipped_updates: The number of updates skipped in a row for this reason at which training ends with an
                 error; None: it never does.
             check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in
@@ -536,7 +535,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             checks = spec.check_labels and not assumed.labels_are_checked
             stay = assumed.heads_stay and self._heads_stay()  # which a checkpoint may have changed
             spec = replace(spec, check_labels=checks, complete=assumed.complete, heads_stay=stay)
-        update = clip(spec, compute_or_drop(spec, batches, self.update_count, loss_scale(self.optimizer)))
+        update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
         logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
@@ -606,7 +605,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         prepared = self._prepared(batch)
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            update = compute_or_drop(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+            update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
         return pairs_of(spec.network, update)
 
     @names_arguments

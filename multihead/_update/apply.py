@@ -95,7 +95,7 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
     context, targets = tf.distribute.get_replica_context(), [network.variables.all[i] for i in positions]
     once = _Once(optimizer, targets, _may_stay(spec, update), update.roll_back, _scaling(spec, positions), observed)
     scale = None if observed is None else observed.loss_scale
-    seen = Seen(update.reported, update.trains_any, update.step, scale)
+    seen = Seen(update.broken, update.trains_any, update.step, scale)
     if not positions:
         context.merge_call(once.leave, args=(seen, update.roll_back.values))
         return tf.constant(False)
@@ -158,8 +158,6 @@ class _Once:
         def apply() -> None:
             self._apply_to_active(strategy, gradients, active, local_seen.step)
             record_finite(self.optimizer, True)
-            if self.observed is not None and self.observed.faults.drops_heads:
-                self.observed.faults.dropped(strategy, local_seen, self.observed.batch)
 
         def skip() -> None:
             self.roll_back.restore_all(strategy, saved)

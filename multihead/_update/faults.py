@@ -14,9 +14,8 @@ from multihead._ground.validation import quoted
 from multihead._ground.where import where
 from multihead._update.broken import Broken
 from multihead._update.network import Network
-from multihead._update.update import Change
 
-ON_NONFINITE = ("skip", "raise", "drop_head")
+ON_NONFINITE = ("skip", "raise")
 """The values of `on_nonfinite=`."""
 
 
@@ -117,7 +116,7 @@ class Seen(NamedTuple):
     """What is known of an update where it is applied or skipped, outside of the replicas.
 
     Attributes:
-        broken: Which losses and gradients were not finite, those of dropped heads included.
+        broken: Which losses and gradients were not finite.
         trains_any: Whether there was anything to train, a boolean scalar.
         step: The number of updates applied before it.
         loss_scale: The factor of loss scaling, or None.
@@ -169,21 +168,10 @@ class Faults:
         """A vector of some numbers, one per head, and one per variable."""
         return first_replica_variable(tf.zeros([num_scalars + len(self._heads) + len(self._variables)], tf.int64))
 
-    @property
-    def drops_heads(self) -> bool:
-        """Whether a head that is not finite sits out the update."""
-        return self.mode == "drop_head"
-
     def fits(self, network: Network) -> bool:
         """Whether this was made for the same heads and variables."""
         names = [variable_name(variable) for variable in network.variables.all]
         return self._variables == names and self._heads == [head.name for head in network.heads]
-
-    def to_drop(self, update: Change, loss_scale: tf.Tensor | None) -> tf.Tensor:
-        """`[num_heads]` booleans: the heads that sit out an update; none if there is no other head to train."""
-        broken = update.broken
-        heads = broken.heads if loss_scale is None else where(loss_scale > 1, broken.losses, broken.heads)
-        return heads & tf.reduce_any(update.active & ~heads)
 
     def reset_epoch(self) -> None:
         """Forgets the counts of an epoch."""
@@ -221,13 +209,6 @@ class Faults:
             return
         overflows = tf.cast(seen.overflows, tf.int64)
         self._count(strategy, seen, tf.stack([1, overflows]), 1 - overflows)
-
-    def dropped(self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch) -> None:
-        """Remembers the heads that sat out an update, which was applied; in the cross-replica context."""
-        before = self._before()
-        is_new = seen.broken.is_any & tf.equal(before.stops, 0)
-        self._remember(strategy, seen, batch, is_new, in_a_row=0, stops=False)
-        self._count(strategy, seen, tf.zeros([2], tf.int64))
 
     def _before(self) -> Memory:
         return Memory(tf.unstack(self.state.read_value()), len(self._heads))

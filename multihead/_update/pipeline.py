@@ -18,6 +18,7 @@ from multihead._update.labels import Labels, count_over_replicas, fully_labelled
 from multihead._update.loops import each
 from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
+from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import LossWeights, head_weights_at
@@ -32,7 +33,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         step: The number of updates applied so far, an int64 scalar.
         scale: The factor of loss scaling, or None.
     """
-    network = spec.network
+    network, roll_back = spec.network, RollBack(spec.state)
 
     # 1. Labels: which elements count, over all batches and replicas.
     def labels_of(batch: Batch) -> list[Labels | None]:
@@ -94,6 +95,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         micro_batches=micro_batches,
         rates=spec.rates,
         loss_scale=scale,
+        roll_back=roll_back,
     )
 
 

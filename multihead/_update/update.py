@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 
 import tensorflow as tf
 
@@ -29,7 +27,6 @@ class Change:
         never_idle: For each head, whether every update that is applied trains it; empty if that is not known.
         without_heads: Whether it is applied even if no head is active: gradients of the encoder alone.
         broken: Which losses and gradients are not finite.
-        earlier: The same of earlier computations of this update, with heads that it drops.
         roll_back: Restores the state that computing the update has changed, if it is skipped.
     """
 
@@ -39,7 +36,6 @@ class Change:
     active: tf.Tensor
     broken: Broken
     roll_back: RollBack = field(default_factory=RollBack)
-    earlier: tuple[Broken, ...] = ()
     without_heads: bool = False
     never_idle: tuple[bool, ...] = ()
 
@@ -47,11 +43,6 @@ class Change:
     def trains_any(self) -> tf.Tensor:
         """Whether there is anything to train, a boolean scalar."""
         return tf.constant(True) if self.without_heads else tf.reduce_any(self.active)
-
-    @property
-    def reported(self) -> Broken:
-        """Which losses and gradients were not finite, those of dropped heads included."""
-        return reduce(or_, self.earlier, self.broken)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,9 +200,6 @@ class LogMetrics:
             place = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
             reason = "because a loss or gradient was not finite"
             return f"{skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
-        if heads and self.faults.drops_heads:
-            place = f"the last time {self.faults.where()}"
-            return f"A head sat out updates because its loss or gradient was not finite: {place}. {remedy}"
         return None
 
     def names(self) -> list[str]:

@@ -256,7 +256,7 @@ NAMES = {
     "MultiHeadTrainer.compile.balancer": (lambda: trainer(balancer="UBGrad"), "UPGrad"),
     "MultiHeadTrainer.compile.balance_at": (lambda: trainer(balance_at="parameter"), "parameters"),
     "MultiHeadTrainer.compile.telemetry": (lambda: trainer(telemetry="norm"), "norms"),
-    "MultiHeadTrainer.compile.on_nonfinite": (lambda: trainer(on_nonfinite="drop"), "drop_head"),
+    "MultiHeadTrainer.compile.on_nonfinite": (lambda: trainer(on_nonfinite="skipp"), "skip"),
     "MultiHeadTrainer.compile.jit_compile": (lambda: trainer(jit_compile="atuo"), "auto"),
     "MultiHeadTrainer.fit.y": (lambda: trainer().fit(X, {"prize": X, "size": X}), "price"),
     "MultiHeadTrainer.evaluate.y": (lambda: trainer().evaluate(X, {"prize": X}), "price"),

@@ -141,9 +141,7 @@ class Twin:
         counts = {name: sum(each.weight.sum() for each in found if each) for name, found in labels.items()}
         active = self.active(counts)
         broken = [name for name in active if any(each and each.is_broken for each in labels[name])]
-        if broken and self.options["on_nonfinite"] == "drop_head":
-            active = [name for name in active if name not in broken]
-        elif broken:
+        if broken:
             return self.options["on_nonfinite"] == "raise"
         if active:
             self.apply(active, self.gradients(batches, labels, counts, active))

@@ -40,7 +40,7 @@ METHODS = CORE + [
 CONTROLS = [
     {"clip": clipping.ByGlobalNorm(0.5), "schedule": schedules.Alternate({"a": 1, "b": 2})},
     {"clip": clipping.ByValue(0.1), "micro_batches": 2},
-    {"clip": clipping.ByNorm(0.3), "schedule": schedules.Sample({"a": 2, "b": 1}, seed=3), "on_nonfinite": "drop_head"},
+    {"clip": clipping.ByNorm(0.3), "schedule": schedules.Sample({"a": 2, "b": 1}, seed=3), "on_nonfinite": "raise"},
     {"clip": clipping.ByAverageNorm(0.01), "encoder_learning_rate": LayerwiseDecay(0.5), "telemetry": "full"},
     {"encoder_learning_rate": ByPath({"kernel": 0.5}), "schedule": schedules.WhileConflicting(probe_every=2)},
 ]

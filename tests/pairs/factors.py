@@ -35,7 +35,7 @@ FACTORS: dict[str, list[str]] = {
     "encoder_decay": ["one", "none"],
     "telemetry": ["none", "norms", "full"],
     "layers_every": ["1", "100"],
-    "on_nonfinite": ["skip", "raise", "drop_head"],
+    "on_nonfinite": ["skip", "raise"],
     "max_skipped_updates": ["25", "none"],
     "check_labels": ["yes", "no"],
     "mode": ["graph", "eager", "xla"],

@@ -49,7 +49,6 @@ STAGES = [
     {"spec"},
     {"scale"},
     {"pipeline"},
-    {"drop"},
     {"apply"},
     {"observe"},
 ]

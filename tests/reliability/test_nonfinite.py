@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite: the update is skipped, training ends, or the head sits out; with names."""
+"""A loss or gradient that is not finite: the update is skipped or training ends; with names."""
 
 from __future__ import annotations
 
@@ -148,91 +148,6 @@ def test_a_gradient_that_reaches_no_variable_is_noticed(options):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"run_eagerly": True},
-        {"run_eagerly": True, "weighting": "RandomLossWeighting", "micro_batches": 2},
-        {"balancer": "MoCo", "balance_at": "parameters"},
-    ],
-    ids=str,
-)
-def test_a_dropped_head_sits_out_as_if_it_had_no_labels(options):
-    dropped, missing = made("adam", on_nonfinite="drop_head", **options), made("adam", missing=-1.0, **options)
-    with pytest.warns(RuntimeWarning, match=r"A head sat out updates .* from head 'b'.* at update 3, batch 2"):
-        history = fit(dropped)
-    assert history.history["skipped_updates"] == [0] and int(dropped.update_count) == 4
-    fit(missing, {"a": Y["a"], "b": np.where(np.arange(16)[:, None] // 4 == 2, -1.0, Y["b"])})
-    for one, other in zip(tiny.weights_of(dropped), tiny.weights_of(missing), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-    for one, other in zip(tiny.values(dropped.optimizer.variables), tiny.values(missing.optimizer.variables), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-class WithUnused(keras.layers.Layer):
-    """A dense layer with a weight that gets no gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def build(self, shape):
-        self.unused = self.add_weight(name="unused", shape=(2,), initializer="ones")
-        self.dense.build(shape)
-        super().build(shape)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-
-@pytest.mark.first_cases(1)
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_dropped_head_may_have_weights_without_gradients(run_eagerly):
-    keras.utils.set_random_seed(0)
-    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
-    trainer.add_head("b", WithUnused(), loss)
-    trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", on_nonfinite="drop_head", run_eagerly=run_eagerly)
-    alone = made(run_eagerly=True)
-    trainer.compute_gradients((X, Y))
-    trainer.encoder.set_weights(alone.encoder.get_weights())
-    trainer.heads["a"].module.set_weights(alone.heads["a"].module.get_weights())
-    before = tiny.values(trainer.heads["b"].module.weights)
-    with pytest.warns(RuntimeWarning, match="from head 'b'"):
-        trainer.fit(X, {"a": Y["a"], "b": np.full_like(Y["b"], 99)}, batch_size=4, shuffle=False, verbose=0)
-    fit(alone, {"a": Y["a"], "b": np.full_like(Y["b"], np.nan)})
-    for one, other in zip(before, tiny.values(trainer.heads["b"].module.weights), strict=True):
-        np.testing.assert_array_equal(one, other)
-    for part in ("encoder", "a"):
-        of = [each.encoder if part == "encoder" else each.heads["a"].module for each in (trainer, alone)]
-        for one, other in zip(tiny.values(of[0].weights), tiny.values(of[1].weights), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_a_dropped_head_under_two_replicas(two_replicas):
-    missing = made(missing=-1.0, run_eagerly=True)
-    with two_replicas.scope():
-        trainer = made(on_nonfinite="drop_head", is_built=False)
-    trainer.evaluate(X, Y, batch_size=4, verbose=0)
-    for name in "ab":
-        trainer.heads[name].module.set_weights(missing.heads[name].module.get_weights())
-    trainer.encoder.set_weights(missing.encoder.get_weights())
-    with pytest.warns(RuntimeWarning, match="from head 'b'"):
-        fit(trainer)
-    fit(missing, {"a": Y["a"], "b": np.where(np.arange(16)[:, None] // 4 == 2, -1.0, Y["b"])})
-    for one, other in zip(tiny.weights_of(trainer), tiny.weights_of(missing), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_without_another_head_the_update_is_skipped():
-    trainer = made(on_nonfinite="drop_head", run_eagerly=True)
-    with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
-        fit(trainer, {"a": np.where(np.arange(16)[:, None] == 9, 1e30, Y["a"]), "b": BAD["b"]})
-    assert int(trainer.update_count) == 3
-
-
-@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("run_eagerly", [True, False])
 def test_a_run_of_skipped_updates_ends_training(run_eagerly):
     trainer = made(max_skipped_updates=3, run_eagerly=run_eagerly)
@@ -270,7 +185,7 @@ def test_updates_without_labels_do_not_count():
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("mode", ["raise", "drop_head", "skip"])
+@pytest.mark.parametrize("mode", ["raise", "skip"])
 def test_loss_scaling_lowers_its_scale_without_a_fault(mode):
     optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.001), initial_scale=2.0**127)
     options = {} if mode == "raise" else {"max_skipped_updates": 1}
@@ -321,13 +236,6 @@ def test_a_custom_loop_is_told(in_graph):
     with pytest.raises(wanted[0], match=wanted[1]):
         step()
     assert int(trainer.update_count) == 0
-
-
-def test_a_custom_loop_drops_heads():
-    trainer = made(on_nonfinite="drop_head")
-    pairs = trainer.compute_gradients((X, BAD))
-    of_b = [gradient for gradient, variable in pairs if any(variable is v for v in trainer.heads["b"].module.weights)]
-    assert of_b == [None, None] and trainer.apply_gradients(pairs)
 
 
 @pytest.mark.parametrize("options", [{"on_nonfinite": "ignore"}, {"max_skipped_updates": 0}], ids=str)
