@@ -29,7 +29,7 @@ import tensorflow as tf
 from multihead import balancing
 
 METHODS = (
-    "Sum EqualNorms NormBudget PCGrad GradVac UPGrad DualProj MGDA CAGrad NashMTL FairGrad IMTLG ConFIG AlignedMTL SDMGrad"
+    "Sum EqualNorms NormBudget PCGrad GradVac UPGrad DualProj MGDA CAGrad NashMTL FairGrad IMTLG ConFIG AlignedMTL"
 ).split()
 
 

@@ -52,7 +52,7 @@ def balancer_row(method: Any) -> list[str]:
     """Name, what it fixes, what it needs, extra cost, size of the update, options, paper."""
     uses = method().uses
     needs = [*uses] if "gradients" in uses else ["inner products", *uses]
-    names = {"step": "the step", "folds": "two folds of the examples"}
+    names = {"step": "the step"}
     levels = method().levels
     cost = "none" if "representation" in levels else "one encoder backward pass per head"
     if any(base.__name__ == "RunningBalancer" for base in method.__mro__):

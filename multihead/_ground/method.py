@@ -45,7 +45,7 @@ class Method(NamesArguments, keras.layers.Layer):
 
     Attributes:
         uses: What the method needs from an update. `"step"` (the number of updates applied so far, an int64 scalar),
-            `"losses"` and `"folds"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
+            `"losses"` are passed as keyword arguments, as documented for each kind of method; `"gradients"`,
             `"norms"`, `"gramian"` and `"losses_after"` are computed only if a method uses them.
         scale_invariant: Whether the direction of the encoder's update does not depend on the weights of the heads, because
             the method makes up for the scale of each head's loss.

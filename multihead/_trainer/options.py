@@ -226,10 +226,9 @@ class CompileOptions:
         return self.balancer if self.balancer is None else every(self.balancer, self.balance_every)
 
     def _check_level(self, balancer: Any) -> None:
-        levels = ("parameters",) if balancer.num_folds > 1 else balancer.levels
-        if self.balance_at not in levels:
+        if self.balance_at not in balancer.levels:
             raise ValueError(
-                f"`balance_at` must be one of {quoted(levels)} for {type(balancer).__name__}. "
+                f"`balance_at` must be one of {quoted(balancer.levels)} for {type(balancer).__name__}. "
                 f"Received: balance_at={self.balance_at!r}. Change it, or choose another balancer."
             )
 

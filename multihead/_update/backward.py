@@ -19,7 +19,6 @@ from multihead._ground.keras import Gradient
 from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import HeadsPass
 from multihead._update.head_gradients import LossFactors, sum_of
-from multihead._update.labels import count_labels
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
@@ -140,14 +139,12 @@ class GradientsPerHead(NamedTuple):
         added: One gradient per encoder variable, of the added losses.
         per_head: For each head, one gradient of its loss per encoder variable.
         gramian: As in `SummedGradients`.
-        counts: `[num_heads]` counts of labelled elements, where these are needed for each fold; otherwise None.
     """
 
     sums: Sums
     added: list[Gradient]
     per_head: list[list[Gradient]]
     gramian: tf.Tensor | None
-    counts: tf.Tensor | None = None
 
     def combined(self, factors: tf.Tensor | None) -> list[Gradient]:
         """One gradient per encoder variable: of the losses times the heads' factors, `[num_heads]`, and of all added losses.
@@ -182,9 +179,8 @@ class EncoderPass(ABC):
         factors_of: Factors,
         active: tf.Tensor,
         conditional: Sequence[bool],
-        num_folds: int,
-    ) -> list[MicroBatchGradients]:
-        """The sums over the micro-batches of an update, for each fold of them.
+    ) -> MicroBatchGradients:
+        """The sums over the micro-batches of an update.
 
         Args:
             network: The encoder and the heads.
@@ -192,7 +188,6 @@ class EncoderPass(ABC):
             factors_of: The factors of the losses of a micro-batch, from its inputs.
             active: `[num_heads]` booleans.
             conditional: For each head, whether it is computed only if it is active.
-            num_folds: The number of folds.
         """
 
         def gradients(micro_batch: MicroBatch) -> MicroBatchGradients:
@@ -200,7 +195,7 @@ class EncoderPass(ABC):
             return micro_batch_gradients(network, micro_batch, factors, active, conditional, self)
 
         shapes = self.shapes(network) if len(micro_batches) > 1 else None
-        return accumulate(gradients, micro_batches, shapes, num_folds)
+        return accumulate(gradients, micro_batches, shapes)
 
     @abstractmethod
     def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> MicroBatchGradients:
@@ -278,14 +273,12 @@ class PassPerHead(EncoderPass):
 
     Attributes:
         measure: Computes inner products at the representation, or None.
-        by_fold: Whether labels are counted in each fold.
         reused: A pair: a boolean scalar, whether each head has a pass of its own, and `[num_heads]` coefficients for a
             single pass otherwise. `added` is then the combined gradient, and the heads' own are zeros. None: each head has a
             pass of its own in every update.
     """
 
     measure: Measure | None
-    by_fold: bool = False
     reused: tuple[tf.Tensor, tf.Tensor] | None = None
 
     @property
@@ -293,20 +286,18 @@ class PassPerHead(EncoderPass):
         return True
 
     def gradients(self, micro_batch: MicroBatch, passed: HeadsPass) -> GradientsPerHead:
-        sums, counts = Sums.of(passed), count_labels(micro_batch.labels) if self.by_fold else None
+        sums = Sums.of(passed)
         gramian = None if self.measure is None else self.measure(passed.at_representation)
         if self.reused is None:
             total, per_head = passed.added(), passed.by_head()
         else:
             total, per_head = passed.apart_or_combined(*self.reused)
-        return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian, counts=counts)
+        return GradientsPerHead(sums=sums, added=total, per_head=per_head, gramian=gramian)
 
     def shapes(self, network: Network) -> GradientsPerHead:
         added, num_heads = shapes_of(network.encoder_tensors), len(network.heads)
         gramian = None if self.measure is None else tf.constant([num_heads, num_heads])
-        sums = Sums.shapes(network)
-        counts = sums.losses if self.by_fold else None
-        return GradientsPerHead(sums=sums, added=added, per_head=[added] * num_heads, gramian=gramian, counts=counts)
+        return GradientsPerHead(sums=Sums.shapes(network), added=added, per_head=[added] * num_heads, gramian=gramian)
 
 
 def plus_heads(total: Sequence[Gradient], rows: Sequence[list[Gradient]], factors: tf.Tensor | None) -> list[Gradient]:

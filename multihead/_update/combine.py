@@ -34,7 +34,7 @@ from multihead._update.backward import (
 from multihead._update.combined import Combined
 from multihead._update.loops import can_loop
 from multihead._update.network import Network
-from multihead._update.products import products_between, products_of, weighted
+from multihead._update.products import products_of, weighted
 from multihead._update.representation import RepresentationGradients
 from multihead._update.two_passes import AtRepresentation, Repeatable, TwoPasses
 from multihead._update.weights import Losses, LossWeights, times_factors
@@ -81,14 +81,12 @@ class Combiner(ABC):
     Attributes:
         at_representation: Combines the representation gradients of a whole update, where that is enough; or None.
         measure: Computes inner products at the representation where the heads are not combined; or None.
-        num_folds: The number of folds of the data for which `combine` needs separate sums.
         repeatable: What it takes to combine the heads of several micro-batches at the representation in two passes; or None.
         may_reuse: Whether an update whose coefficients are known before may do without the heads' own gradients.
     """
 
     at_representation: Any = None
     measure: Measure | None = None
-    num_folds: int = 1
     repeatable: Repeatable | None = None
     may_reuse: bool = False
 
@@ -136,24 +134,23 @@ class Combiner(ABC):
             return TwoPasses(self.measure, self.repeatable)
         return CombinedPass(self.at_representation, weights, self.measure is not None, by_layer)
 
-    def combine(self, network: Network, gathered: Gathered, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine(self, network: Network, gathered: Gathered, losses: Losses) -> Combined:
         """Combines the heads over all micro-batches and replicas.
 
         Args:
             network: The encoder and the heads.
             gathered: The sums over this replica's micro-batches.
-            folds: The sums over each fold of them, of the class of `gathered`.
             losses: The losses over all replicas, and their weights.
         """
         if isinstance(gathered, GradientsPerHead | AtRepresentation):
-            return self.combine_heads(network, gathered, folds, losses)
+            return self.combine_heads(network, gathered, losses)
         encoder = replicas.all_reduce_sum(gathered.encoder)
         if isinstance(gathered, SummedGradients):
             return _sum(encoder, losses, gathered.gramian)
         return gathered.combined._replace(gradients=encoder)
 
     @abstractmethod
-    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, losses: Losses) -> Combined:
         """Combines the heads' encoder gradients; the arguments are those of `combine`."""
 
 
@@ -184,7 +181,7 @@ class SumHeads(Combiner):
         gradients = gradients.times(losses.factors)
         return _sum(gradients.total(), losses, None if self.measure is None else self.measure(gradients))
 
-    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, losses: Losses) -> Combined:
         encoder = replicas.all_reduce_sum(gathered.combined(losses.factors))
         return _sum(encoder, losses, gathered.gramian, losses.factors)
 
@@ -214,7 +211,7 @@ class BalanceAtRepresentation(Combiner):
             combined = gradients.times(coefficients).total()
         return Combined(combined, coefficients, gramian=products, at_representation=products, square=square)
 
-    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, losses: Losses) -> Combined:
         products = _reduced(gathered.gramian, losses.factors)
         coefficients = _coefficients(self.balancer, losses, products)
         encoder = replicas.all_reduce_sum(gathered.combined(times_factors(coefficients, losses)))
@@ -237,10 +234,6 @@ class BalanceAtParameters(Combiner):
     may_reuse: bool = False
     reused: tuple[tf.Tensor, tf.Tensor] | None = None
 
-    @property
-    def num_folds(self) -> int:  # type: ignore[override]
-        return self.balancer.num_folds
-
     def passes(self, setting: Setting) -> Passes:
         return Passes(per_head=True, may_reuse=self._reuses(setting.depend_on_losses, setting.in_xla))
 
@@ -257,9 +250,9 @@ class BalanceAtParameters(Combiner):
         reused = self.reused
         if reused is not None and by_layer is not None:
             reused = reused[0] | by_layer, reused[1]
-        return PassPerHead(self.measure, by_fold=self.num_folds > 1, reused=reused)
+        return PassPerHead(self.measure, reused=reused)
 
-    def combine_heads(self, network: Network, gathered: Any, folds: Sequence[Any], losses: Losses) -> Combined:
+    def combine_heads(self, network: Network, gathered: Any, losses: Losses) -> Combined:
         factors = losses.factors
         measured = None if gathered.gramian is None else _reduced(gathered.gramian, factors)
         rest = replicas.all_reduce_sum(gathered.added)
@@ -275,8 +268,7 @@ class BalanceAtParameters(Combiner):
             square = None
             is_measured = None if self.reused is None else self.reused[0]
             products = weighted(_products_if(is_measured, rows), factors)
-            between = None if self.num_folds == 1 else weighted(_between(folds, losses.given.counts, rows), factors)
-            coefficients = _coefficients(self.balancer, losses, products, between)
+            coefficients = _coefficients(self.balancer, losses, products)
             encoder = plus_heads(rest, rows, times_factors(coefficients, losses))
         return Combined(encoder, coefficients, products, measured, square, is_measured)
 
@@ -286,13 +278,6 @@ def _products_if(condition: tf.Tensor | None, rows: Sequence[list[Gradient]]) ->
     if condition is None:
         return products_of(rows)
     return tf.cond(condition, lambda: products_of(rows), lambda: tf.zeros([len(rows)] * 2, tf.float64))
-
-
-def _between(folds: Sequence[GradientsPerHead], counts: tf.Tensor, rows: Sequence[list[Gradient]]) -> tf.Tensor:
-    """The inner products between folds, from this replica's sums of each fold, and the update's counts and rows."""
-    of_folds = replicas.all_reduce_sum(tf.stack([fold.counts for fold in folds]))
-    fractions = tf.cast(tf.math.divide_no_nan(of_folds, counts), tf.float64)
-    return products_between([[replicas.all_reduce_sum(row) for row in fold.per_head] for fold in folds], fractions, rows)
 
 
 def _sum(encoder: list[Gradient], losses: Losses, products: tf.Tensor | None, factors: tf.Tensor | None = None) -> Combined:
@@ -307,9 +292,9 @@ def _reduced(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
     return weighted(replicas.all_reduce_sum(products), factors)
 
 
-def _coefficients(balancer: Balancer, losses: Losses, products: tf.Tensor, folds: tf.Tensor | None = None) -> tf.Tensor:
+def _coefficients(balancer: Balancer, losses: Losses, products: tf.Tensor) -> tf.Tensor:
     """`[num_heads]` coefficients from reduced inner products; 0 for idle heads."""
-    used = balancer.used(step=losses.given.step, losses=lambda: losses.means, folds=folds)
+    used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
     return where(losses.given.active, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
 
 

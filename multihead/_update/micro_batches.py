@@ -62,19 +62,14 @@ def _copied(nest: Any) -> Any:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
-def split(
-    batches: Sequence[Batch], labels: Sequence[list[Labels | None]], num_micro_batches: int, num_folds: int = 1
-) -> MicroBatches:
+def split(batches: Sequence[Batch], labels: Sequence[list[Labels | None]], num_micro_batches: int) -> MicroBatches:
     """Splits each batch along its first axis into micro-batches whose sizes differ by at most one.
 
     Args:
         batches: The batches of one update.
         labels: Each head's labels in each batch.
         num_micro_batches: Micro-batches per batch. With fewer examples than that, some are empty.
-        num_folds: The minimum total number of micro-batches.
     """
-    if len(batches) * num_micro_batches < num_folds:
-        num_micro_batches = num_folds
     return MicroBatches([MicroBatch(batch.inputs, found) for batch, found in zip(batches, labels)], num_micro_batches)
 
 
@@ -89,9 +84,7 @@ def plus(first: Any, second: Any) -> Any:
     return tf.nest.pack_sequence_as(first, sums)
 
 
-def accumulate(
-    compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any, num_folds: int = 1
-) -> list[Any]:
+def accumulate(compute: Callable[[MicroBatch], Any], micro_batches: MicroBatches, shapes: Any) -> Any:
     """Sums the results of `compute` over micro-batches; each starts only after the previous one has been added.
 
     Args:
@@ -101,20 +94,19 @@ def accumulate(
             handle them.
         shapes: A nest of the result's structure with the dense shape of each tensor; None where the result is always
             None. Not used for a single micro-batch.
-        num_folds: Number of separate sums: micro-batch `i` is added to sum `i mod num_folds`.
 
     Returns:
-        One nest of sums per fold.
+        The nest of sums.
     """
     if len(micro_batches) == 1:
-        return [compute(micro_batches[0])]
+        return compute(micro_batches[0])
     flat_shapes = tf.nest.flatten(shapes)
     if can_loop():
         groups = [Group(batches, micro_batches.number) for batches in by_spec(micro_batches.batches)]
-        folds, _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes, num_folds)
+        sums, _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes)
     else:
-        folds = _one_by_one(_traced(compute, flat_shapes), micro_batches, num_folds)
-    return [tf.nest.pack_sequence_as(shapes, sums) for sums in folds]
+        sums = _one_by_one(_traced(compute, flat_shapes), micro_batches)
+    return tf.nest.pack_sequence_as(shapes, sums)
 
 
 def gather(
@@ -134,7 +126,7 @@ def gather(
     flat_shapes, flat_kept = tf.nest.flatten(shapes), tf.nest.flatten(shapes_of_kept)
     groups = [Group(batches, micro_batches.number) for batches in by_spec(micro_batches.batches)]
     traced = _traced(compute, [*flat_shapes, *flat_kept])
-    (sums,), kept = _in_a_loop(traced, groups, flat_shapes, 1)
+    sums, kept = _in_a_loop(traced, groups, flat_shapes)
     likes = [tf.nest.pack_sequence_as(shapes_of_kept, like) for like, _ in kept]
     repeated = [RepeatedGroup(group, like, arrays) for group, like, (_, arrays) in zip(groups, likes, kept)]
     return tf.nest.pack_sequence_as(shapes, sums), repeated
@@ -143,7 +135,7 @@ def gather(
 def gather_again(compute: Callable[[Repeated], Any], groups: Sequence[RepeatedGroup], shapes: Any) -> Any:
     """The sums of the results of `compute` over the micro-batches of a second pass; arguments as for `accumulate`."""
     flat_shapes = tf.nest.flatten(shapes)
-    (sums,), _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes, 1)
+    sums, _ = _in_a_loop(_traced(compute, flat_shapes), groups, flat_shapes)
     return tf.nest.pack_sequence_as(shapes, sums)
 
 
@@ -177,23 +169,17 @@ def _dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _one_by_one(
-    compute: Callable[[MicroBatch], list[Any]], micro_batches: Sequence[MicroBatch], num_folds: int
-) -> list[list[Any]]:
-    """The sums of each fold, by one call after another."""
-    folds: list[Any] = [None] * num_folds
+def _one_by_one(compute: Callable[[MicroBatch], list[Any]], micro_batches: Sequence[MicroBatch]) -> list[Any]:
+    """The sums, by one call after another."""
     parts = list(micro_batches)
-    has_examples = [_has_examples(part) for part in parts]
-    filled = {i % num_folds for i, found in enumerate(has_examples) if found}
-    for i, micro_batch in enumerate(parts):
-        if i % num_folds in filled and not has_examples[i]:
-            continue
-        with tf.control_dependencies(components(folds)):
+    parts = [part for part in parts if _has_examples(part)] or parts[:1]
+    sums: Any = None
+    for micro_batch in parts:
+        with tf.control_dependencies(components(sums)):
             # The micro-batch's own tensors must wait as well: the ops of a function run as soon as their inputs exist.
-            sums = compute(_copied(micro_batch))
-        fold = i % num_folds
-        folds[fold] = sums if folds[fold] is None else plus(folds[fold], sums)
-    return folds
+            found = compute(_copied(micro_batch))
+        sums = found if sums is None else plus(sums, found)
+    return sums
 
 
 class Group:
@@ -254,53 +240,47 @@ class RepeatedGroup:
         return Repeated(self._group[place].inputs, read(self._arrays, place, self._like))
 
 
-def _in_a_loop(compute: Any, groups: Sequence[Any], shapes: Sequence[Any], num_folds: int) -> tuple[list[list[Any]], Any]:
-    """The sums of each fold, by loops over groups of micro-batches: the graph holds one micro-batch of each.
+def _in_a_loop(compute: Any, groups: Sequence[Any], shapes: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The sums, by loops over groups of micro-batches: the graph holds one micro-batch of each.
 
     Returns:
         The sums, and for each group what `compute` returns after them: the tensors of its trace, and arrays by place.
     """
-    folds: list[list[Any]] = [[None] * len(shapes) for _ in range(num_folds)]
-    start, kept = 0, []
+    sums: list[Any] = [None] * len(shapes)
+    kept = []
     for group in groups:
         results = compute.get_concrete_function(group.spec).structured_outputs
         # In a loop, sums must be from the start what they become: dense, sparse or None, and of the widest dtype.
-        zeros = [zeros_like(result, shape) for result, shape in zip(results, shapes)]
-        folds = [plus(fold, zeros) for fold in folds]
-        with tf.control_dependencies(components(folds)):
+        sums = plus(sums, [zeros_like(result, shape) for result, shape in zip(results, shapes)])
+        with tf.control_dependencies(components(sums)):
             group.store()
-        like = results[len(shapes) :]
-        arrays = [empty(tensor.dtype, len(group)) for tensor in components(like)]
-        end = start + len(group)
-        for i in range(num_folds):
-            places = range((i - start) % num_folds, end - start, num_folds)
-            with tf.control_dependencies(components(folds)):
-                folds[i], arrays = _plus_all(compute, group, places, folds[i], arrays)
+            like = results[len(shapes) :]
+            arrays = [empty(tensor.dtype, len(group)) for tensor in components(like)]
+            sums, arrays = _plus_all(compute, group, sums, arrays)
         kept.append((like, arrays))
-        start = end
-    return folds, kept
+    return sums, kept
 
 
 def _plus_all(
-    compute: Any, group: Any, places: range, sums: list[Any], arrays: list[tf.TensorArray]
+    compute: Any, group: Any, sums: list[Any], arrays: list[tf.TensorArray]
 ) -> tuple[list[Any], list[tf.TensorArray]]:
-    """A fold's sums with the results of the micro-batches at some places of a group, and arrays of what these keep."""
+    """The sums with the results of the micro-batches of a group, and arrays of what these keep."""
 
     def add(place: tf.Tensor, present: list[Any], arrays: list[tf.TensorArray]) -> tuple[Any, ...]:
         results = compute(group[place])
         total = plus(with_none(present, like=sums), results[: len(sums)])
         kept = components(results[len(sums) :])
         written = [array.write(place, tensor) for array, tensor in zip(arrays, kept)]
-        return place + places.step, [each for each in total if each is not None], written
+        return place + 1, [each for each in total if each is not None], written
 
     present = [each for each in sums if each is not None]
     _, present, arrays = tf.while_loop(
-        lambda place, *_: place < places.stop,
+        lambda place, *_: place < len(group),
         add,
-        (tf.constant(places.start), present, arrays),
+        (tf.constant(0), present, arrays),
         shape_invariants=(tf.TensorShape([]), [_open(each) for each in present], [tf.TensorShape([])] * len(arrays)),
         parallel_iterations=1,
-        maximum_iterations=len(places),
+        maximum_iterations=len(group),
     )
     return with_none(present, like=sums), arrays
 

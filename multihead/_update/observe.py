@@ -66,7 +66,7 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
 
     with tf.control_dependencies([applied, *before.values]):
         again = update.micro_batches.copied()
-        (sums,) = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
+        sums = accumulate(loss_sums, again, tf.constant([len(network.heads)]))
     with tf.control_dependencies([sums]):
         before.restore()
     return sums

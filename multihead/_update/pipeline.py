@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels
 from multihead._update.loops import each
-from multihead._update.micro_batches import plus, split
+from multihead._update.micro_batches import split
 from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
@@ -50,7 +49,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)
-    micro_batches = split(batches, labels, spec.num_micro_batches, combiner.num_folds)
+    micro_batches = split(batches, labels, spec.num_micro_batches)
     encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
     conditional = _may_be_idle(spec, batches)
 
@@ -62,13 +61,12 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
         return LossFactors(heads=per_element, fraction=fraction, scale=scale)
 
-    folds = encoder_pass.gather(network, micro_batches, factors_of, active, conditional, combiner.num_folds)
-    gathered = reduce(plus, folds)
+    gathered = encoder_pass.gather(network, micro_batches, factors_of, active, conditional)
     sums = gathered.sums
 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
     losses = gathered.losses if isinstance(gathered, CombinedGradients) else weights.weigh(sums.losses)
-    combined = combiner.combine(network, gathered, folds, losses)
+    combined = combiner.combine(network, gathered, losses)
     norms = combined.norms
     own = sums.of_heads(network, losses.factors)
     by_layer = spec.layers.products(measured, gathered.per_head, losses.factors, combined.gradients)

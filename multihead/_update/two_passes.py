@@ -108,8 +108,7 @@ class TwoPasses:
         factors_of: Factors,
         active: tf.Tensor,
         conditional: Sequence[bool],
-        num_folds: int,
-    ) -> list[AtRepresentation]:
+    ) -> AtRepresentation:
         """The first pass, and the function that makes the second; the arguments are those of `EncoderPass.gather`."""
 
         def first(micro_batch: MicroBatch) -> tuple[FirstSums, Kept]:
@@ -132,7 +131,7 @@ class TwoPasses:
                 seed.assign(value)
             return _with_shared(total, network, sums, factors)
 
-        return [AtRepresentation(sums, second)]
+        return AtRepresentation(sums, second)
 
     def _first(self, passed: HeadsPass, seeds: list[tf.Tensor]) -> tuple[FirstSums, Kept]:
         gradients, shared = passed.at_representation, passed.encoded.network.shared

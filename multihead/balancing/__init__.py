@@ -26,7 +26,6 @@ from multihead.balancing.nash_mtl import NashMTL
 from multihead.balancing.norm_budget import NormBudget
 from multihead.balancing.norm_floor import NormFloor
 from multihead.balancing.pcgrad import PCGrad
-from multihead.balancing.sdmgrad import SDMGrad
 from multihead.balancing.sum import Sum
 from multihead.balancing.upgrad import UPGrad
 
@@ -52,7 +51,6 @@ __all__ = [
     "NormBudget",
     "NormFloor",
     "PCGrad",
-    "SDMGrad",
     "Sum",
     "UPGrad",
     "balance",

@@ -19,7 +19,6 @@ def balance(
     *,
     step: Any = None,
     losses: Any = None,
-    folds: Any = None,
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 
@@ -33,8 +32,6 @@ def balance(
         balancer: A balancer or its name. If the balancer has state, pass the same instance each time.
         step: The number of updates applied so far, for balancers that use it (0 if None).
         losses: `[num_heads]` losses, for balancers that use them.
-        folds: `[num_heads, num_heads]`, for balancers that use it: the mean inner products of the heads' gradients on
-            different folds of the examples.
 
     Returns:
         One dense gradient per variable, with the variable's shape and the gradients' dtype; None if every head's gradient
@@ -70,7 +67,7 @@ def balance(
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    used = chosen.used(**known_by_name(step, losses, folds))
+    used = chosen.used(**known_by_name(step, losses))
     results: list[tf.Tensor | None] = [None] * lengths[0]
     for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
         dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)

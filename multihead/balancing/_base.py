@@ -31,11 +31,8 @@ class Balancer(Method):
 
     Attributes:
         uses: What the method needs: `"gradients"` (the rows themselves, not only their inner products) and, passed as
-            keyword arguments, `"step"` (an int64 scalar, the number of updates applied so far), `"losses"` (`[num_heads]`
-            float32, the heads' mean losses before weighting) and `"folds"` (see `num_folds`).
-        num_folds: The number of folds into which the trainer divides the update's examples. With two or more folds, and
-            `"folds"` in `uses`, the method gets `folds`: `[num_heads, num_heads]`, the mean inner products of the heads'
-            gradients on different folds. Only at the parameters.
+            keyword arguments, `"step"` (an int64 scalar, the number of updates applied so far) and `"losses"`
+            (`[num_heads]` float32, the heads' mean losses before weighting).
         levels: Where the method can be applied: `"representation"`, `"parameters"`.
         max_heads: The largest number of heads that the method supports, or None.
         rescales: Whether the method multiplies each row by a factor, so that `Chain` can pass the rows to the next method.
@@ -45,11 +42,10 @@ class Balancer(Method):
         name: Name of the layer.
     """
 
-    num_folds: int = 1
     levels: tuple[str, ...] = ("representation", "parameters")
     max_heads: int | None = None
     rescales: bool = True
-    _may_use = ("gradients", "step", "losses", "folds")
+    _may_use = ("gradients", "step", "losses")
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
@@ -160,7 +156,7 @@ class Balancer(Method):
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
-    def __call__(self, matrix: Any, *, step: Any = None, losses: Any = None, folds: Any = None) -> tf.Tensor:
+    def __call__(self, matrix: Any, *, step: Any = None, losses: Any = None) -> tf.Tensor:
         """Combines the rows of a matrix.
 
         Args:
@@ -168,7 +164,6 @@ class Balancer(Method):
                 is converted to float32.
             step: The number of updates applied so far, for methods that depend on it (0 if None).
             losses: `[num_heads]` losses, for methods that use them.
-            folds: `[num_heads, num_heads]`, for methods that use it; see `num_folds`.
 
         Returns:
             `[num_parameters]`, float64 for a float64 matrix, otherwise float32.
@@ -183,15 +178,14 @@ class Balancer(Method):
             self.build((num_heads, matrix.shape[1]))
         self._check_state(num_heads)
         check_finite_rows([matrix], self.head_names)
-        return self.call(matrix, known_by_name(step, losses, folds))
+        return self.call(matrix, known_by_name(step, losses))
 
 
-def known_by_name(step: Any, losses: Any, folds: Any) -> dict[str, Any]:
+def known_by_name(step: Any, losses: Any) -> dict[str, Any]:
     """The keyword arguments that a balancer may use, as tensors; None stays None."""
     return {
         "step": None if step is None else tf.cast(step, tf.int64),
         "losses": None if losses is None else tf.cast(losses, tf.float32),
-        "folds": None if folds is None else tf.convert_to_tensor(folds),
     }
 
 

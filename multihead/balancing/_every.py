@@ -31,7 +31,7 @@ class Every(Balancer):
         self.balancer = balancer
         self.steps = steps
         self.uses = tuple(dict.fromkeys([*balancer.uses, "step"]))
-        self.num_folds, self.levels, self.max_heads = balancer.num_folds, balancer.levels, balancer.max_heads
+        self.levels, self.max_heads = balancer.levels, balancer.max_heads
         self.head_names = balancer.head_names
 
     def build(self, input_shape: Any) -> None:

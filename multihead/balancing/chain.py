@@ -57,7 +57,6 @@ class Chain(Balancer):
         self.uses = tuple(dict.fromkeys(name for step in self.steps for name in step.uses))
         for number, step in enumerate(self.steps):  # TensorFlow's checkpoints do not look into Keras 3's lists
             setattr(self, f"step_{number}", step)
-        self.num_folds = max(step.num_folds for step in self.steps)
         self.levels = tuple(level for level in Balancer.levels if all(level in step.levels for step in self.steps))
         limits = [step.max_heads for step in self.steps if step.max_heads is not None]
         self.max_heads = min(limits) if limits else None
@@ -83,13 +82,9 @@ class Chain(Balancer):
         wide = tf.cast(gramian, tf.float64)
         total = tf.ones_like(wide[0])
         for step in self.steps:
-            factors = total[:, None] * total[None, :]
-            given = dict(known)
-            if known.get("folds") is not None:
-                given["folds"] = tf.cast(known["folds"], tf.float64) * factors
             # In the original precision, from which the member infers the rounding errors.
-            scaled = tf.cast(wide * factors, gramian.dtype)
-            total *= tf.cast(step.coefficients(scaled, **step.used(**given)), tf.float64)
+            scaled = tf.cast(wide * total[:, None] * total[None, :], gramian.dtype)
+            total *= tf.cast(step.coefficients(scaled, **step.used(**known)), tf.float64)
         return tf.cast(total, gramian.dtype)
 
     def rescale(self, gradients: Sequence[tf.Tensor], *_: Any, **known: Any) -> list[tf.Tensor]:

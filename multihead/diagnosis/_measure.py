@@ -75,12 +75,10 @@ class Measure(Combiner):
     def __init__(self) -> None:
         self.rows: list[list[Gradient]] = []
 
-    def combine_heads(
-        self, network: Network, gathered: GradientsPerHead, folds: Sequence[GradientsPerHead], losses: Losses
-    ) -> Combined:
+    def combine_heads(self, network: Network, gathered: GradientsPerHead, losses: Losses) -> Combined:
         factors, rows = losses.factors, enumerate(gathered.per_head)
         self.rows = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in rows]
-        found = SumHeads(self.measure).combine_heads(network, gathered, folds, losses)
+        found = SumHeads(self.measure).combine_heads(network, gathered, losses)
         return found._replace(gramian=products_of(self.rows))
 
 

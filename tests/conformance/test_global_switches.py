@@ -161,7 +161,7 @@ def test_missing_labels_do_not_matter_to_a_loss_that_is_infinite_without_them():
 
 ROWS = np.array([[-4.0, 1.0, 1.0, 0.3], [6.0, 1.0, 1.0, -2.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
 
-SLOW = ("CAGrad", "FairGrad", "NashMTL", "SDMGrad")
+SLOW = ("CAGrad", "FairGrad", "NashMTL")
 """Solvers that take about a second outside of a graph."""
 
 

@@ -164,7 +164,7 @@ def draw(path, picture):
 
 
 DECODER = {"vocabulary_size": 9, "embedding_size": 2, "units": 2}
-PREFERRING = ("AlignedMTL", "CAGrad", "ConicGrad", "DualProj", "EqualNorms", "NormFloor", "SDMGrad", "Sum", "UPGrad")
+PREFERRING = ("AlignedMTL", "CAGrad", "ConicGrad", "DualProj", "EqualNorms", "NormFloor", "Sum", "UPGrad")
 PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", "weights")
 
 

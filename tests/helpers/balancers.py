@@ -16,7 +16,7 @@ METHODS = sorted(
 CHAINS = {"Chain": lambda: balancing.Chain(balancing.EqualNorms(), balancing.UPGrad())}
 ALL = [*METHODS, *CHAINS]
 
-STATEFUL = ("GradVac", "MetaBalance", "NormFloor", "DBMTL", "MoCo", "SDMGrad", "ExcessMTL")
+STATEFUL = ("GradVac", "MetaBalance", "NormFloor", "DBMTL", "MoCo", "ExcessMTL")
 
 
 # With its default, this one changes nothing on rows of similar norms.
@@ -42,7 +42,7 @@ def usual_update(name, dtype=np.float64):
 
 def xla_heads(name):
     """The number of heads at which XLA compiles a method here: for many it takes long, for CAGrad a minute at three."""
-    return 2 if name in ("CAGrad", "ConicGrad", "MoCo", "SDMGrad") else 3
+    return 2 if name in ("CAGrad", "ConicGrad", "MoCo") else 3
 
 
 @functools.cache

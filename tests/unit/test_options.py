@@ -72,7 +72,7 @@ def test_only_balance_every_wraps_the_balancer():
             "`micro_batches` must be a whole number of at least 1. Received: micro_batches=0",
         ),
         ({"balance_every": 1.5}, ValueError, "`balance_every` must be a whole number of at least 1"),
-        ({"balancer": "SDMGrad"}, ValueError, "`balance_at` must be one of 'parameters' for SDMGrad"),
+        ({"balancer": "MoCo"}, ValueError, "`balance_at` must be one of 'parameters' for MoCo"),
         ({"balancer": "GradDrop", "balance_every": 2}, ValueError, "`balance_every` must be 1 for GradDrop"),
         (
             {"balancer": "GradDrop", "micro_batches": 2},
@@ -110,15 +110,6 @@ def test_what_tensorflow_cannot_run_on_several_replicas_is_refused(two_replicas)
         else:
             trainer.compile("sgd", steps_per_execution=2)
         trainer.compile("sgd", steps_per_execution=2, run_eagerly=True)
-
-
-def test_a_balancer_for_folds_works_at_the_parameters_only_whatever_it_says():
-    class Folded(balancing.Balancer):
-        num_folds = 2
-        uses = ("folds",)
-
-    with pytest.raises(ValueError, match="`balance_at` must be one of 'parameters' for Folded"):
-        checked(balancer=Folded())
 
 
 def test_the_optimizer_must_leave_clipping_to_the_trainer():

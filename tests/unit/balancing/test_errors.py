@@ -75,9 +75,6 @@ def test_ranges_of_arguments():
         (lambda: balancing.MoCo(beta=0.0), "beta"),
         (lambda: balancing.MoCo(gamma=0.0), "gamma"),
         (lambda: balancing.MoCo(rho=float("nan")), "rho"),
-        (lambda: balancing.SDMGrad(steps=0), "steps"),
-        (lambda: balancing.SDMGrad(momentum=1.0), "momentum"),
-        (lambda: balancing.SDMGrad(learning_rate=0), "learning_rate"),
         (lambda: balancing.ExcessMTL(step_size=0), "step_size"),
         (lambda: balancing.PCGrad(seed=0.5), "seed"),
     ):
@@ -127,7 +124,7 @@ def test_running_gradients_are_for_parameters_of_known_number(method):
 
 
 def test_another_number_of_heads_than_the_state_was_made_for():
-    for balancer in (balancing.GradVac(), balancing.SDMGrad(), balancing.MetaBalance()):
+    for balancer in (balancing.GradVac(), balancing.MetaBalance()):
         balancer(np.eye(3))
         with pytest.raises(ValueError, match=r"has state for 3 heads\. Received: num_heads=2\. Use one balancer per"):
             balancer(ROWS)

@@ -619,42 +619,14 @@ def test_moco_of_one_head_without_memory_is_plain_descent():
         close(update_of(balancer, batch), batch[0], 1e-6)
 
 
-def test_moco_and_sdmgrad_approach_the_shortest_combination():
+def test_moco_approaches_the_shortest_combination():
     rows = zoo.matrix("conflicting", 3) / 10
-    moco = balancing.MoCo(gamma=0.5, gamma_decay=0.0)
-    sdmgrad = balancing.SDMGrad(pull=0.0, learning_rate=0.3, steps=200, momentum=0.0)
-    shortest = reference.mgda(rows)
-    for balancer, updates in ((moco, 150), (sdmgrad, 5)):
-        balancer.build((3, 31))
-        update = tf.function(lambda rows, balancer=balancer: balancer(rows))
-        for _ in range(updates):
-            last = update(tf.constant(rows)).numpy()
-        close(last, shortest, 1e-2)
-
-
-def test_sdmgrad_follows_the_paper():
-    rng = np.random.default_rng(0)
-    rows, preference = zoo.matrix("conflicting", 3), np.array([0.5, 0.25, 0.25])
-    balancer = balancing.SDMGrad(0.3, 4, 0.5, 0.5, preference=[2, 1, 1])
-    weights = np.full(3, 1 / 3)
-    for _ in range(3):
-        folds = rows @ (rows + rng.normal(size=rows.shape)).T
-        scaled, velocity = folds / (zoo.norms(rows) ** 2).mean(), np.zeros(3)
-        for _ in range(4):
-            velocity = 0.5 * velocity + scaled @ (weights + 0.3 * preference)
-            weights = reference.project_onto_simplex(weights - 0.5 * velocity)
-        update = update_of(balancer, rows, folds=folds)
-        close(update, (weights + 0.3 * preference) / 1.3 @ rows, 1e-5)
-
-
-def test_folds_are_unbiased_where_one_batch_is_not():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(2, 5))
-    draws = rows + rng.normal(size=(4000, 2, 2, 5))
-    folds = np.einsum("nik,njk->ij", draws[:, 0], draws[:, 1]) / 4000
-    single = np.einsum("nik,njk->ij", draws[:, 0], draws[:, 0]) / 4000
-    np.testing.assert_allclose(folds, rows @ rows.T, atol=0.25)
-    assert (np.diag(single - rows @ rows.T) > 4).all()
+    balancer = balancing.MoCo(gamma=0.5, gamma_decay=0.0)
+    balancer.build((3, 31))
+    update = tf.function(lambda rows: balancer(rows))
+    for _ in range(150):
+        last = update(tf.constant(rows)).numpy()
+    close(last, reference.mgda(rows), 1e-2)
 
 
 def test_excess_mtl_follows_the_paper():
@@ -670,7 +642,7 @@ def test_excess_mtl_follows_the_paper():
         close(update_of(balancer, batch), weights @ batch, 1e-5)
 
 
-@pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL, balancing.SDMGrad])
+@pytest.mark.parametrize("method", [balancing.DBMTL, balancing.MoCo, balancing.ExcessMTL])
 def test_an_idle_heads_state_stays(method):
     rows = zoo.matrix("conflicting", 3)
     balancer = method()

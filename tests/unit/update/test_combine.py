@@ -41,14 +41,13 @@ def losses(active=(True, True), method=None):
     return weights.weigh(tf.constant([2.0, 16.0]))
 
 
-def gathered(rows=ROWS, rest=REST, counts=(2.0, 2.0)):
+def gathered(rows=ROWS, rest=REST):
     tensor = lambda values: tf.constant(values, tf.float32)  # noqa: E731
     return GradientsPerHead(
         sums=sums(),
         added=[tensor(rest)],
         per_head=[[tensor(row)] for row in rows],
         gramian=tf.constant(rows @ rows.T),
-        counts=tensor(counts),
     )
 
 
@@ -73,7 +72,7 @@ def test_the_sum_takes_every_head_once_and_measures_what_it_is_told():
     encoder, gramian = [tf.constant(ROWS.sum(0) + REST)], tf.constant(ROWS @ ROWS.T)
     done = SummedGradients(sums=sums(), encoder=encoder, per_head=[], gramian=gramian)
     for each in (gathered(), done):
-        found = combiner.combine(Net(), each, [each], losses())
+        found = combiner.combine(Net(), each, losses())
         np.testing.assert_allclose(found.gradients[0], ROWS.sum(0) + REST)
         np.testing.assert_allclose(found.norms, np.linalg.norm(ROWS, axis=1), rtol=1e-6)
         assert found.coefficients.numpy().tolist() == [1, 1]
@@ -89,7 +88,7 @@ def test_weights_of_the_losses_wait_for_the_last_micro_batch():
     np.testing.assert_allclose(times_factors(early.coefficients, known), factors, rtol=1e-5)
     unmeasured = SumHeads().at_representation(at_representation(), known)
     np.testing.assert_allclose(unmeasured.gradients[0], factors @ ROWS, rtol=1e-5)
-    found = combiner.combine(Net(), gathered(), [gathered()], known)
+    found = combiner.combine(Net(), gathered(), known)
     np.testing.assert_allclose(found.gradients[0], factors @ ROWS + REST, rtol=1e-5)
     np.testing.assert_allclose(found.norms, factors * np.linalg.norm(ROWS, axis=1), rtol=1e-5)
 
@@ -99,7 +98,7 @@ def test_weights_of_the_losses_wait_for_the_last_micro_batch():
 def test_balancing_after_the_last_micro_batch_is_the_balancers_own_answer(make):
     combiner = make(balancing.MGDA())
     assert isinstance(combiner.encoder_pass(losses().given, 2, None), PassPerHead)
-    found = combiner.combine(Net(), gathered(), [gathered()], losses())
+    found = combiner.combine(Net(), gathered(), losses())
     np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
     np.testing.assert_allclose(found.gradients[0], MGDA @ ROWS + REST, atol=1e-6)
 
@@ -112,7 +111,7 @@ def test_balancing_before_the_backward_pass_leaves_only_the_reduction():
     np.testing.assert_allclose(times_factors(early.coefficients, losses()), MGDA, rtol=1e-6)
     encoder = [tf.constant(REST, tf.float32)]
     done = CombinedGradients(sums=sums(), encoder=encoder, per_head=[], losses=losses(), combined=early)
-    found = combiner.combine(Net(), done, [done], losses())
+    found = combiner.combine(Net(), done, losses())
     np.testing.assert_allclose(found.gradients[0], REST)  # that is what the backward pass gave
     np.testing.assert_allclose(found.coefficients, MGDA, rtol=1e-6)
 
@@ -120,7 +119,7 @@ def test_balancing_before_the_backward_pass_leaves_only_the_reduction():
 def test_methods_that_need_gradients_get_them_weighted_and_describe_the_result():
     combiner = BalanceAtParameters(balancing.MetaBalance(relax=1.0, beta=0.0))
     combiner.balancer.build([(2, 3)])
-    found = combiner.combine(Net(), gathered(), [gathered()], losses())
+    found = combiner.combine(Net(), gathered(), losses())
     expected = ROWS[0] + ROWS[1] / np.linalg.norm(ROWS[1]) * np.linalg.norm(ROWS[0])
     np.testing.assert_allclose(found.gradients[0], expected + REST, rtol=1e-5)
     np.testing.assert_allclose(found.coefficients, expected @ ROWS.T / (ROWS**2).sum(1), rtol=1e-5)
@@ -129,35 +128,5 @@ def test_methods_that_need_gradients_get_them_weighted_and_describe_the_result()
 @pytest.mark.parametrize("make", [BalanceAtRepresentation, BalanceAtParameters])
 def test_idle_heads_have_the_coefficient_zero(make):
     idle = np.array([ROWS[0], np.zeros(3)])
-    found = make(balancing.Sum()).combine(Net(), gathered(idle), [gathered(idle)], losses(active=(True, False)))
+    found = make(balancing.Sum()).combine(Net(), gathered(idle), losses(active=(True, False)))
     assert found.coefficients.numpy().tolist() == [1, 0]
-
-
-class Folds(balancing.Balancer):
-    """Keeps what it was given."""
-
-    uses = ("folds",)
-    num_folds = 3
-    levels = ("parameters",)
-
-    def coefficients(self, gramian, *, folds):
-        self.given = folds
-        return tf.ones_like(gramian[0])
-
-
-def test_folds_are_compared_with_one_another_and_never_with_themselves():
-    rng = np.random.default_rng(0)
-    parts = rng.normal(size=(3, 2, 3))  # folds, heads, elements: gradients of the sums over the count of the update
-    counts = np.array([[1.0, 0.5], [0.5, 1.5], [0.5, 0.0]])
-    parts[2, 1] = 0  # no label of the second head in the third fold
-    folds = [gathered(part, np.zeros(3), count) for part, count in zip(parts, counts)]
-    balancer = Folds()
-    whole = gathered(parts.sum(0), np.zeros(3))
-    BalanceAtParameters(balancer).combine(Net(), whole, folds, losses())
-    means = np.divide(parts * 2.0, counts[:, :, None], out=np.zeros_like(parts), where=counts[:, :, None] > 0)
-    expected = np.zeros((2, 2))
-    for i in range(2):
-        for j in range(2):
-            pairs = [(a, b) for a in range(3) for b in range(3) if a != b and counts[a, i] and counts[b, j]]
-            expected[i, j] = np.mean([means[a, i] @ means[b, j] for a, b in pairs])
-    np.testing.assert_allclose(balancer.given, expected, rtol=1e-5)

@@ -26,14 +26,6 @@ def test_parts_differ_by_one_example_at_most_and_hold_them_all_in_order():
         assert part.labels[1] is None
 
 
-def test_folds_take_as_many_micro_batches_as_they_need():
-    made, labels = batches(6)
-    assert len(split(made, labels, 1)) == 1
-    assert len(split(made, labels, 1, num_folds=2)) == 2
-    assert len(split(*batches(3, 3), 1, num_folds=2)) == 2
-    assert len(split(*batches(3, 3), 2, num_folds=2)) == 4
-
-
 def test_none_counts_as_zero_and_sparse_rows_stay_sparse():
     rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([3, 2]))
     a, b, c = plus((None, tf.ones([2]), rows), (tf.ones([2]), tf.ones([2]), rows))
@@ -44,8 +36,7 @@ def test_none_counts_as_zero_and_sparse_rows_stay_sparse():
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("num_folds", [1, 2])
-def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_graph, num_folds):
+def test_sums_are_those_of_the_micro_batches_empty_ones_left_out(in_graph):
     calls = []
 
     def compute(part):
@@ -58,19 +49,16 @@ def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_gra
 
     def run(*sizes):
         made, labels = batches(*sizes)
-        folds = accumulate(compute, split(made, labels, 4), shapes, num_folds)
-        assert not in_graph or all(isinstance(fold["rows"], tf.IndexedSlices) for fold in folds)
-        return [fold["sum"] for fold in folds], [tf.convert_to_tensor(fold["rows"])[0, 0] for fold in folds]
+        sums = accumulate(compute, split(made, labels, 4), shapes)
+        assert not in_graph or isinstance(sums["rows"], tf.IndexedSlices)
+        return sums["sum"], tf.convert_to_tensor(sums["rows"])[0, 0]
 
     run = tf.function(run) if in_graph else run
     for sizes in ((5, 2), (2, 0)):
         made, labels = batches(*sizes)
-        wanted = [0.0] * num_folds
-        for i, part in enumerate(split(made, labels, 4)):
-            wanted[i % num_folds] += float(tf.reduce_sum(part.inputs))
-        sums, rows = run(*sizes)
-        np.testing.assert_allclose(sums, wanted)
-        np.testing.assert_allclose(rows, wanted)
+        wanted = sum(float(tf.reduce_sum(batch.inputs)) for batch in made)
+        total, rows = run(*sizes)
+        np.testing.assert_allclose((total, rows), wanted)
     if in_graph:
         assert len(calls) <= 8  # traced for a few shapes, not once for each micro-batch and call
 
@@ -78,7 +66,7 @@ def test_every_fold_has_the_sums_of_its_micro_batches_empty_ones_left_out(in_gra
 def test_a_single_micro_batch_is_computed_as_it_is():
     made, labels = batches(3)
     parts = split(made, labels, 1)
-    assert accumulate(lambda given: given is parts[0], parts, None) == [True]
+    assert accumulate(lambda given: given is parts[0], parts, None) is True
 
 
 def test_run_eagerly_an_empty_micro_batch_leaves_the_dtypes_of_the_others():
@@ -86,7 +74,7 @@ def test_run_eagerly_an_empty_micro_batch_leaves_the_dtypes_of_the_others():
         return [tf.reduce_sum(tf.cast(micro_batch.inputs, tf.float64))]
 
     parts = MicroBatches([MicroBatch(tf.ones([n]), []) for n in (0, 2, 0)], 1)
-    (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)])
+    found = accumulate(compute, parts, [tf.constant([], tf.int32)])
     assert found[0].dtype == tf.float64 and float(found[0]) == 2
 
 
@@ -108,7 +96,7 @@ def test_what_only_some_batches_have_is_added_up(in_graph):
         parts = MicroBatches(
             [MicroBatch(tf.ones([n, 1]), [label]) for n, label in ((5, None), (3, tf.ones([3])), (2, None))], 2
         )
-        (found,) = accumulate(compute, parts, [tf.constant([], tf.int32)] * 2 + [tf.constant([2, 1])])
+        found = accumulate(compute, parts, [tf.constant([], tf.int32)] * 2 + [tf.constant([2, 1])])
         return [tf.convert_to_tensor(each) for each in found]
 
     total, some, rows = (tf.function(run) if in_graph else run)()
@@ -129,7 +117,7 @@ def test_sparse_sums_are_right_where_xla_compiles_them(sizes):
     @tf.function(jit_compile=True)
     def run(batches):
         parts = MicroBatches([MicroBatch(batch, []) for batch in batches], 3)
-        (found,) = accumulate(compute, parts, [tf.constant([], tf.int32), tf.constant([5, 2])])
+        found = accumulate(compute, parts, [tf.constant([], tf.int32), tf.constant([5, 2])])
         return found[0], tf.convert_to_tensor(found[1])
 
     ids = [np.arange(3 * size).reshape(size, 3) % 5 for size in sizes]
