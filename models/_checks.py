@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-
-from ._names import did_you_mean
 
 
 def check_count(argument: str, value: Any, *, minimum: int = 1) -> int:
@@ -143,3 +142,10 @@ def check_representation(
             f"`{argument}` must hold {list(needed)} for {reader}. Received: keys {sorted(value)}, "
             f"without {missing}. Pass what {source} returns."
         )
+
+
+def did_you_mean(given: Any, known: Iterable[Any], otherwise: str) -> str:
+    """The last sentence of a message: the known name nearest to an unknown one, or what to do if none is similar."""
+    by_text = {str(name): name for name in known}
+    close = difflib.get_close_matches(str(given).lower(), by_text, n=1)
+    return f"Did you mean {by_text[close[0]]!r}?" if close else otherwise

@@ -8,11 +8,10 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_count, check_rate, check_representation
-from ._names import NamesArguments
 from ._recurrent import build_layer, dropout_layer
 
 
-class AbstractPooledHead(NamesArguments, keras.layers.Layer):
+class AbstractPooledHead(keras.layers.Layer):
     """A hidden sigmoid layer on the final state, optionally together with the outputs' maximum over the tokens.
 
     A subclass adds its output layer as an attribute and calls `build_hidden` and `run_hidden`.

@@ -20,7 +20,6 @@ from ._checks import (
     check_rate,
     check_representation,
 )
-from ._names import NamesArguments
 from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, SearchParts, penalty, score_rows, shift_right
 
@@ -28,7 +27,7 @@ ENGINES = ("addons", "native", None)
 
 
 @keras.saving.register_keras_serializable(package="models")
-class Seq2SeqDecoder(NamesArguments, keras.layers.Layer):
+class Seq2SeqDecoder(keras.layers.Layer):
     """Writes a sequence of token ids from an encoder's outputs and final state.
 
     At step `t` the recurrent layers read the previous token (with input feeding also the previous step's vector) and

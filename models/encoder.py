@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from ._checks import check_choice, check_count, check_ids, check_rate
 from ._masks import mask_of_tokens, with_a_step
-from ._names import NamesArguments
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
 
 @keras.saving.register_keras_serializable(package="models")
-class Seq2SeqEncoder(NamesArguments, keras.layers.Layer):
+class Seq2SeqEncoder(keras.layers.Layer):
     """Encodes token ids with an embedding and recurrent layers.
 
     Id 0 is padding, at the end of a row. A row that contains only padding counts as one token, so that every row has a

@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from ._bank import ExpertBank, check_units
 from ._checks import check_count, check_representation
-from ._names import NamesArguments
 from ._recurrent import build_layer
 
 
 @keras.saving.register_keras_serializable(package="models")
-class ExpertHead(NamesArguments, keras.layers.Layer):
+class ExpertHead(keras.layers.Layer):
     """A head on `MMoE` or `CGC`, made by their `head(tower)`: a gate mixes the experts, and the tower reads the mixture.
 
     Formula: `y_k = h_k(f_k(x))`, `f_k(x) = sum_i g_k(x)_i e_i(x)`, `g_k(x) = softmax(W_k x)`. The `e_i` are the encoder's

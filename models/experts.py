@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from ._bank import ExpertBank, check_units
 from ._checks import check_count, check_names
-from ._names import NamesArguments
 from ._recurrent import build_layer
 from .expert_head import ExpertHead
 
 
-class AbstractExperts(NamesArguments, keras.layers.Layer):
+class AbstractExperts(keras.layers.Layer):
     """Experts that all heads read.
 
     Args:

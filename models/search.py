@@ -30,13 +30,11 @@ import tensorflow as tf
 
 from ._checks import check_count
 from ._loops import Step, search_beams, search_rows
-from ._names import names_arguments
 from ._search import Decoded, Search
 
 __all__ = ["beam", "greedy", "sample"]
 
 
-@names_arguments
 def greedy(
     step: Callable[..., tuple[tf.Tensor, Any]],
     state: Any,
@@ -78,7 +76,6 @@ def greedy(
     return _rows(step, state, memory, start_id, search)
 
 
-@names_arguments
 def sample(
     step: Callable[..., tuple[tf.Tensor, Any]],
     state: Any,
@@ -129,7 +126,6 @@ def sample(
     return _rows(step, state, memory, start_id, search)
 
 
-@names_arguments
 def beam(
     step: Callable[..., tuple[tf.Tensor, Any]],
     state: Any,

@@ -8,12 +8,11 @@ import keras
 import tensorflow as tf
 
 from ._checks import check_count, check_rate, check_representation
-from ._names import NamesArguments
 from ._recurrent import build_layer, dropout_layer
 
 
 @keras.saving.register_keras_serializable(package="models")
-class TokenTagger(NamesArguments, keras.layers.Layer):
+class TokenTagger(keras.layers.Layer):
     """Logits of each source token's tag, from the encoder's outputs: an affine map at every step.
 
     The representation is a dict with `outputs`, float `[batch, time, width]`. The logits are float32

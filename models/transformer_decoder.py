@@ -10,13 +10,12 @@ import tensorflow as tf
 from ._blocks import EPSILON, Attended, Cache, Embedded, FeedForward, StepMemory, bias_of
 from ._checks import check_choice, check_count, check_heads, check_id, check_ids, check_rate, check_representation
 from ._loops import search_beams, search_rows
-from ._names import NamesArguments
 from ._recurrent import build_layer, dropout_layer
 from ._search import Decoded, Search, SearchParts, excluded_ids, penalty, shift_right
 
 
 @keras.saving.register_keras_serializable(package="models")
-class TransformerDecoder(NamesArguments, keras.layers.Layer):
+class TransformerDecoder(keras.layers.Layer):
     """Writes a sequence of token ids from an encoder's outputs, with attention to them and to the ids written so far.
 
     Each layer adds three parts to its input `x`: attention to the positions up to its own, attention to the encoder's

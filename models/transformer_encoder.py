@@ -10,12 +10,11 @@ import tensorflow as tf
 from ._blocks import EPSILON, Attended, Embedded, FeedForward
 from ._checks import check_count, check_heads, check_ids, check_rate
 from ._masks import mask_of_tokens, with_a_step
-from ._names import NamesArguments
 from ._recurrent import build_layer
 
 
 @keras.saving.register_keras_serializable(package="models")
-class TransformerEncoder(NamesArguments, keras.layers.Layer):
+class TransformerEncoder(keras.layers.Layer):
     """Encodes token ids with self-attention; returns what `Seq2SeqEncoder` returns.
 
     Each layer adds `attention(norm(x))` to its input `x`, then a feed-forward part, `W_2 gelu(W_1 norm(x))`; the outputs are

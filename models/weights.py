@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from ._names import did_you_mean, names_arguments
+from ._checks import did_you_mean
 
 
-@names_arguments
 def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers.Layer]) -> None:
     """Writes the weights of named layers to an `.npz` file.
 
@@ -37,7 +36,6 @@ def save_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers
     )
 
 
-@names_arguments
 def load_weights(path: str | os.PathLike[str], layers: Mapping[str, keras.layers.Layer]) -> None:
     """Loads weights that `save_weights` wrote, on either Keras, into layers with the same options.
 

@@ -10,14 +10,13 @@ import tensorflow as tf
 from multihead._ground.errors import stop_unless
 from multihead._ground.gradients import deduplicate, scaled
 from multihead._ground.keras import Gradient, tensor_variable
-from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.replicas import all_reduce_sum
 from multihead._ground.validation import check_choice
 
 __all__ = ["GradientAccumulator"]
 
 
-class GradientAccumulator(NamesArguments, tf.Module):
+class GradientAccumulator(tf.Module):
     """Accumulates gradients over calls, in a custom training loop.
 
     With gradients `g_1 .. g_T` and counts `n_1 .. n_T` since the last reset, `mean()` is `sum_t n_t g_t / sum_t n_t`:
@@ -76,7 +75,6 @@ class GradientAccumulator(NamesArguments, tf.Module):
         """The sum of the counts since the last reset, a float32 scalar; over all replicas if read outside of them."""
         return tf.convert_to_tensor(self._count)
 
-    @names_arguments
     def add(self, gradients: Sequence[Gradient], count: Any = 1.0, *, reduction: str = "mean") -> None:
         """Adds one call's gradients.
 
@@ -115,7 +113,6 @@ class GradientAccumulator(NamesArguments, tf.Module):
         self._count.assign_add(count)
         self._given.assign_add(tf.constant([0.0 if gradient is None else 1.0 for gradient in gradients]))
 
-    @names_arguments
     def mean(self, *, part: bool = False) -> list[Gradient]:
         """The mean of the gradients added since the last reset.
 
@@ -136,7 +133,6 @@ class GradientAccumulator(NamesArguments, tf.Module):
             means = [mean if was_given else None for mean, was_given in zip(means, given.numpy())]
         return means
 
-    @names_arguments
     def reset(self) -> None:
         """Sets all sums and counts to zero."""
         for state in (*self._sums, self._count, self._given):

@@ -15,13 +15,12 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users
 from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size, with_none
-from multihead._ground.names import NamesArguments
 from multihead._ground.validation import check_positive
 
 __all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
 
 
-class AbstractClipping(NamesArguments):
+class AbstractClipping:
     """A limit on gradients. Subclasses implement `_clip`, which receives gradients without None and duplicate rows.
 
     Args:

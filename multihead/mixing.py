@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]
 
 
-@names_arguments
 def mix_datasets(
     datasets: Mapping[str, tf.data.Dataset],
     *,

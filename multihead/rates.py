@@ -31,7 +31,6 @@ import tensorflow as tf
 from multihead._ground.autograph import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
-from multihead._ground.names import NamesArguments
 from multihead._ground.patterns import check_found, check_pattern
 from multihead._ground.validation import as_python, check_between, is_number
 
@@ -41,7 +40,7 @@ Factor = float | Callable[[tf.Tensor], Any]
 """The factor of one variable: a number, or a function of the step."""
 
 
-class AbstractRate(NamesArguments, ABC):
+class AbstractRate(ABC):
     """Factors that differ by variable."""
 
     @abstractmethod
@@ -159,7 +158,7 @@ class ByPath(AbstractRate):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Stages(NamesArguments):
+class Stages:
     """Factors that change at given steps, so that a part can be frozen and trained later within one `fit`.
 
     The updates between two of these steps are a period. Frozen variables are known when a step is traced, and cost no

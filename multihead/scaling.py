@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import call_module
-from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.validation import as_python, check_choice, is_number
 
 __all__ = ["Log", "Standardize", "get"]
@@ -30,7 +29,7 @@ Number = float | list[float]
 """A number, or one for each column of the targets."""
 
 
-class AbstractScaling(NamesArguments, ABC):
+class AbstractScaling(ABC):
     """A change of the targets, which can be undone.
 
     Attributes:
@@ -191,7 +190,6 @@ class ByLayer(AbstractScaling):
 _NAMES = {"standardize": Standardize, "log": Log}
 
 
-@names_arguments
 def get(scaling: Any) -> AbstractScaling | None:
     """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
 

@@ -36,7 +36,6 @@ from multihead._ground.keras import (
     tensor_variable,
     unlock,
 )
-from multihead._ground.names import NamesArguments, names_arguments
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
 from multihead._runs.opening import Opening, opened
@@ -78,7 +77,7 @@ __all__ = ["MultiHeadTrainer"]
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
+class MultiHeadTrainer(KerasHooks, keras.Model):
     """Trains several heads on one shared encoder with one total loss and one optimizer.
 
     A head is a Keras layer or model that reads the encoder's representation and is trained on a loss of its own. The update
@@ -171,7 +170,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         """The names of the figures that `evaluate` returns as a list, for data with targets for all heads."""
         return [] if self._built is None else self._built.logs.names_in_order()
 
-    @names_arguments
     def add_head(
         self,
         name: str,
@@ -248,7 +246,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             setattr(self, SCALING + name, head.scaling)
         self._change_heads(heads)
 
-    @names_arguments
     def drop_head(self, name: str) -> None:
         """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
 
@@ -269,7 +266,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         remove_layer(self, SCALING + name)
         self.predict_function = None  # the compiled function still includes the removed head
 
-    @names_arguments
     def set_weight(self, name: str, value: float) -> None:
         """Sets how much a head's loss counts from the next update on, for example from a callback.
 
@@ -296,7 +292,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             self._allow_idle_heads()
         self.head_weights.variable(name).assign(checked)
 
-    @names_arguments
     def set_idle(self, heads: Sequence[str]) -> None:
         """Makes heads idle, for a callback of `fit`: from the next update on they are not trained and do not change.
 
@@ -419,7 +414,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
-    @names_arguments
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
         """Every head's predictions by head name; a head with teacher forcing generates.
 
@@ -490,7 +484,7 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
         Takes the arguments of `keras.Model.summary`; if any but `print_fn` is given, Keras's own summary follows.
         """
-        print_summary(self, named_arguments(keras.Model.summary, args, kwargs), super().summary)
+        print_summary(self, named_arguments(keras.Model.summary, args, kwargs, []), super().summary)
 
     @errors_in_words()
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -580,7 +574,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- custom training loops
 
-    @names_arguments
     @errors_in_words()
     def compute_gradients(self, batch: Any) -> ComputedGradients:
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
@@ -608,7 +601,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
         return pairs_of(spec.network, update)
 
-    @names_arguments
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.
 
@@ -634,7 +626,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
             update = to_apply(spec.network, grads_and_vars, self.update_count)
             return apply_update(spec, self.optimizer, clip(spec, update))
 
-    @names_arguments
     @errors_in_words()
     def diagnose(
         self, x: Any, y: Any = None, *, sample_weight: Any = None, batch_size: int | None = None, batches: int = 32
@@ -705,7 +696,6 @@ class MultiHeadTrainer(NamesArguments, KerasHooks, keras.Model):
         self._build_again()
         return super().load_weights(**named_arguments(keras.Model.load_weights, args, kwargs, []))
 
-    @names_arguments
     def export(
         self,
         path: str | os.PathLike[str],

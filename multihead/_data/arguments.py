@@ -16,8 +16,7 @@ from multihead._data.data import Data
 from multihead._data.windows import Windows
 from multihead._ground.global_random import RandomStream
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
-from multihead._ground.names import check_keywords, nearest
-from multihead._ground.validation import is_number, quoted
+from multihead._ground.validation import is_number
 
 
 def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others: Any) -> Data:
@@ -77,24 +76,17 @@ def named_arguments(
         method: The method.
         args: Its arguments by position, after the first ones.
         kwargs: Its arguments by name.
-        first: The names of arguments that are passed on their own.
+        first: The names of its first arguments, which are passed on their own.
 
     Raises:
-        TypeError: There are too many, or the method has no argument of a name. Keras itself checks what is like none of
-            them, if the method takes any keyword.
+        TypeError: The method does not take them. If it takes any keyword, Keras itself checks them.
     """
-    parameters = inspect.signature(method).parameters
-    names = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD and name != "self"]
-    takes_any = len(names) + 1 < len(parameters)
-    given = {name: value for name, value in kwargs.items() if not takes_any or nearest(name, names) is not None}
-    check_keywords(method.__name__, names, {name: value for name, value in given.items() if not name.startswith("_")})
-    rest = [name for name in names if name not in first]
-    if len(args) > len(rest):
-        raise TypeError(
-            f"`{method.__name__}` takes at most {len(names)} arguments: {quoted(names)}. Received: "
-            f"{len(args) - len(rest)} more. Pass arguments by name."
-        )
-    return {**dict(zip(rest, args)), **kwargs}
+    signature = inspect.signature(method)
+    try:
+        signature.bind(None, *first, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"`{method.__name__}` {error}. Its arguments are those of Keras: {signature}.") from None
+    return {**dict(zip(list(signature.parameters)[1 + len(first) :], args)), **kwargs}
 
 
 class Call(NamedTuple):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.autograph import users
 from multihead._ground.keras import Untracked, add_state, keras
-from multihead._ground.names import NamesArguments, did_you_mean
+from multihead._ground.names import did_you_mean
 from multihead._ground.validation import quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
@@ -40,7 +40,7 @@ class Observation(NamedTuple):
     losses_after: tf.Tensor | None = None
 
 
-class Method(NamesArguments, keras.layers.Layer):
+class Method(keras.layers.Layer):
     """A layer that the trainer binds to the heads' names and builds for the number of heads.
 
     Attributes:

@@ -1,49 +1,28 @@
-"""What a misspelt name was meant to be, and errors about keyword arguments that do not exist; the names that Keras knows."""
+"""What a misspelt name was meant to be, among those that are known; the names that Keras knows."""
 
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_ALMOST_EQUAL, _SIMILAR = 0.9, 0.6
-"""Ratios of `difflib`: of a name with one wrong letter, and the smallest that counts."""
 
 
 @tf.autograph.experimental.do_not_convert  # AutoGraph cannot read difflib
 def nearest(given: Any, known: Iterable[Any]) -> Any:
     """The known name that a misspelt one was probably meant to be; None if none is similar.
 
-    Capitals and underscores do not count. Of names that are not almost equal, one comes first with which the given name
-    ends (`weight` for `loss_weight`), or that it abbreviates (`learning_rate` for `lr`).
+    Capitals, hyphens and underscores do not count.
     """
-    by_text: dict[str, Any] = {}
-    for name in known:
-        by_text.setdefault(_plain(name), name)
-    text = _plain(given)
-    close = difflib.get_close_matches(text, by_text, n=1, cutoff=_ALMOST_EQUAL)
-    close = close or sorted((_plain(name) for name in by_text.values() if _says(str(given), str(name))), key=len)[-1:]
-    close = close or difflib.get_close_matches(text, by_text, n=1, cutoff=_SIMILAR)
+    by_text = {_plain(name): name for name in known}
+    close = difflib.get_close_matches(_plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
 
 
 def _plain(name: Any) -> str:
     return str(name).replace("_", "").replace("-", "").lower()
-
-
-def _says(given: str, name: str) -> bool:
-    """Whether a name is the last words of the given one, or words with the initials that were given."""
-    wanted, words = ([word.removesuffix("s") for word in each.lower().strip("_").split("_")] for each in (given, name))
-    is_end = len(words) < len(wanted) and words == wanted[-len(words) :]
-    return is_end or (len(words) > 1 and given.lower() == "".join(word[:1] for word in words))
 
 
 def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> str:
@@ -57,63 +36,6 @@ def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> 
     known = list(known)
     found = [near for near in (nearest(name, known) for name in given) if near is not None]
     return f"Did you mean {found[0]!r}?" if found else otherwise
-
-
-def check_keywords(name: str, known: Iterable[str], given: Mapping[str, Any]) -> None:
-    """Checks that keyword arguments exist.
-
-    Args:
-        name: What is called.
-        known: Its arguments.
-        given: The keyword arguments.
-
-    Raises:
-        TypeError: One does not exist.
-    """
-    known = list(known)
-    for keyword, value in given.items():
-        if keyword not in known:
-            there_are = f"its arguments are {', '.join(f'`{each}`' for each in known)}" if known else "it has none"
-            near = nearest(keyword, known)
-            remedy = "Correct its name, or omit it." if near is None else f"Did you mean `{near}`?"
-            raise TypeError(f"`{name}` has no argument `{keyword}`; {there_are}. Received: {keyword}={value!r}. {remedy}")
-
-
-def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function or method: an unknown keyword argument is an error that names the nearest one."""
-    known = _keywords(inspect.signature(function))
-
-    @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs and known is not None:
-            check_keywords(function.__name__, known, kwargs)
-        return function(*args, **kwargs)
-
-    return called
-
-
-class NamesArguments:
-    """Base of classes whose constructor's unknown keyword arguments are errors that name the nearest one.
-
-    It is the same for subclasses, unless their constructor takes any keyword.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Checks the keyword arguments."""
-        known = _keywords(inspect.signature(cls.__init__)) if kwargs else None
-        if known is not None:
-            check_keywords(cls.__name__, known, kwargs)
-        make: Any = super().__new__
-        return make(cls) if make is object.__new__ else make(cls, *args, **kwargs)
-
-
-def _keywords(signature: inspect.Signature) -> list[str] | None:
-    """The arguments that can be passed by name; None if any can."""
-    parameters = signature.parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return None
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in parameters if each.kind in by_name and each.name != "self"]
 
 
 def names_known_to(get: Callable[[str], Any], module: Any) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.names import NamesArguments
 from multihead._ground.replicas import is_chief
 from multihead._ground.validation import check_choice, check_positive_whole
 from multihead._runs.snapshot import Snapshot, read, side_by_side, write
@@ -21,7 +20,7 @@ from multihead._runs.variables import assign, describe, values_of, variables_of
 _FILE = "run.checkpoint"
 
 
-class Checkpoint(NamesArguments, keras.callbacks.Callback):
+class Checkpoint(keras.callbacks.Callback):
     """Saves a run, so that the same program, started again, continues where it stopped and ends with the same result.
 
     Everything that training changes is saved: the weights, the optimizer's slots and counters, the state of balancer,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once
-from multihead._ground.names import check_keywords, did_you_mean, nearest
+from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.optimizers import (
     get_optimizer,
     is_legacy_optimizer,
@@ -77,7 +77,9 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
                 f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
                 f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
             )
-    check_keywords("compile", ["optimizer", *(field.name for field in fields(CompileOptions))], given)
+    known, (name, value) = [field.name for field in fields(CompileOptions)], next(iter(given.items()))
+    hint = did_you_mean([name], known, "Correct its name, or omit it.")
+    raise TypeError(f"`{name}` is no argument of `compile`. Received: {name}={value!r}. {hint}")
 
 
 def _hint(given: Any, module: Any, example: str) -> str:

@@ -8,11 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.gradients import deduplicate
-from multihead._ground.names import names_arguments
 from multihead.balancing._base import Balancer, check_finite_rows, get, known_by_name
 
 
-@names_arguments
 def balance(
     gradients: Sequence[Sequence[Any]],
     balancer: Balancer | str,

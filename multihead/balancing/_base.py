@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked
 from multihead._ground.method import Method, find
-from multihead._ground.names import names_arguments
 from multihead._ground.validation import quoted
 
 MAX_HEADS = 128
@@ -218,7 +217,6 @@ def check_finite_rows(matrices: Sequence[tf.Tensor], head_names: Sequence[str] |
         )
 
 
-@names_arguments
 def get(identifier: Balancer | str | None) -> Balancer | None:
     """Returns a balancer.
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.names import NamesArguments, did_you_mean, names_arguments, nearest
+from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
 from multihead._trainer.directions import direction
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
@@ -17,7 +17,7 @@ from multihead.callbacks._score import Score
 from multihead.heads._metrics import log_name
 
 
-class PerHead(NamesArguments, keras.callbacks.Callback):
+class PerHead(keras.callbacks.Callback):
     """Keeps each head's best, idles heads that have stopped improving, stops when none improves, and selects by one number.
 
     The options are those of Keras's `EarlyStopping`, for each head by itself: with a single head, both stop after the same
@@ -130,7 +130,6 @@ class PerHead(NamesArguments, keras.callbacks.Callback):
         """The name of the score in the logs: `val_score`, or `score` if all figures are those of training."""
         return self._score.name
 
-    @names_arguments
     def restore(self, head: str) -> None:
         """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
 

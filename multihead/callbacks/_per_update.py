@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 
-from multihead._ground.names import NamesArguments
 from multihead._ground.validation import check_positive_whole
 
 
-class PerUpdate(NamesArguments, keras.callbacks.Callback):
+class PerUpdate(keras.callbacks.Callback):
     """Calls `begin` or `resume`, then `write` and `write_validation` with the figures of updates.
 
     An update that was skipped has the step that it would have reached.

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_positive_whole
 from multihead.comparison._arms import ALONE, BUILD, OF_JOINT_TRAINING, Arm, chosen, read_arms, read_options
 from multihead.comparison._cost import measure_cost, updates_at_equal_cost
@@ -26,7 +25,6 @@ from multihead.comparison._student import relative_changes
 from multihead.comparison._study import FINAL, TUNE, Job, Plan, Study, check_callables, label_of, read_plan, settings_of
 
 
-@names_arguments
 def compare(
     build: Callable[[], Any],
     data: Any,

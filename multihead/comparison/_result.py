@@ -10,7 +10,6 @@ import numpy as np
 
 from multihead._display.front import Point, draw_front
 from multihead._display.tables import as_text
-from multihead._ground.names import names_arguments
 from multihead._ground.validation import check_choice
 from multihead.comparison._arms import ALONE
 from multihead.comparison._choice import CONFIDENCE, costs_of, favoured, harms
@@ -305,7 +304,6 @@ def _as_dict(found: Difference) -> dict[str, Any]:
     return {**ends, "seeds": found.seeds, "verdict": found.verdict}
 
 
-@names_arguments
 def read(path: str | os.PathLike[str]) -> Comparison:
     """Reads a comparison from its file.
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
 from multihead._ground.keras import are_probabilities, keras_mask, options_of, targets_for_loss, with_logits
-from multihead._ground.names import NamesArguments, did_you_mean, names_arguments, names_known_to
+from multihead._ground.names import did_you_mean, names_known_to
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
@@ -20,7 +20,7 @@ from multihead.losses._shapes import aligned, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
+class SequenceCrossentropy(keras.losses.Loss):
     """Cross-entropy of each token of a sequence, from logits; padding does not count.
 
     `loss_bt = -sum_v q_btv * log softmax(logits_bt)_v`, with `q` one-hot at the target, or, with `label_smoothing`
@@ -72,7 +72,7 @@ class SequenceCrossentropy(NamesArguments, keras.losses.Loss):
         return {"padding_id": self.padding_id, "label_smoothing": self.label_smoothing, "name": self.name}
 
 
-class ElementLoss(NamesArguments):
+class ElementLoss:
     """A loss as the trainer uses it: unreduced, with one value per element.
 
     Args:
@@ -214,7 +214,6 @@ def _name_of(identifier: str | dict[str, Any]) -> Any:
     return identifier.get("class_name") if isinstance(identifier, dict) else identifier
 
 
-@names_arguments
 def get(loss: Any) -> ElementLoss:
     """Makes an `ElementLoss` from anything that Keras accepts as a loss.
 

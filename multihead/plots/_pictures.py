@@ -14,7 +14,6 @@ from multihead._display.drawing import GREY, colour, heat_map, label_ends, lines
 from multihead._display.extras import needed
 from multihead._display.model import draw_model
 from multihead._display.tables import plain
-from multihead._ground.names import names_arguments
 from multihead.callbacks._board import cosines as matrix_of
 from multihead.comparison import Comparison
 from multihead.comparison import read as read_comparison
@@ -72,7 +71,6 @@ def _require(runs: Sequence[Run], has: Callable[[Run], bool], rule: str, remedy:
     return found
 
 
-@names_arguments
 def losses(run: OneRun | Sequence[OneRun]) -> Any:
     """How far each head's loss has fallen: its loss relative to that at the start, on validation data if there are any.
 
@@ -107,7 +105,6 @@ def _losses(axis: Any, run: Run) -> None:
           "relative to its start")  # fmt: skip
 
 
-@names_arguments
 def norms(run: OneRun | Sequence[OneRun]) -> Any:
     """The norm of each head's gradient where the heads are combined, on a logarithmic scale.
 
@@ -140,7 +137,6 @@ def _norms(axis: Any, run: Run) -> None:
     title(axis, "How large each head's gradient is", "norm where the heads are combined, weighted, before balancing")
 
 
-@names_arguments
 def shares(run: OneRun | Sequence[OneRun]) -> Any:
     """Each head's share of the encoder's gradient, after balancing, as a stack of areas.
 
@@ -171,7 +167,6 @@ def _shares(axis: Any, run: Run) -> None:
     title(axis, "Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing")
 
 
-@names_arguments
 def weights(run: OneRun | Sequence[OneRun]) -> Any:
     """The weights of the losses and the coefficients of the balancer, as far as recorded.
 
@@ -212,7 +207,6 @@ def _factors(axis: Any, run: Run, name: str) -> None:
     lines(axis, run.steps, by_head, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
 
 
-@names_arguments
 def cosines(run: OneRun | Sequence[OneRun]) -> Any:
     """The mean cosines between the heads' gradients, and of each with the update, as a heat map.
 
@@ -239,7 +233,6 @@ def _cosines(axis: Any, run: Run) -> None:
     title(axis, "Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed")
 
 
-@names_arguments
 def layers(run: OneRun | Sequence[OneRun]) -> Any:
     """The mean cosines between the heads' gradients in each layer of the encoder, from its input to its output.
 
@@ -273,7 +266,6 @@ def _layers(axis: Any, run: Run) -> None:
     title(axis, "Where in the encoder heads agree", "mean cosine of gradients in each layer, input at the top")
 
 
-@names_arguments
 def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
     """What each head gains and pays in the arms of a comparison.
 
@@ -293,7 +285,6 @@ def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
     return found.plot()
 
 
-@names_arguments
 def model(trainer: Any) -> Any:
     """Draws a trainer: the encoder, its outputs, the heads with their losses, and where gradients are combined.
 
@@ -306,7 +297,6 @@ def model(trainer: Any) -> Any:
 _PICTURES: tuple[Callable[[Any], Any], ...] = (losses, norms, shares, weights, cosines, layers)
 
 
-@names_arguments
 def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".") -> list[Path]:
     """Draws every picture that a run has figures for, as `{name}.png` in a folder.
 

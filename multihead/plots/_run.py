@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from multihead._ground.names import names_arguments
 from multihead.callbacks import _ledger
 
 _LOSS = "_loss"
@@ -45,7 +44,6 @@ class Run:
         return smooth(values) if self.unit == "updates" else values
 
 
-@names_arguments
 def read(path: str | os.PathLike[str]) -> Run:
     """Reads a ledger.
 

@@ -8,14 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.method import Observation
-from multihead._ground.names import names_arguments
 from multihead.balancing import Balancer
 from multihead.testing._report import Report, same_state, state_of, traced
 
 _SIZE = 12
 
 
-@names_arguments
 def check_balancer(
     balancer: Balancer,
     *,

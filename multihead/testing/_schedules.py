@@ -8,14 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.method import Observation
-from multihead._ground.names import names_arguments
 from multihead.schedules import AbstractSchedule
 from multihead.testing._report import Report, same_state, state_of, traced
 
 _AT_FIRST = "before any update"
 
 
-@names_arguments
 def check_schedule(
     schedule: AbstractSchedule,
     *,

@@ -8,12 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.method import Observation
-from multihead._ground.names import names_arguments
 from multihead.testing._report import Report, same_state, state_of, traced
 from multihead.weighting import Weighting
 
 
-@names_arguments
 def check_weighting(
     weighting: Weighting,
     *,

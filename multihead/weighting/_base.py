@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.method import Method, find
-from multihead._ground.names import names_arguments
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
@@ -207,7 +206,6 @@ def valid(losses: tf.Tensor) -> tf.Tensor:
     return losses * factors
 
 
-@names_arguments
 def get(identifier: Weighting | str | None) -> Weighting | None:
     """Returns a weighting.
 

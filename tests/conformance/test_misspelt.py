@@ -1,4 +1,4 @@
-"""A misspelt keyword or name, in whatever argument of a public callable, is an error that says what was meant."""
+"""A misspelt name, in whatever argument of a public callable, is an error that says what was meant."""
 
 from __future__ import annotations
 
@@ -29,25 +29,8 @@ from multihead import weighting as weightings
 from tests.helpers import compared, public
 
 CALLABLES = public.callables()
-PASSED_ON = (
-    "fit",
-    "evaluate",
-    "predict",
-    "summary",
-    "train_on_batch",
-    "test_on_batch",
-    "save",
-    "save_weights",
-    "load_weights",
-)
 X = np.ones((4, 2), "float32")
 Y = {"price": X[:, :1], "size": X[:, :1]}
-
-
-def misspelt(name):
-    """A name with a letter too many, so that it is not another name, either."""
-    middle = len(name) // 2
-    return f"{name[:middle]}x{name[middle:]}"
 
 
 def trainer(encoder=None, compiled=True, heads=("price", "size"), **options):
@@ -64,59 +47,6 @@ def built():
     made = trainer()
     made.compute_gradients((X, Y))
     return made
-
-
-def call_of(name, made):
-    """A public callable, where it is a method of a trainer of that."""
-    owner, _, method = name.partition(".")
-    if owner == "MultiHeadTrainer" and method:
-        return getattr(made, method)
-    if owner == "GradientAccumulator" and method:
-        return lambda **given: CALLABLES[name].call(None, **given)
-    return CALLABLES[name].call if owner != "PerHead" else lambda **given: CALLABLES[name].call(None, **given)
-
-
-def keywords_of(name):
-    method = name.removeprefix("MultiHeadTrainer.")
-    return public.keras_arguments(method) if method in PASSED_ON else list(CALLABLES[name].arguments)
-
-
-@pytest.mark.parametrize("name", CALLABLES)
-def test_a_misspelt_keyword_names_the_argument(name, built):
-    call, known = call_of(name, built), keywords_of(name)
-    method = name.removeprefix("MultiHeadTrainer.")
-    needed = {"filepath": "a.keras"} if method == "save" else {"x": X, "y": Y} if method.endswith("_on_batch") else {}
-    needed = {"x": X} if method == "predict" else needed
-    for keyword in known:
-        if len(keyword) < 3:  # of which nothing is left
-            continue
-        with pytest.raises(
-            TypeError, match=rf"has no argument `{misspelt(keyword)}`; .*Received.*Did you mean `{keyword}`\?"
-        ):
-            call(**{misspelt(keyword): 1}, **needed)
-    if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(CALLABLES[name].call).parameters.values()):
-        with pytest.raises(TypeError, match="has no argument `qqqq`.*Received: qqqq=1. Correct its name, or omit it"):
-            call(qqqq=1)
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "message"),
-    [
-        ("add_head", {"loss_weight": 0.5}, "Did you mean `weight`"),
-        ("add_head", {"lr": 0.5}, "Did you mean `learning_rate`"),
-        ("add_head", {"optimizer": "adam"}, "its arguments are `name`, `module`, `loss`, .*Correct its name"),
-        ("compile", {"lr": 0.5}, "`lr` belongs to the optimizer.*Pass `learning_rate` to the optimizer"),
-        ("compile", {"momentum": 0.5}, "`momentum` belongs to the optimizer"),
-        ("compile", {"weight": 0.5}, r"`weight` belongs to a head.*add_head\(name, module, loss, weight=...\)"),
-        ("compile", {"global_clipnorm": 0.5}, r"another argument of `compile`.*clip=clipping.ByGlobalNorm\(0.5\)"),
-        ("fit", {"epoch": 3}, "`fit` has no argument `epoch`.*Did you mean `epochs`"),
-    ],
-)
-def test_a_keyword_of_another_place_says_which(method, given, message, built):
-    with pytest.raises(TypeError, match=message):
-        getattr(built, method)(**given)
-    with pytest.raises(TypeError, match="`predict` takes at most .* Received: 20 more. Pass arguments by name"):
-        built.predict(X, *range(20 + len(public.keras_arguments("predict")) - 1))
 
 
 class TwoOutputs(keras.layers.Layer):

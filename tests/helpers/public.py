@@ -6,8 +6,6 @@ import inspect
 import re
 from typing import NamedTuple
 
-import keras
-
 import multihead
 from multihead import MultiHeadTrainer, models, testing
 
@@ -81,9 +79,3 @@ def _lines(text):
     found = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
     lines = re.finditer(r"^    \*{0,2}(\w+): (.*\n?(?:^     .*\n?)*)", found.group(1) if found else "", re.MULTILINE)
     return {line.group(1): " ".join(line.group(2).split()) for line in lines}
-
-
-def keras_arguments(name):
-    """The arguments that a method of the trainer passes on to the same of Keras."""
-    parameters = inspect.signature(getattr(keras.Model, name)).parameters.values()
-    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]

@@ -93,9 +93,17 @@ def test_coefficients_are_those_of_a_balancer(model):
         ((), {"metrics": ["mae"]}, r"`metrics` belongs to a head.*add_head\(name, module, loss, metrics=\[\.\.\.\]\)`"),
         ((), {"loss_weights": [1, 2]}, r"`loss_weights` belongs to a head.*add_head\(name, module, loss, weight=\.\.\.\)`"),
         ((), {"weighted_metrics": []}, r"`weighted_metrics` belongs to a head.*metrics=\[\.\.\.\]\)`"),
-        ((), {"ballancer": "MGDA"}, r"`compile` has no argument `ballancer`; .*Received: ballancer='MGDA'.*`balancer`"),
+        ((), {"weight": 0.5}, r"`weight` belongs to a head.*add_head\(name, module, loss, weight=...\)"),
+        ((), {"lr": 0.5}, "`lr` belongs to the optimizer.*Pass `learning_rate` to the optimizer"),
+        ((), {"momentum": 0.5}, "`momentum` belongs to the optimizer"),
+        ((), {"global_clipnorm": 0.5}, r"another argument of `compile`.*clip=clipping.ByGlobalNorm\(0.5\)"),
+        (
+            (),
+            {"ballancer": "MGDA"},
+            r"`ballancer` is no argument of `compile`. Received: ballancer='MGDA'. Did you mean 'balancer'",
+        ),
     ],
 )
-def test_compile_says_where_losses_and_metrics_belong(model, positional, named, message):
+def test_compile_says_where_an_argument_belongs(model, positional, named, message):
     with pytest.raises(TypeError, match=message):
         model.compile("sgd", *positional, **named)

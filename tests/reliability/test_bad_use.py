@@ -49,6 +49,16 @@ def test_nothing_is_rebuilt_in_the_middle_of_fit(method, call):
     call(trainer)
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "train_on_batch", "test_on_batch"])
+def test_arguments_that_keras_does_not_have(method):
+    trainer = made()
+    first = {"x": X} if method == "predict" else {"x": X, "y": Y}
+    with pytest.raises((TypeError, ValueError), match="(?i)verbos"):
+        getattr(trainer, method)(**first, verbos=0)
+    with pytest.raises(TypeError, match=f"`{method}` too many positional arguments. Its arguments are those of Keras"):
+        getattr(trainer, method)(*first.values(), *range(20))
+
+
 def test_a_head_added_after_training_began_needs_compile():
     trainer = made()
     trainer.fit(X, Y, verbose=0)

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.names import names_arguments
 from multihead._ground.validation import is_number
 
 
-@names_arguments
 def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int, float]:
     """Weights that give every class the same influence, however often it occurs.
 
