@@ -1,6 +1,7 @@
 """Reference models in plain Keras: sequence encoders, experts, and heads that decode, classify, tag and predict numbers."""
 
 from . import search
+from ._as_is import mark_functions as _mark_functions
 from ._search import Decoded
 from .classifier import Classifier
 from .decoder import Seq2SeqDecoder
@@ -31,3 +32,5 @@ __all__ = [
     "save_weights",
     "search",
 ]
+
+_mark_functions(__name__)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
+from multihead._ground.autograph import mark_functions as _mark_functions
 from multihead._version import __version__
 from multihead.heads._labels.class_weights import class_weights
 from multihead.mixing import mix_datasets
@@ -44,6 +45,9 @@ __all__ = [
 
 _LATER = {"callbacks": "callbacks", "compare": "comparison._compare", "comparison": "comparison", "plots": "plots"}
 """The names that are imported where they are first used, and their modules: a step of training needs none of them."""
+
+
+_mark_functions(__name__)
 
 
 def __getattr__(name: str) -> _Any:

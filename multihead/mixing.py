@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.validation import check_head_names, check_positive, check_whole, quoted
 
 __all__ = ["mix_datasets"]
@@ -70,6 +71,7 @@ def mix_datasets(
 
     labelled = [_labelled(name, datasets) for name in names]
 
+    @as_is
     def choose(position: tf.Tensor) -> tf.Tensor:
         logits = tf.math.log(tf.constant([probabilities], tf.float32))
         return tf.random.stateless_categorical(logits, 1, seed=tf.stack([tf.constant(seed, tf.int64), position]))[0, 0]
@@ -120,6 +122,7 @@ def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
 def _labelled(name: str, datasets: Mapping[str, tf.data.Dataset]) -> tf.data.Dataset:
     """The dataset of one head, with placeholders for the targets of the others."""
 
+    @as_is
     def complete(inputs: Any, target: Any, sample_weight: Any = None) -> Any:
         size = tf.shape(tf.nest.flatten(inputs)[0])[0]
         targets, weights = {}, {}

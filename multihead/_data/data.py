@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.global_random import RandomStream
 from multihead._ground.validation import is_number
 from multihead._update.batch import is_absent, rows
@@ -138,11 +139,11 @@ class Data(NamedTuple):
             return (examples.shuffle(size, seed=seed) if shuffle else examples).batch(batch_size)
         numbers = tf.data.Dataset.range(size)
         numbers = (numbers.shuffle(size, seed=seed) if shuffle and shuffle != "batch" else numbers).batch(batch_size)
-        numbers = numbers.map(lambda chosen: tf.random.shuffle(chosen, seed)) if shuffle == "batch" else numbers
+        numbers = numbers.map(as_is(lambda chosen: tf.random.shuffle(chosen, seed))) if shuffle == "batch" else numbers
         # Taken from whole arrays, whole batches at a time.
         whole = tf.data.Dataset.from_tensors(parts).repeat()
         batches = tf.data.Dataset.zip((numbers, whole)).map(
-            lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays)
+            as_is(lambda chosen, arrays: tf.nest.map_structure(lambda array: tf.gather(array, chosen), arrays))
         )
         return batches.apply(tf.data.experimental.assert_cardinality(math.ceil(size / batch_size)))
 
@@ -174,6 +175,7 @@ def _without_absent(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not isinstance(spec, tuple) or not any(map(is_absent, tf.nest.flatten(spec[1:]))):
         return dataset
 
+    @as_is
     def present(inputs: Any, *others: Any) -> Any:
         kept = ({k: v for k, v in each.items() if v is not None} if isinstance(each, dict) else each for each in others)
         return (inputs, *(each for each in kept if each is not None))

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._update.batch import batch_size, rows
 
 _KEY = "window"
@@ -62,6 +63,7 @@ class Windows:
     def _windows(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         empty = tf.nest.map_structure(_empty, batches.element_spec)
 
+        @as_is
         def as_element(*window: Any) -> dict[str, Any]:
             # A structure of datasets becomes a dataset of structures, padded to the full number of batches.
             successive = tf.data.Dataset.zip(window if len(window) > 1 else window[0])

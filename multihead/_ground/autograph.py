@@ -1,31 +1,60 @@
 """What AutoGraph converts: users' functions, and nothing of this package.
 
 AutoGraph rewrites functions so that Python's `if`, `for` and `while` work with tensors, by reading their source. Nothing in
-this package needs that, and reading all of it would take longer than to trace a step. So the package is exempt, as Keras is,
-and calls what users wrote through `call_users`, as Keras calls a layer's `call`.
+this package needs that, and reading all of it would take longer than to trace a step. So its functions are marked, and call
+what users wrote through `call_users`, as Keras calls a layer's `call`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import sys
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _BY_DEFAULT = int(keras.__version__.split(".")[0]) < 3
 """Whether users' functions are converted where nothing says so: Keras 2 converts, and Keras 3 does not."""
 
-_PACKAGE = __name__.partition(".")[0]
-_LIBRARIES = {_PACKAGE, "keras", "tensorflow", "numpy"}
+_LIBRARIES = {__name__.partition(".")[0], "keras", "tensorflow", "numpy"}
 
-with suppress(ImportError, AttributeError):  # without this, AutoGraph also converts the package: slow, but no error
-    _config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
-    _config.CONVERSION_RULES = (_config.DoNotConvert(_PACKAGE), *_config.CONVERSION_RULES)
+_MARKS = {**vars(tf.autograph.experimental.do_not_convert(lambda: None))}
+"""The attributes by which AutoGraph knows what it must not convert."""
+del _MARKS["__wrapped__"]
+
+
+def as_is(function: Function) -> Function:
+    """Marks a function: AutoGraph calls it as it is.
+
+    Unlike under `tf.autograph.experimental.do_not_convert`, users' functions that it calls are converted.
+    """
+    vars(function).update(_MARKS)
+    return function
+
+
+def mark_functions(package: str) -> None:
+    """Marks the functions and methods of a package, as far as it is imported.
+
+    Functions inside of functions are not among them; they need `as_is` where they are passed to TensorFlow.
+    """
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(package):
+            continue
+        classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == name]
+        for owner in (module, *classes):
+            for each in vars(owner).values():
+                function = getattr(each, "__func__", each)
+                if inspect.isfunction(function) and function.__module__ == name:
+                    as_is(function)
+        for each in classes:
+            if "__call__" in vars(each):  # AutoGraph asks the object, not its method
+                for mark, value in _MARKS.items():
+                    setattr(each, mark, value)
 
 
 def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +80,7 @@ def users(function: Callable[..., Any]) -> Callable[..., Any]:
     if _is_of_library(function):
         return function
 
-    # It keeps the name of this module, so that AutoGraph does not convert it.
+    @as_is
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def called(*args: Any, **kwargs: Any) -> Any:
         return call_users(function, *args, **kwargs)

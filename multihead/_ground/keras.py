@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users
+from multihead._ground.autograph import as_is, call_users
 from multihead._ground.validation import check_positive_whole
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
@@ -381,7 +381,7 @@ def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return results()
-    computed = context.merge_call(lambda strategy: results())
+    computed = context.merge_call(as_is(lambda strategy: results()))
     if KERAS_3 and has_several_workers(context.strategy):
         # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}

@@ -7,10 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import tensorflow as tf
 
-
-@tf.autograph.experimental.do_not_convert  # AutoGraph cannot read difflib
 def nearest(given: Any, known: Iterable[Any]) -> Any:
     """The known name that a misspelt one was probably meant to be; None if none is similar.
 

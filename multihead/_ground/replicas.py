@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.gradients import with_none
 
 
@@ -48,7 +49,7 @@ def local(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 def assign(strategy: tf.distribute.Strategy, variable: tf.Variable, value: Any) -> None:
     """Assigns a value to a variable on all replicas, in the cross-replica context."""
     if tf.distribute.has_strategy():
-        strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,), group=False)
+        strategy.extended.update(variable, as_is(lambda v, new: v.assign(new)), args=(value,), group=False)
     else:
         variable.assign(value, read_value=False)
 
@@ -58,7 +59,7 @@ def once(action: Callable[[], None]) -> None:
     if num_replicas() == 1:
         action()
     else:
-        tf.distribute.get_replica_context().merge_call(lambda strategy: action())
+        tf.distribute.get_replica_context().merge_call(as_is(lambda strategy: action()))
 
 
 def is_chief(model: Any) -> bool:

@@ -150,7 +150,7 @@ def _over_workers(moments: Moments, strategy: Any) -> Moments:
         return moments
     num_local = len(strategy.extended.worker_devices)
 
-    @tf.function
+    @graph_function
     def total(value: tf.Tensor) -> tf.Tensor:
         def add_up(value: tf.Tensor) -> tf.Tensor:
             return replicas.all_reduce_sum(value / num_local)

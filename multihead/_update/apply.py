@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.graphs import in_xla
 from multihead._ground.optimizers import (
@@ -178,7 +179,8 @@ class _Once:
         def apply() -> None:
             with without_reduction(self.optimizer):
                 strategy.extended.call_for_each_replica(
-                    lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets), args=(gradients,)
+                    as_is(lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets)),
+                    args=(gradients,),
                 )
 
         if self.scaling is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.replicas import local, num_replicas
 from multihead.balancing._base import Balancer
@@ -92,6 +93,7 @@ def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.T
     if num_replicas() == 1:
         return compute(*arguments)
 
+    @as_is
     def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
         return compute(*(local(strategy, value) for value in values))
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from multihead._data.arguments import read
 from multihead._data.data import Data, num_examples
+from multihead._ground.autograph import as_is
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import quoted
 from multihead._update.batch import unpack
@@ -86,7 +87,7 @@ def of_heads(data: Data, heads: Sequence[str], all_heads: Sequence[str]) -> dict
         weights = data.sample_weight
         kept = None if weights is None else {name: value for name, value in weights.items() if name in heads}
         return {"x": data.x, "y": {name: data.y[name] for name in heads if name in data.y}, "sample_weight": kept}
-    return {"x": data.x.map(lambda *batch: _part(batch, heads, all_heads))}
+    return {"x": data.x.map(as_is(lambda *batch: _part(batch, heads, all_heads)))}
 
 
 def part_of_heads(given: Any, data: Data, heads: Sequence[str], all_heads: Sequence[str]) -> Any:

@@ -6,9 +6,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.autograph.core import config
 from tensorflow.python.autograph.impl import api
 
-from multihead import MultiHeadTrainer, balancing, clipping, rates, schedules, weighting
+from multihead import (
+    MultiHeadTrainer,
+    accumulation,
+    balancing,
+    clipping,
+    losses,
+    mix_datasets,
+    models,
+    rates,
+    schedules,
+    weighting,
+)
 
 KERAS_2 = keras.__version__ < "3"
 RNG = np.random.default_rng(0)
@@ -399,6 +411,41 @@ def test_nothing_of_the_package_is_converted(converted):
     trainer.predict(X, verbose=0)
     trainer.diagnose(X, Y)
     assert of_ours(converted) == []
+
+
+def test_nothing_of_the_package_is_converted_in_a_function_of_the_users_own(converted):
+    trainer = trainer_of({}, balancer="UPGrad", balance_every=2, clip=clipping.ByGlobalNorm(1.0), micro_batches=2)
+    trainer.compute_gradients((X, Y))
+    balancer, weights, clip, loss = balancing.MGDA(), weighting.LogLoss(), clipping.ByNorm(1.0), losses.get("mse")
+    accumulator = accumulation.GradientAccumulator([tf.Variable([1.0, 2.0])])
+    classifier = models.Classifier(2)
+    for call in (balancer, weights):
+        call([[1.0, 2.0]] if call is balancer else [1.0, 2.0])
+    classifier({"final": X})
+
+    @tf.function
+    def step(x, y):
+        trainer.apply_gradients(trainer.compute_gradients((x, y)))
+        rows = tf.transpose(x[:, :2])
+        accumulator.add(clip([balancer(rows)[:2]]))
+        balanced = balancing.balance([[rows[0]], [rows[1]]], "PCGrad")
+        return trainer(x), balanced, weights(x[0, :2] ** 2), loss.values(y["a"], x[:, :1]), classifier({"final": x})
+
+    step(tf.constant(X), {name: tf.constant(y) for name, y in Y.items()})
+    assert of_ours(converted) == [] and converted[0].endswith("step")
+
+
+def test_nothing_of_the_package_is_converted_where_data_are_read(converted):
+    data = tf.data.Dataset.from_tensors((X, Y["a"])).repeat(4)
+    mixed = mix_datasets({"a": data, "b": data}, weights={"a": 1, "b": 1})
+    trainer = trainer_of({}, accumulate_steps=2)
+    trainer.fit(mixed, verbose=0)
+    trainer.fit(X, Y, batch_size=2, shuffle="batch", verbose=0)
+    assert of_ours(converted) == []
+
+
+def test_the_rules_of_the_process_are_those_of_tensorflow():
+    assert [rule for rule in map(str, config.CONVERSION_RULES) if "multihead" in rule] == []
 
 
 NO_SOURCE = """

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
+
 _VALUES_AT_ONCE = 2**20
 
 
@@ -46,6 +48,7 @@ def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bo
         ahead: Whether batches may be read and checked before they are needed.
     """
 
+    @as_is
     def checked_batch(*parts: Any) -> Any:
         check(parts)
         return parts
