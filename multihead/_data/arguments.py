@@ -179,33 +179,21 @@ def read_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:
     call = _read_call(arguments, head_names)
     others = dict(call.others)
     fraction, given = others.pop("validation_split", 0.0), others.pop("validation_data", None)
-    _warn_of_idle(others, fraction, validates=given is not None)
+    _warn_of_idle(others, splits=bool(fraction) and given is not None)
     if given is not None:
         return Call(call.data, others, _read_validation(given, head_names))
     data, held_out = call.data.split(fraction) if fraction else (call.data, None)
     return Call(data, others, held_out)
 
 
-def _warn_of_idle(others: Mapping[str, Any], fraction: Any, *, validates: bool) -> None:
-    """Warns of arguments of `fit` that have no effect with the others.
-
-    Args:
-        others: The arguments, but the data and those for validation.
-        fraction: `validation_split`.
-        validates: Whether there are `validation_data`.
-    """
-    idle = {}
-    if fraction and validates:
-        idle["validation_split"] = "with `validation_data`. Pass one of them"
-    if not fraction and not validates:
-        given = [name for name in ("validation_steps", "validation_batch_size") if others.get(name)]
-        given += ["validation_freq"] if others.get("validation_freq", 1) != 1 else []
-        idle = dict.fromkeys(given, "without validation data. Pass `validation_data`, or omit it")
-    if others.get("initial_epoch", 0) >= others.get("epochs", 1):
-        idle["epochs"] = f"if `initial_epoch` is not below it, here {others['initial_epoch']}. Pass more epochs"
-    for name, why in idle.items():
-        received = fraction if name == "validation_split" else others.get(name, 1)
-        text = f"`{name}` has no effect {why}. Received: {name}={received!r}."
+def _warn_of_idle(others: Mapping[str, Any], *, splits: bool) -> None:
+    """Warns of arguments of `fit` that have no effect with the others."""
+    if splits:
+        text = "`validation_split` has no effect with `validation_data`. Received: both. Pass one of them."
+        warnings.warn(text, UserWarning, stacklevel=5)
+    first, end = others.get("initial_epoch", 0), others.get("epochs", 1)
+    if first >= end:
+        text = f"`epochs` must be above `initial_epoch` to train. Received: epochs={end}, initial_epoch={first}. Pass more."
         warnings.warn(text, UserWarning, stacklevel=5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,7 +23,6 @@ from multihead._ground.optimizers import (
     optimizer_takes_over,
 )
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
-from multihead._trainer.without_effect import warn_of_idle_options
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
 from multihead.heads import Head
@@ -267,6 +267,29 @@ class Setup:
     options: CompileOptions | None = None
 
 
+def _warn_of_idle(options: CompileOptions, heads: Sequence[Head]) -> None:
+    """Warns of options, and of weights of heads, that do not change training."""
+    table: list[tuple[str, Any, str, bool]] = [  # an option, its default, what it needs, and whether that is there
+        ("balance_at", "representation", "`balancer`", options.balancer is not None),
+        ("balance_every", 1, "`balancer`", options.balancer is not None),
+        ("layers_every", 100, '`telemetry="full"`', options.telemetry == "full"),
+    ]
+    for name, default, needed, is_there in table:
+        if (value := getattr(options, name)) != default and not is_there:
+            text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
+            warnings.warn(text, UserWarning, stacklevel=4)
+    weighted = quoted(head.name for head in heads if head.has_weight_function or head.weight not in (0, 1))
+    invariant = [each for each in (options.weighting, options.balancer) if each is not None and each.scale_invariant]
+    if weighted and invariant:
+        warnings.warn(
+            "The weights of heads do not change the direction of the encoder's update with "
+            f"{type(invariant[0]).__name__}, whatever their values above 0: {weighted}. Omit them, or choose a method that "
+            "depends on them, such as UPGrad.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def check_compile(
     optimizer: Any, options: CompileOptions, heads: Sequence[Head], strategy: tf.distribute.Strategy
 ) -> tuple[Any, CompileOptions]:
@@ -288,6 +311,6 @@ def check_compile(
     checked = options.checked([head.name for head in heads])
     if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
         check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
-    warn_of_idle_options(checked, heads)
+    _warn_of_idle(checked, heads)
     _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

@@ -15,7 +15,6 @@ from multihead._ground.validation import quoted
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.second_pass import repeatable
 from multihead._trainer.shapes import Shapes
-from multihead._trainer.without_effect import warn_of_idle_rates
 from multihead._update.backward import Measure
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
@@ -63,7 +62,9 @@ def build_spec(
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
     known = [shapes.predictions[head.name] for head in heads]
     if earlier is None:
-        _warn_of_idle_parts(network, known, options)
+        _warn_of_heads_apart(heads, known)
+        if balancer is not None and options.balance_at == "representation":
+            _warn_of_nothing_shared([head.name for head in heads], known)
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
     else:
         ownership = earlier.ownership
@@ -90,15 +91,6 @@ def build_spec(
         pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
-
-
-def _warn_of_idle_parts(network: Network, predictions: Sequence[Predictions], options: CompileOptions) -> None:
-    """Warns of rates, heads and a level of balancing that have no effect on what was built."""
-    rates = {name: getattr(options, name) for name in ("encoder_learning_rate", "encoder_weight_decay")}
-    warn_of_idle_rates(network, rates)
-    _warn_of_heads_apart(network.heads, predictions)
-    if options.balancer is not None and options.balance_at == "representation":
-        _warn_of_nothing_shared([head.name for head in network.heads], predictions)
 
 
 def _warn_of_heads_apart(heads: Sequence[Head], predictions: Sequence[Predictions]) -> None:
