@@ -112,8 +112,9 @@ class Attention(keras.layers.Layer):
         """The memory in the form that `step` reads."""
         keys = tf.transpose(memory.keys, [0, 2, 1]) if self.kind == "luong" else memory.keys
         # Half of the lowest number, so that adding a score does not overflow.
-        bias = tf.where(memory.mask[:, tf.newaxis, :], 0.0, 0.5 * float(memory.values.dtype.min))
-        return StepMemory(memory.values, keys, tf.cast(bias, memory.values.dtype))
+        dtype = memory.values.dtype
+        lowest = tf.constant(0.5 * float(dtype.min), dtype)
+        return StepMemory(memory.values, keys, tf.where(memory.mask[:, tf.newaxis, :], tf.zeros([], dtype), lowest))
 
     def step(self, query: tf.Tensor, memory: StepMemory, width: int) -> tf.Tensor:
         """The contexts that `call` returns, in fewer operations.

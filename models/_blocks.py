@@ -207,4 +207,5 @@ class Attended(keras.layers.Layer):
 def bias_of(mask: tf.Tensor, dtype: Any) -> tf.Tensor:
     """What is added to scores, `[batch, 1, 1, time]`: 0 where the mask is True, else half of the lowest number."""
     dtype = tf.as_dtype(dtype)
-    return tf.cast(tf.where(mask[:, tf.newaxis, tf.newaxis, :], 0.0, 0.5 * float(dtype.min)), dtype)
+    lowest = tf.constant(0.5 * float(dtype.min), dtype)
+    return tf.where(mask[:, tf.newaxis, tf.newaxis, :], tf.zeros([], dtype), lowest)

@@ -25,6 +25,7 @@ from multihead._ground.graphs import functions_run_eagerly
 from multihead._ground.keras import (
     HEAD,
     SCALING,
+    InMode,
     KerasHooks,
     add_state,
     callbacks_of,
@@ -117,7 +118,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 f"`encoder` must be a Keras layer or model. Received: encoder={encoder!r}. "
                 "Pass a layer or model that converts the inputs to the representation."
             )
-        super().__init__(name=name)
+        super().__init__(name=name, autocast=False)  # the modules cast their inputs, each by its own dtype policy
         # What Keras saves: the encoder, the methods, the weights of heads, and each head's module by the head's name.
         self.encoder = encoder
         self.weighting: Any = None
@@ -414,6 +415,10 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- the Keras interface
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The predictions of `call`, from inputs in the form of those of `predict`."""
+        return super().__call__(as_arrays("inputs", inputs), *args, **kwargs)
+
     def call(self, inputs: Any, training: bool | None = None) -> dict[str, Any]:
         """Every head's predictions by head name; a head with teacher forcing generates.
 
@@ -422,8 +427,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             training: Whether the encoder runs in training mode; heads always run in inference mode.
         """
         check_known(self._setup.heads, "predict")
-        representation = call_encoder(self.encoder, inputs, training=bool(training))
-        return {head.name: head.generate(representation) for head in self._setup.heads}
+
+        def predictions() -> dict[str, Any]:
+            representation = call_encoder(self.encoder, inputs, training=bool(training))
+            return {head.name: head.generate(representation) for head in self._setup.heads}
+
+        # As in an update, which runs outside of the trainer's own layer call.
+        return InMode(predictions)((), training=training)
 
     @errors_in_words()
     def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -478,6 +488,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
         check_known(self._setup.heads, "predict")
         return super().predict(read_inputs(x), **named_arguments(keras.Model.predict, args, kwargs, ["x"]))
+
+    @errors_in_words()
+    def predict_on_batch(self, x: Any) -> Any:
+        """Every head's predictions by name, for one batch."""
+        check_known(self._setup.heads, "predict_on_batch")
+        return super().predict_on_batch(as_arrays("x", x))
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.

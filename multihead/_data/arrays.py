@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.data import Data, num_examples
+from multihead._ground.keras import is_tensor
 from multihead._ground.validation import is_number, quoted
 from multihead._update.batch import Batch, by_head, open_batch_size
 
@@ -36,7 +37,7 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def _as_array(argument: str, value: Any) -> Any:
-    if value is None or tf.is_tensor(value):
+    if value is None or is_tensor(value):
         return value
     received = type(value).__name__
     if hasattr(value, "tocoo"):  # a sparse matrix of SciPy

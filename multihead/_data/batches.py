@@ -19,9 +19,15 @@ from multihead._data.data import Data, num_examples
 from multihead._ground.keras import spec_of_one_replica
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, is_absent, merged_spec, open_batch_size, unpack
+from multihead.heads._reads import described
 
 # How many batches of a generator are looked at, at most, to find a batch with targets for every head.
 _LOOKED_AT = 64
+
+_ONE_BY_ONE = (
+    "Convert them where they are made, or loop over the batches with `train_on_batch` (`test_on_batch`), which takes each "
+    "as it is."
+)
 
 
 def specs_of_dataset(dataset: Any, head_names: Sequence[str]) -> Any:
@@ -61,6 +67,8 @@ class _Completion:
         self._source = source
         read_ones = [self._read(batch) for batch in first]
         inputs = [open_batch_size(batch.inputs) for batch in read_ones]
+        for other in inputs[1:]:
+            self._check_inputs(inputs[0], other)
         targets = self._merged_by_head([batch.targets for batch in read_ones])
         weights = self._merged_by_head([batch.sample_weights for batch in read_ones])
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
@@ -76,6 +84,16 @@ class _Completion:
         _check_batched(specs_of(tuple(named)), f"a {self._source} of")
         return named
 
+    def _check_inputs(self, specs: Any, other: Any) -> None:
+        """Checks that the inputs of two batches, given as specs, have one structure."""
+        try:
+            tf.nest.assert_same_structure(specs, other)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"The batches of a {self._source} must have inputs of one structure. Received: {described(specs)} and "
+                f"{described(other)}. {_ONE_BY_ONE}"
+            ) from error
+
     def _merged_by_head(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         by_name: dict[str, Any] = {}
         for name in self._head_names:
@@ -90,7 +108,7 @@ class _Completion:
             if type(other) is not type(first) or other.dtype != first.dtype or other.shape.rank != first.shape.rank:
                 raise ValueError(
                     f"The batches of a {self._source} must have the same dtypes and numbers of axes. "
-                    f"Received: {_as_words(first)} and {_as_words(other)}. Convert them where they are made."
+                    f"Received: {_as_words(first)} and {_as_words(other)}. {_ONE_BY_ONE}"
                 )
         return merged_spec(first, *others)
 
@@ -101,7 +119,8 @@ class _Completion:
             ValueError: It has targets for a head that had none in the batches that were looked at.
         """
         inputs, targets, weights = self._read(batch)
-        _, target_specs, weight_specs = self.specs
+        input_specs, target_specs, weight_specs = self.specs
+        self._check_inputs(input_specs, open_batch_size(inputs))
         late = [name for name in targets if name not in target_specs]
         if late:
             raise ValueError(

@@ -14,8 +14,10 @@ from multihead._ground.graphs import in_xla
 
 # What TensorFlow makes of an assertion: its data, each in brackets, then the name of the operation.
 _IN_GRAPH = re.compile(r"assertion failed: \[(`.*?)\]\s*\n\s*\[\[", re.DOTALL)
-# TensorFlow's report of an error in a Python generator: its class and message, then a trace.
-_IN_GENERATOR = re.compile(r"(\w+: [^\n{}]*)\nTraceback \(most recent call last\):")
+# TensorFlow's report of an error in a Python generator: its class and message, a trace, and who asked for the batch.
+_IN_GENERATOR = re.compile(
+    r"^(?:[^\n]*\}\} )?(\w+: [^\n]*)\nTraceback \(most recent call last\):.*IteratorGetNext", re.MULTILINE | re.DOTALL
+)
 # TensorFlow's report of a worker that no longer answers.
 _OF_A_WORKER = re.compile(r"Collective ops is aborted by: (.*?)\n?(?:The error could be from|$)", re.DOTALL)
 # AutoGraph's report of an error: lines of source code before it.
@@ -58,14 +60,12 @@ def errors_in_words() -> Iterator[None]:
     """Within, errors of `stop_unless` from a graph, and errors while it is traced, are raised with their message alone."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
-        found = _IN_GRAPH.search(error.message)
-        if found is None:
-            raise
-        plain: Exception = ValueError(found.group(1).replace("] [", "").replace("\\'", "'"))
     except tf.errors.OpError as error:
         of_generator, of_worker = _IN_GENERATOR.search(error.message), _OF_A_WORKER.search(error.message)
-        if of_worker is not None:
+        in_graph = _IN_GRAPH.search(error.message)
+        if in_graph is not None:
+            plain: Exception = ValueError(in_graph.group(1).replace("] [", "").replace("\\'", "'"))
+        elif of_worker is not None:
             plain = RuntimeError(
                 "The other workers must run until `fit` ends, but one of them has stopped. Received: "
                 f"{' '.join(of_worker.group(1).split())} Start the program again on all workers; with "

@@ -63,6 +63,11 @@ def tensor_variable(variable: Any) -> tf.Variable:
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of TensorFlow, or stands for one in a functional model."""
+    return bool(tf.is_tensor(value)) or (KERAS_3 and isinstance(value, keras.KerasTensor))
+
+
 def variable_name(variable: Any) -> str:
     """A name for messages: the path on Keras 3, the name without the output number on Keras 2."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
@@ -533,10 +538,15 @@ def _shape(found: Any) -> Any:
 
 
 class InMode(keras.layers.Layer):
-    """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument."""
+    """Calls a module inside a layer, so that `training` reaches its sub-layers even if it has no such argument.
+
+    The module sees its inputs and variables as if it were called alone: neither the global dtype policy nor that of a layer
+    around it casts them.
+    """
 
     def __init__(self, module: Callable[..., Any]) -> None:
-        super().__init__(autocast=False, name=getattr(module, "name", None))
+        # Keras casts variables to the dtype of the layer that is called, unless that is an integer.
+        super().__init__(autocast=False, dtype="int32", name=getattr(module, "name", None))
         self._module = [lambda *args: module(*args)]  # a plain function in a list, which Keras does not track
         self._allow_non_tensor_positional_args = True
         self._convert_input_args = False

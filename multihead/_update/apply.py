@@ -110,7 +110,8 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
     finite = all_of([~update.broken.is_any, *flags])
     applies = finite & seen.trains_any
     # A condition around an optimizer must be outside of the replicas, since branches inside them cannot synchronize.
-    context.merge_call(once.apply_or_skip, args=(present, finite, applies, update.active, seen, update.roll_back.values))
+    args = (present, finite, applies, update.active, seen, update.data, update.roll_back.values)
+    context.merge_call(once.apply_or_skip, args=args)
     return applies
 
 
@@ -151,7 +152,15 @@ class _Once:
     observed: Observed | None
 
     def apply_or_skip(
-        self, strategy: tf.distribute.Strategy, gradients: Any, finite: Any, applies: Any, active: Any, seen: Any, saved: Any
+        self,
+        strategy: tf.distribute.Strategy,
+        gradients: Any,
+        finite: Any,
+        applies: Any,
+        active: Any,
+        seen: Any,
+        data: Any,
+        saved: Any,
     ) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
         finite, local_seen = local(strategy, finite), _local(strategy, seen)
@@ -165,7 +174,7 @@ class _Once:
             if has_loss_scaling(self.optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(self.optimizer, False))
             if self.observed is not None:
-                self.observed.faults.skipped(strategy, local_seen, self.observed.batch)
+                self.observed.faults.skipped(strategy, local_seen, data, self.observed.batch)
 
         tf.cond(local(strategy, applies), apply, skip)
 

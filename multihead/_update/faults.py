@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.errors import stop_unless
+from multihead._ground.gradients import all_of
 from multihead._ground.keras import first_replica_variable, variable_name
 from multihead._ground.replicas import assign
+from multihead._ground.state import module_variables
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
 from multihead._update.broken import Broken
@@ -18,14 +20,17 @@ from multihead._update.network import Network
 ON_NONFINITE = ("skip", "raise")
 """The values of `on_nonfinite=`."""
 
+INPUTS, LABELS = 1, 2
+"""The data of an update that were not finite: its inputs, or else the labels and their weights; 0 if neither."""
+
 
 class Memory(NamedTuple):
     """What `Faults` remembers between updates: names for the parts of one int64 vector.
 
     Attributes:
-        vector: `[4 + num_heads + number of variables]`: how many updates in a row were skipped up to the last fault;
+        vector: `[5 + num_heads + number of variables]`: how many updates in a row were skipped up to the last fault;
             whether training must stop; then of the last fault: the number of updates before it, the position in the epoch
-            of its first batch, or -1, and which heads and which variables were not finite.
+            of its first batch, or -1, which data, heads and variables were not finite.
         num_heads: The number of heads.
     """
 
@@ -33,9 +38,11 @@ class Memory(NamedTuple):
     num_heads: int
 
     @classmethod
-    def of(cls, *, in_a_row: Any, stops: Any, step: Any, batch: Any, heads: tf.Tensor, variables: tf.Tensor) -> Memory:
+    def of(
+        cls, *, in_a_row: Any, stops: Any, step: Any, batch: Any, data: Any, heads: tf.Tensor, variables: tf.Tensor
+    ) -> Memory:
         """Packs the parts into one vector."""
-        scalars = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops, step, batch)])
+        scalars = tf.stack([tf.cast(each, tf.int64) for each in (in_a_row, stops, step, batch, data)])
         vector = tf.concat([scalars, tf.cast(heads, tf.int64), tf.cast(variables, tf.int64)], axis=0)
         return cls(vector, int(heads.shape[0]))
 
@@ -65,14 +72,19 @@ class Memory(NamedTuple):
         return self.vector[3]
 
     @property
+    def data(self) -> Any:
+        """`INPUTS`, `LABELS` or 0: the data of the last fault that were not finite."""
+        return self.vector[4]
+
+    @property
     def heads(self) -> Any:
         """`[num_heads]`: 1 where a head of the last fault was not finite, else 0."""
-        return self.vector[4 : 4 + self.num_heads]
+        return self.vector[5 : 5 + self.num_heads]
 
     @property
     def variables(self) -> Any:
         """1 for each variable whose gradient was not finite in the last fault, else 0."""
-        return self.vector[4 + self.num_heads :]
+        return self.vector[5 + self.num_heads :]
 
 
 class Counted(NamedTuple):
@@ -107,6 +119,9 @@ class Counted(NamedTuple):
         """The positions of variables whose gradients were not finite."""
         return [i for i, number in enumerate(self.vector[2 + self.num_heads :]) if number]
 
+
+Data = Sequence[Any]
+"""The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
 
 Batch = Callable[[], tf.Tensor] | None
 """Gives the position in the epoch of an update's first batch; None if it is not known."""
@@ -161,7 +176,8 @@ class Faults:
         self._limit = limit
         self._heads = [head.name for head in network.heads]
         self._variables = [variable_name(variable) for variable in network.variables.all]
-        self.state = self._vector(4)  # that of `Memory`
+        self._network = network
+        self.state = self._vector(5)  # that of `Memory`
         self.of_epoch = self._vector(2)  # that of `Counted`
 
     def _vector(self, num_scalars: int) -> tf.Variable:
@@ -181,12 +197,13 @@ class Faults:
         """The counts of the epoch so far, as Python knows them."""
         return Counted(tf.convert_to_tensor(self.of_epoch).numpy().tolist(), len(self._heads))
 
-    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch) -> None:
+    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, data: Data, batch: Batch) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
         Args:
             strategy: The strategy.
             seen: The update.
+            data: Its data, of all replicas.
             batch: Gives the position of its first batch in the epoch; None if it is not known.
         """
         before, fault = self._before(), seen.is_fault
@@ -195,12 +212,13 @@ class Faults:
         stops = fault
         if self.mode != "raise":
             stops = tf.constant(False) if self._limit is None else fault & (run >= self._limit)
-        self._remember(strategy, seen, batch, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
+        found = _not_finite(strategy, data)
+        self._remember(strategy, seen, found, batch, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
         self.count_skipped(strategy, seen)
         if tf.executing_eagerly():
             self.stop()
         elif self.mode == "raise" or self._limit is not None:
-            stop_unless(~stops, lambda: self._in_numbers(seen.step, run, seen.broken))
+            stop_unless(~stops, lambda: self._in_numbers(seen.step, run, found, seen.broken))
 
     def count_skipped(self, strategy: tf.distribute.Strategy, seen: Seen) -> None:
         """Counts an update that was not applied; in the cross-replica context."""
@@ -214,10 +232,10 @@ class Faults:
         return Memory(tf.unstack(self.state.read_value()), len(self._heads))
 
     def _remember(
-        self, strategy: tf.distribute.Strategy, seen: Seen, batch: Batch, is_new: tf.Tensor, **counts: Any
+        self, strategy: tf.distribute.Strategy, seen: Seen, data: tf.Tensor, batch: Batch, is_new: tf.Tensor, **counts: Any
     ) -> None:
         """Replaces the last fault by an update, if it is a new one."""
-        place = {"step": seen.step, "batch": -1 if batch is None else batch()}
+        place = {"step": seen.step, "batch": -1 if batch is None else batch(), "data": data}
         new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
         assign(strategy, self.state, where(is_new, new.vector, self.state.read_value()))
 
@@ -228,11 +246,16 @@ class Faults:
         broken = broken if factor is None else broken * factor
         assign(strategy, self.of_epoch, self.of_epoch.read_value() + tf.concat([scalars, broken], axis=0))
 
-    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, broken: Broken) -> list[Any]:
+    def _in_numbers(self, step: tf.Tensor, run: tf.Tensor, data: tf.Tensor, broken: Broken) -> list[Any]:
         """The message in a graph, where only numbers can be filled in: XLA has no strings."""
         parts: list[Any] = ["`on_nonfinite`: a loss or gradient is not finite, in the update after ", step]
+        parts += [
+            " updates; data: ",
+            data,
+            f" ({INPUTS}: the inputs are not finite, {LABELS}: the labels or sample weights)",
+        ]
         for name, flag in zip(self._heads, tf.unstack(tf.cast(broken.heads, tf.int32))):
-            parts += [f" updates; head {name!r}: " if name == self._heads[0] else f", head {name!r}: ", flag]
+            parts += [f", head {name!r}: ", flag]
         first = tf.argmax(tf.cast(broken.variables, tf.int32), output_type=tf.int64)
         return [*parts, " (1: not finite); first of the trainer's variables: number ", first, "; skipped in a row: ", run]
 
@@ -250,24 +273,57 @@ class Faults:
         raise ValueError(message)
 
     def _message(self, run: int) -> str:
-        place = self.where()
-        remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values"
+        cause, remedy = self.cause()
         if self.mode == "raise":
             return (
-                "`on_nonfinite='raise'` requires finite losses and gradients. "
-                f"Received: a value that is not finite, {place}. That update was not applied. {remedy}."
+                f"{cause} `on_nonfinite='raise'` requires finite losses and gradients. "
+                f"Received: a value that is not finite, {self.where()}. That update was not applied. {remedy}"
             )
         return (
-            f"`max_skipped_updates={self._limit}` ends training after as many updates in a row that were skipped because a "
-            f"loss or gradient was not finite. Received: {run} such updates, the last one {place}. {remedy}."
+            f"{cause} `max_skipped_updates={self._limit}` ends training after as many updates in a row that were skipped "
+            f"because a loss or gradient was not finite. Received: {run} such updates, the last one {self.where()}. {remedy}"
         )
+
+    def cause(self) -> tuple[str, str]:
+        """The most likely cause of the last fault, and what to do about it."""
+        memory = self._now()
+        heads = [name for name, flag in zip(self._heads, memory.heads) if flag]
+        if memory.data == INPUTS:
+            return "The inputs must be finite, and some are not.", "Replace NaN and infinity there, or omit these examples."
+        if memory.data == LABELS:
+            return (
+                f"The labels and sample weights must be valid, and some of head {quoted(heads)} are not.",
+                "Correct them; `compile(check_labels=True)`, without `jit_compile`, says which.",
+            )
+        weights = self._weights_not_finite()
+        if weights:
+            return (
+                f"The weights must be finite, and some are not: {quoted(weights[:4])}.",
+                "Load finite weights; if training has spoilt them, lower the learning rate too.",
+            )
+        what = "The encoder, the modules and the losses must give finite values and gradients, and one of them does not."
+        if heads and len(heads) < len(self._heads):
+            what = (
+                f"The module and the loss of head {quoted(heads)} must give finite values and gradients, and one does not."
+            )
+        remedy = "Look there for logarithms, roots and divisions at 0; lower the learning rate, or clip gradients (`clip=`)."
+        return what, remedy
 
     def where(self) -> str:
         """The last fault in words: its heads, its variables, its update and its batch."""
-        heads, variables = self._names()
-        of_heads = f"from head {quoted(heads)}" if heads else "from the heads together"
-        of_variables = f"in the gradients of {_some(variables)}" if variables else "in the loss"
-        return f"{of_heads}, {of_variables}, {self.when()}"
+        memory = self._now()
+        heads = [k for k, flag in enumerate(memory.heads) if flag]
+        variables = [i for i, flag in enumerate(memory.variables) if flag]
+        return f"{self.whose(heads, variables)}, {self.when()}"
+
+    def whose(self, heads: Sequence[int], variables: Sequence[int]) -> str:
+        """The heads at some positions in words and, unless the inputs spoil all of them, the variables."""
+        of_heads = f"from head {quoted(self._heads[k] for k in heads)}" if heads else "from the heads together"
+        if self._now().data == INPUTS:
+            return of_heads
+        names = [self._variables[i] for i in variables]
+        more = f" and {len(names) - 4} others" if len(names) > 4 else ""
+        return f"{of_heads}, in " + (f"the gradients of {quoted(names[:4])}{more}" if names else "the loss")
 
     def when(self) -> str:
         """The update and the batch of the last fault."""
@@ -276,10 +332,13 @@ class Faults:
         batches = f"batch {batch}" if self._window == 1 else f"batches {batch} to {end}"
         return f"at update {memory.step + 1}" + (f", {batches} of the epoch (counted from 0)" if batch >= 0 else "")
 
-    def _names(self) -> tuple[list[str], list[str]]:
-        memory = self._now()
-        heads = [name for name, flag in zip(self._heads, memory.heads) if flag]
-        return heads, [name for name, flag in zip(self._variables, memory.variables) if flag]
+    def _weights_not_finite(self) -> list[str]:
+        """The names of the weights that are not finite now; a skipped update has not changed them."""
+        modules = [self._network.encoder, *(head.module for head in self._network.heads)]
+        variables = {id(variable): variable for module in modules for variable in module_variables(module)}
+        with tf.init_scope():
+            values = [(each, tf.convert_to_tensor(each)) for each in variables.values() if each.dtype.is_floating]
+            return [variable_name(each) for each, value in values if not tf.reduce_all(tf.math.is_finite(value))]
 
     def _now(self) -> Memory:
         with tf.init_scope():
@@ -287,6 +346,8 @@ class Faults:
             return Memory(tf.convert_to_tensor(values[0]).numpy().tolist(), len(self._heads))
 
 
-def _some(names: Sequence[str]) -> str:
-    """Names for a message, at most four."""
-    return quoted(names[:4]) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
+def _not_finite(strategy: tf.distribute.Strategy, data: Data) -> tf.Tensor:
+    """`INPUTS`, `LABELS` or 0: the data that are not finite on one of this process's replicas, an int64 scalar."""
+    leaves = [[part for leaf in each for part in strategy.experimental_local_results(leaf)] for each in data]
+    inputs, labels = (~all_of([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in each]) for each in leaves)
+    return where(inputs, tf.constant(INPUTS, tf.int64), where(labels, tf.constant(LABELS, tf.int64), 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 
@@ -44,6 +45,11 @@ class Change:
         """Whether there is anything to train, a boolean scalar."""
         return tf.constant(True) if self.without_heads else tf.reduce_any(self.active)
 
+    @property
+    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The floating-point tensors of this replica's inputs, and those of its labels and their weights, if known."""
+        return [], []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Update(Change):
@@ -84,6 +90,17 @@ class Update(Change):
         return self.total.total if self.added_loss is None else self.total.total + self.added_loss
 
     @property
+    def data(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The floating-point tensors of this replica's inputs, and those of its labels and their weights."""
+        batches = self.micro_batches.batches
+        return _floats([batch.inputs for batch in batches]), _floats([batch.labels for batch in batches])
+
+    @property
     def total_counts(self) -> tf.Tensor:
         """`[num_heads]` counts of labelled elements over all replicas."""
         return self.losses.given.counts
+
+
+def _floats(nest: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(nest, expand_composites=True)
+    return [leaf for leaf in leaves if leaf is not None and leaf.dtype.is_floating]

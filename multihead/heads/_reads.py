@@ -89,14 +89,14 @@ def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) ->
 
 
 def described(representation: Any) -> str:
-    """A representation in words: its keys, and the shape of each tensor."""
+    """A nest of tensors or specs in words: its keys, and the shape of each tensor."""
     if isinstance(representation, Mapping):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
     if isinstance(representation, (tuple, list)):
         names = getattr(representation, "_fields", range(len(representation)))
         inner = ", ".join(f"{name}: {described(value)}" for name, value in zip(names, representation))
         return f"a {'tuple' if isinstance(representation, tuple) else 'list'} ({inner})"
-    if tf.is_tensor(representation):
+    if tf.is_tensor(representation) or isinstance(representation, tf.TypeSpec):
         return f"a {representation.dtype.name} tensor of shape {representation.shape}"
     return type(representation).__name__
 

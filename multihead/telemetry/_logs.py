@@ -12,9 +12,8 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.gradients import norm_of_present
-from multihead._ground.keras import callbacks_of, variable_name
+from multihead._ground.keras import callbacks_of
 from multihead._ground.numerics import unchecked
-from multihead._ground.validation import quoted
 from multihead._ground.where import where
 from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
@@ -130,7 +129,6 @@ class LogMetrics:
         self.heads = spec.network.heads
         self.weighting = spec.weighting
         self.faults = spec.faults
-        self.variables = spec.network.variables.all
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.sums = EpochSums(len(self.heads), len(self.figures.layout.names), self.faults)
         self._names_in_logs: list[str] | None = None
@@ -185,21 +183,20 @@ class LogMetrics:
         counted = self.faults.counted()
         overflows, heads, variables = counted.overflows, counted.heads, counted.variables
         skipped = counted.skipped - overflows
-        names = quoted(variable_name(self.variables[i]) for i in variables)
-        whose = f"head {quoted(self.heads[k].name for k in heads)}" if heads else "the heads together"
-        remedy = "Lower the learning rate, clip gradients (`clip=`), or check the labels and inputs for invalid values."
         if overflows > MOST_OVERFLOWS:
             return (
                 f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
-                f"factor does not recover. {remedy} `mixed_bfloat16` needs no loss scaling."
+                "factor does not recover. Lower the learning rate, clip gradients (`clip=`), or look for large inputs and "
+                "labels. `mixed_bfloat16` needs no loss scaling."
             )
         were = "was" if skipped == 1 else "were"
         if skipped and not heads and not variables:
             return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
         if skipped:
-            place = f"from {whose}, in {names if variables else 'the loss'}; the last one {self.faults.when()}"
+            cause, remedy = self.faults.cause()
+            place = f"{self.faults.whose(heads, variables)}; the last one {self.faults.when()}"
             reason = "because a loss or gradient was not finite"
-            return f"{skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
+            return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
         return None
 
     def names(self) -> list[str]:
