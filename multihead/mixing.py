@@ -113,7 +113,8 @@ def _check_inputs(datasets: Mapping[str, tf.data.Dataset]) -> None:
         if description != described[first]:
             raise ValueError(
                 f"The inputs of all `datasets` must have the same structure, dtypes and ranks. Received: {first!r} with "
-                f"{described[first]} and {name!r} with {description}. Map them to one structure."
+                f"{described[first]} and {name!r} with {description}. Map them to one structure, or call `train_on_batch` "
+                "in a loop with a batch of each in turn."
             )
 
 

@@ -64,11 +64,25 @@ class _Completion:
         targets = self._merged_by_head([batch.targets for batch in read_ones])
         weights = self._merged_by_head([batch.sample_weights for batch in read_ones])
         no_weights = tf.TensorSpec([None], keras.backend.floatx())
+        self._check_structure(inputs)
         self.specs = (
             tf.nest.map_structure(self._merged, *inputs),
             targets,
             {name: weights.get(name, no_weights) for name in targets},
         )
+
+    def _check_structure(self, inputs: Sequence[Any]) -> None:
+        """Checks that inputs have one structure: heads with inputs of their own cannot take turns in one `fit`."""
+        for other in inputs[1:]:
+            try:
+                tf.nest.assert_same_structure(inputs[0], other)
+            except (ValueError, TypeError) as error:
+                described = [tf.nest.map_structure(_as_words, each) for each in (inputs[0], other)]
+                raise ValueError(
+                    f"The batches of a {self._source} must have inputs of one structure. Received: {described[0]} and "
+                    f"{described[1]}. Fill in what is missing, or call `train_on_batch` in a loop with a batch of each "
+                    "kind in turn."
+                ) from error
 
     def _read(self, batch: Any) -> Batch:
         read_one = unpack(batch, self._head_names)
@@ -101,7 +115,8 @@ class _Completion:
             ValueError: It has targets for a head that had none in the batches that were looked at.
         """
         inputs, targets, weights = self._read(batch)
-        _, target_specs, weight_specs = self.specs
+        input_specs, target_specs, weight_specs = self.specs
+        self._check_structure([input_specs, specs_of(inputs)])
         late = [name for name in targets if name not in target_specs]
         if late:
             raise ValueError(

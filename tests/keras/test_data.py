@@ -510,3 +510,28 @@ def test_a_head_that_comes_late_in_a_generator_is_an_error(pairs):
     given = [(X, {"a": Y})] * 70 + [(X, {"b": Y})]
     with pytest.raises(Exception, match="must have targets for 'b' in one of its first 64 batches"):
         pairs[1].evaluate(generator(given), verbose=0)
+
+
+class OfImages(keras.layers.Layer):
+    """An encoder that reads one entry of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def build(self, _=None):
+        self.dense.build((None, 3))
+
+    def call(self, inputs):
+        return self.dense(inputs["image"])
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_inputs_of_different_structures_in_one_fit_are_refused_with_the_way_out(late):
+    trainer = MultiHeadTrainer(OfImages())
+    trainer.add_head("size", keras.layers.Dense(1), "mse")
+    trainer.compile("sgd", run_eagerly=True)
+    x, y = np.ones((4, 3), "float32"), {"size": np.ones((4, 1), "float32")}
+    given = [({"image": x}, y) if i < late else ({"text": x}, y) for i in range(4)]
+    with pytest.raises(Exception, match="inputs of one structure.*'image'.*'text'.*call `train_on_batch` in a loop"):
+        trainer.fit(iter(given), steps_per_epoch=4, verbose=0)

@@ -111,7 +111,7 @@ ERRORS = {
     ),
     "inputs": (
         lambda: mix_datasets({k: tf.data.Dataset.from_tensors((v, [1.0])) for k, v in {"a": [1.0], "b": [1]}.items()}),
-        r"inputs of all `datasets` must have the same structure",
+        r"inputs of all `datasets` must have the same structure.*call `train_on_batch` in a loop",
     ),
 }
 
