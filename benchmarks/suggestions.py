@@ -1,18 +1,14 @@
-"""Does following `diagnose` help, and does it ever hurt? Six models, each by the plain sum, by the suggestion, and by hand.
+"""Six models with the plain sum, and with each balancer and weighting with its defaults.
 
     python -m benchmarks.suggestions [--models diabetes two_outputs ...] [--seeds 3] [--methods UPGrad ...] [--quick]
 
-The suggestion is measured before training and followed to the letter. By hand, five settings of the weights are tried, and
-the one with the best mean over heads and seeds is shown. With `--methods`, balancers and weightings are tried instead. A
-head's figure is R² or accuracy on held-out examples. It counts as better or worse than by the plain sum if the difference of
-the means is more than twice its standard error. `widened` is not one of the six: it is `narrow` with the larger encoder that
-`diagnose` asks for after training. Prints a table, and writes the results of every run to `--output`.
+A head's score is R² or accuracy on held-out examples. `widened` is not one of the six: it is `narrow` with the larger
+encoder that `diagnose` asks for after training. Prints a table, and writes the results of every run to `--output`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import _results
 from multihead import MultiHeadTrainer, balancing, weighting
@@ -40,7 +35,6 @@ class Model(NamedTuple):
         held_out: The same, to compare on.
         updates: Updates of 32 examples.
         learning_rate: Of Adam.
-        by_hand: Five settings: factors of the heads' losses.
     """
 
     encoder: Callable[[], Any]
@@ -49,7 +43,6 @@ class Model(NamedTuple):
     held_out: Arrays
     updates: int
     learning_rate: float
-    by_hand: list[dict[str, float]]
 
 
 def dense(*units: int) -> Callable[[], Any]:
@@ -84,24 +77,19 @@ def table(seed: int, noise: float = 0.2) -> tuple[np.ndarray, list[np.ndarray]]:
     return x, [((each - each.mean()) / each.std()).astype("float32") for each in numbers]
 
 
-def settings(small: Sequence[str], large: str) -> list[dict[str, float]]:
-    """Five settings that take weight from one head, by powers of ten and by half."""
-    return [{**dict.fromkeys(small, 1.0), large: factor} for factor in (0.5, 0.1, 0.01, 0.001, 0.0001)]
-
-
 def healthy(seed: int) -> Model:
     """Three heads, with nothing wrong."""
     x, (a, b, c) = table(seed)
     train, held_out = split(x, {"a": a, "b": b, "c": np.digitize(c, [-0.6, 0, 0.6])}, 600, seed)
     heads = {"a": (number, "mse", {}), "b": (number, "mse", {}), "c": (classes(4), CLASSES, {})}
-    return Model(dense(32, 32), heads, train, held_out, 700, 3e-3, settings(["a", "b"], "c"))
+    return Model(dense(32, 32), heads, train, held_out, 700, 3e-3)
 
 
 def summed(seed: int) -> Model:
     """A class whose loss is summed over the batch, beside two numbers."""
     found = healthy(seed)
     heads = {**found.heads, "c": (classes(4), CLASSES, {"weight": 32.0 * 10})}
-    return found._replace(heads=heads, by_hand=settings(["a", "b"], "c"))
+    return found._replace(heads=heads)
 
 
 def diabetes(seed: int) -> Model:
@@ -115,10 +103,7 @@ def diabetes(seed: int) -> Model:
     inputs = (inputs - inputs.mean(axis=0)) / inputs.std(axis=0)
     train, held_out = split(inputs, y, 300, seed)
     heads = {name: (number, "mse", {}) for name in y}
-    by_hand = [
-        {"progression": factor, "cholesterol": factor, "lamotrigine": 1.0} for factor in (0.5, 0.1, 0.01, 0.001, 0.0001)
-    ]
-    return Model(dense(32, 32), heads, train, held_out, 1500, 3e-3, by_hand)
+    return Model(dense(32, 32), heads, train, held_out, 1500, 3e-3)
 
 
 @keras.saving.register_keras_serializable("benchmarks")
@@ -150,7 +135,7 @@ def two_outputs(seed: int) -> Model:
         "b": (number, "mse", {"reads": "q", "weight": 300.0}),
         "c": (classes(4), CLASSES, {"reads": "p"}),
     }
-    return found._replace(encoder=TwoOutputs, heads=heads, by_hand=settings(["a", "c"], "b"))
+    return found._replace(encoder=TwoOutputs, heads=heads)
 
 
 def narrow(seed: int) -> Model:
@@ -162,7 +147,7 @@ def narrow(seed: int) -> Model:
     def encoder() -> Any:
         return keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1)])
 
-    return Model(encoder, heads, train, held_out, 700, 3e-3, settings(["a"], "b"))
+    return Model(encoder, heads, train, held_out, 700, 3e-3)
 
 
 def widened(seed: int) -> Model:
@@ -200,7 +185,7 @@ def images(seed: int) -> Model:
         return network
 
     heads = {"colour": (classes(3), CLASSES, {}), "size": (number, "mse", {}), "brightness": (number, "mse", {})}
-    return Model(encoder, heads, train, held_out, 198, 3e-3, settings(["colour", "size"], "brightness"))
+    return Model(encoder, heads, train, held_out, 198, 3e-3)
 
 
 SIX = (healthy, summed, diabetes, two_outputs, narrow, images)
@@ -226,12 +211,9 @@ class Runner:
         self.make, self.updates = MODELS[name], updates
         keras.utils.set_random_seed(0)
         model = self.make(0)
-        # Variables, so that other weights need no other graph.
-        self.weights = {head: tf.Variable(1.0) for head in model.heads}
         self.trainer = MultiHeadTrainer(model.encoder())
         for head, (module, loss, of_head) in model.heads.items():
-            weight = self._weight(head, of_head.get("weight", 1.0))
-            self.trainer.add_head(head, module(), loss, **{**of_head, "weight": weight})
+            self.trainer.add_head(head, module(), loss, **of_head)
         optimizer = keras.optimizers.Adam(model.learning_rate)
         at_once = {"steps_per_execution": 9} if updates > 9 else {"run_eagerly": True}  # tracing takes longer than a few
         self.trainer.compile(optimizer, telemetry=None, **at_once, **(options or {}))
@@ -239,9 +221,6 @@ class Runner:
         self.trainer.diagnose(x[:2], {head: values[:2] for head, values in y.items()})  # creates the variables
         self._methods = [each for each in (self.trainer.weighting, self.trainer.balancer) if each is not None]
         self._state = [each.get_weights() for each in self._methods]
-
-    def _weight(self, head: str, weight: float) -> Callable[[tf.Tensor], tf.Tensor]:
-        return lambda step: weight * self.weights[head]
 
     def start(self, seed: int) -> Model:
         """Sets fresh initial values, and returns the model with the data of a seed."""
@@ -263,16 +242,9 @@ class Runner:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
         return model
 
-    def suggested(self, seed: int) -> dict[str, Any]:
-        """What `diagnose` suggests before training, for `compile`."""
+    def figures(self, seed: int) -> dict[str, float]:
+        """Trains, and returns R² or accuracy by head."""
         model = self.start(seed)
-        self._set({})
-        return self.trainer.diagnose(*model.train, batch_size=32, batches=9).suggestion or {}
-
-    def figures(self, seed: int, factors: Mapping[str, float]) -> dict[str, float]:
-        """Trains with factors of the losses, and returns R² or accuracy by head."""
-        model = self.start(seed)
-        self._set(factors)
         x, y = model.train
         per_epoch = min(len(x) // 32, self.updates)
         epochs = max(1, min(self.updates, model.updates) // per_epoch)
@@ -280,10 +252,6 @@ class Runner:
         targets = {head: values[rows] for head, values in y.items()}
         self.trainer.fit(x[rows], targets, batch_size=32, epochs=epochs, verbose=0)
         return self._compare(*model.held_out)
-
-    def _set(self, factors: Mapping[str, float]) -> None:
-        for head, variable in self.weights.items():
-            variable.assign(factors.get(head, 1.0))
 
     def _compare(self, x: np.ndarray, y: Mapping[str, np.ndarray]) -> dict[str, float]:
         found = {}
@@ -293,45 +261,6 @@ class Runner:
             else:
                 found[head] = float(1 - np.mean((predictions[:, 0] - y[head]) ** 2) / y[head].var())
         return found
-
-
-def apart(suggestion: Mapping[str, Any]) -> tuple[Mapping[str, float], dict[str, Any]]:
-    """Factors of the losses, and the other options of `compile`, that a suggestion consists of."""
-    method = suggestion.get("weighting")
-    if not isinstance(method, weighting.Fixed):
-        return {}, dict(suggestion)
-    return method.factors, {name: value for name, value in suggestion.items() if name != "weighting"}
-
-
-def in_words(suggestion: Mapping[str, Any], head: str) -> str:
-    """What a suggestion means for a head."""
-    factors, options = apart(suggestion)
-    parts = [f"{factors[head]:g}"] if head in factors else []
-    return ", ".join([*parts, *(each if isinstance(each, str) else type(each).__name__ for each in options.values())])
-
-
-def measure(name: str, seeds: Sequence[int], updates: int) -> dict[str, Any]:
-    """All runs of a model: by the plain sum, by the suggestion, and by the best of five settings tried by hand."""
-    runner = Runner(name, updates)
-    suggestions = [runner.suggested(seed) for seed in seeds]
-    plain = [runner.figures(seed, {}) for seed in seeds]
-    words = [{head: in_words(each, head) for head in plain[0]} for each in suggestions]
-    runners = {"{}": runner}
-    followed = []
-    for run, seed, suggestion in zip(plain, seeds, suggestions):
-        factors, options = apart(suggestion)
-        key = json.dumps({option: _described(each) for option, each in options.items()})
-        if key not in runners:
-            runners[key] = Runner(name, updates, options)
-        followed.append(runners[key].figures(seed, factors) if suggestion else run)
-    tried = [[runner.figures(seed, factors) for seed in seeds] for factors in runner.make(0).by_hand]
-    best = max(range(len(tried)), key=lambda i: np.mean([list(run.values()) for run in tried[i]]))
-    by_hand = {"factors": runner.make(0).by_hand[best], "runs": tried[best]}
-    return {"suggestions": words, "plain sum": plain, "suggestion": followed, "by hand": by_hand}
-
-
-def _described(option: Any) -> Any:
-    return option if isinstance(option, str) else {**option.get_config(), "name": type(option).__name__}
 
 
 def verdict(runs: Sequence[_results.Run], plain: Sequence[_results.Run], head: str) -> str:
@@ -355,7 +284,7 @@ def options_of(name: str, method: str | None) -> dict[str, Any]:
 def measure_methods(name: str, seeds: Sequence[int], updates: int, method: str | None) -> list[dict[str, float]]:
     """The runs of a model by a method, or by the plain sum."""
     runner = Runner(name, updates, options_of(name, method))
-    return [runner.figures(seed, {}) for seed in seeds]
+    return [runner.figures(seed) for seed in seeds]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -364,36 +293,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=[each.__name__ for each in SIX])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     methods = [each for each in (*balancing.__all__, *weighting.__all__) if each[0].isupper()]
-    parser.add_argument("--methods", nargs="+", choices=methods, default=[], help="balancers and weightings to try instead")
+    parser.add_argument("--methods", nargs="+", choices=methods, default=[], help="balancers and weightings")
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--output", default="runs/suggestions.json", help="file for the results of every run")
     options = parser.parse_args(arguments)
     console = Console()
     results: dict[str, Any] = {}
     updates = 4 if options.quick else sys.maxsize
-    if options.methods:
-        for name in options.models:
-            results[name] = {}
-            for method in (None, *options.methods):
-                runs = measure_methods(name, range(options.seeds), updates, method)
-                results[name]["plain sum" if method is None else method] = runs
-                _results.write(results, options.output)
-            columns = {head: head for head in results[name]["plain sum"][0]}
-            _results.print_table(console, results[name], columns, "method", f"{name}, {options.seeds} seeds")
-        return
-    shown = Table("model", "head", "plain sum", "suggestion", "", "best of five by hand", "suggested (first seed)")
     for name in options.models:
-        results[name] = measure(name, range(options.seeds), updates)
-        found = results[name]
-        for head in found["plain sum"][0]:
-            arms = found["plain sum"], found["suggestion"], found["by hand"]["runs"]
-            plain, followed, by_hand = (_results.mean_and_spread(runs, head) for runs in arms)
-            of_suggestion = verdict(found["suggestion"], found["plain sum"], head)
-            words = found["suggestions"][0][head] or "nothing"
-            shown.add_row(name, head, plain, followed, of_suggestion, by_hand, words)
-        console.print(f"{name}: done", highlight=False)
-    console.print(shown)
-    _results.write(results, options.output)
+        results[name] = {}
+        for method in (None, *options.methods):
+            runs = measure_methods(name, range(options.seeds), updates, method)
+            results[name]["plain sum" if method is None else method] = runs
+            _results.write(results, options.output)
+        columns = {head: head for head in results[name]["plain sum"][0]}
+        _results.print_table(console, results[name], columns, "method", f"{name}, {options.seeds} seeds")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 MobileNetV2 without its last blocks, with random weights, on scikit-learn's handwritten digits. The heads predict which
 digit it is; whether it is even or odd, with 60 % of these labels missing; and the sum of the pixels, about 300. They are
-trained with the plain sum; with what `diagnose` suggests; with the best of some balancers, chosen on validation data; with
-`Uncertainty`; and with all that `diagnose` says, which is to scale the sum first. The rate decays to zero each time.
+trained with the plain sum; with what `diagnose` suggests; with the best of some balancers, chosen on validation data; and
+with `Uncertainty`. The rate decays to zero each time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def digits(seed: int) -> Split:
     return Split(*((pictures[part], {name: values[part] for name, values in targets.items()}) for part in parts))
 
 
-def new_trainer(scaling: str | None) -> MultiHeadTrainer:
+def new_trainer() -> MultiHeadTrainer:
     """Three heads on MobileNetV2, up to its maps of 4 x 4: smaller maps cannot be trained on pictures of this size."""
     whole_network = keras.applications.MobileNetV2(input_shape=(SIDE, SIDE, 3), alpha=0.35, include_top=False, weights=None)
     maps = whole_network.get_layer("block_6_expand_relu").output
@@ -65,47 +65,38 @@ def new_trainer(scaling: str | None) -> MultiHeadTrainer:
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("digit", keras.layers.Dense(10, activation="softmax"), CLASSES)
     trainer.add_head("parity", keras.layers.Dense(2, activation="softmax"), CLASSES, ignore_label=NO_LABEL)
-    trainer.add_head("sum", keras.layers.Dense(1), "mse", target_scaling=scaling)
+    trainer.add_head("sum", keras.layers.Dense(1), "mse")
     return trainer
 
 
-class Way(NamedTuple):
-    """A way to train.
-
-    Attributes:
-        options: Options of `compile`; None for what `diagnose` suggests.
-        scaling: The `target_scaling` of the sum.
-    """
-
-    options: Mapping[str, Any] | None
-    scaling: str | None = None
+Way = Mapping[str, Any] | None
+"""Options of `compile` to train with; None for what `diagnose` suggests."""
 
 
 def ways(balancers: Sequence[str]) -> dict[str, Way]:
     """The ways by their names."""
     return {
-        "plain sum": Way({}),
-        "what diagnose suggests": Way(None),
-        **{name: Way({"balancer": name}) for name in balancers},
-        "Uncertainty": Way({"weighting": "Uncertainty"}),
-        "all that diagnose says": Way(None, "standardize"),
+        "plain sum": {},
+        "what diagnose suggests": None,
+        **{name: {"balancer": name} for name in balancers},
+        "Uncertainty": {"weighting": "Uncertainty"},
     }
 
 
 def train(way: Way, data: Split, seed: int, epochs: int) -> tuple[MultiHeadTrainer, str]:
-    """Trains in a way, and says what `diagnose` has found and suggested."""
+    """Trains with options, and says what `diagnose` has found and suggested."""
     keras.utils.set_random_seed(seed)
-    trainer = new_trainer(way.scaling)
+    trainer = new_trainer()
     x, y = data.train
     rate = keras.optimizers.schedules.CosineDecay(RATE, epochs * -(-len(x) // BATCH))
     optimizer = keras.optimizers.Adam(rate)
-    options, told = way.options, ""
+    options, told = way, ""
     if options is None:
         trainer.compile(optimizer, telemetry=None)
         found = trainer.diagnose(x, y, batch_size=BATCH, batches=4)
-        options = found.suggestion or {}
+        options = found.suggestion
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in found.findings))
-        names = [each if isinstance(each, str) else type(each).__name__ for each in options.values()]
+        names = [type(each).__name__ if name == "balancer" else f"{name}={each}" for name, each in options.items()]
         told = f"finds: {kinds}; suggests: {', '.join(names) or 'nothing'}"
     trainer.compile(optimizer, telemetry=None, **options)
     trainer.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0)
@@ -138,7 +129,7 @@ def compare(
             if name in balancers:
                 chosen_by[name].append(np.mean([max(-1.0, each) for each in scores(trainer, split.validation).values()]))
             if words and seed == seeds[0]:
-                told.append(f"{'with the sum scaled, ' if way.scaling else ''}diagnose {words}")
+                told.append(f"diagnose {words}")
             advance()
     best = max(balancers, key=lambda name: np.mean(chosen_by[name]))
     shown = {name: scored for name, scored in found.items() if name not in balancers or name == best}
@@ -154,7 +145,7 @@ def draw(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
     for axis, (head, title) in zip(axes, SCORES.items()):
         for row, scored in enumerate(found.values()):
             values = [max(0.0, each[head]) for each in scored]
-            color = _style.BLUE if row in (1, len(found) - 1) else _style.GREY
+            color = _style.BLUE if row == 1 else _style.GREY
             axis.hlines(row, 0, np.mean(values), color=color, lw=2, alpha=0.5)
             axis.plot(values, [row] * len(values), "o", color=color, ms=6)
             shown = f"{np.mean([each[head] for each in scored]):.2f}".replace("-", "−")

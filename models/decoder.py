@@ -210,7 +210,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
         """Sequences with lengths, scores and, on request, attention weights.
 
         The score of a sequence is its log probability divided by `((5 + length) / 6) ** length_penalty`; the length
-        includes the end id.
+        includes the end id. There is no coverage penalty: rank `num_best` sequences by their scores and attention weights.
 
         Args:
             representation: What `Seq2SeqEncoder` returns.

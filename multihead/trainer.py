@@ -52,7 +52,7 @@ from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_unknown
 from multihead._trainer.progress import with_progress
-from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scaling_variables
+from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scale_targets, scaling_variables
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
@@ -325,6 +325,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         accumulate_steps: int = 1,
         encoder_learning_rate: Any = 1.0,
         encoder_weight_decay: Any = 1.0,
+        target_scaling: Mapping[str, Any] | None = None,
         telemetry: str | None = "norms",
         layers_every: int = 100,
         on_nonfinite: str = "skip",
@@ -362,6 +363,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 `Stages`.
             encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same
                 forms.
+            target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.
+                A head that has the same one already keeps what it has learned.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
             layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
@@ -408,7 +411,10 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        optimizer, checked = check_compile(optimizer, options, self._setup.heads, self.distribute_strategy)
+        heads = scale_targets(self._setup.heads, target_scaling)
+        optimizer, checked = check_compile(optimizer, options, heads, self.distribute_strategy)
+        if heads != self._setup.heads:
+            self._rescale_heads(heads)
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self._adopt(checked)
@@ -660,7 +666,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             batches: The maximum number of batches to measure.
 
         Returns:
-            The measurements, the findings and `suggestion`, keyword arguments for `compile`; `print` shows all of it.
+            The measurements, the findings and `suggestion`, keyword arguments for `compile`: `NormFloor()` if it would act,
+            and a `target_scaling` for heads in raw units. `print` shows all of it.
 
         Raises:
             ValueError: There is no batch, `batches` is below 1, or arguments are incompatible.
@@ -816,6 +823,17 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             replace_layers(self, head_weights=kept_weights(heads))
         self._forget()
         self._setup = Setup(heads)
+
+    def _rescale_heads(self, heads: tuple[Head, ...]) -> None:
+        """Replaces heads by the same ones with other scalings of their targets."""
+        unlock(self)
+        for head in heads:
+            if head.scaling is not self.heads[head.name].scaling:
+                remove_layer(self, SCALING + head.name)
+                if head.scaling is not None:
+                    setattr(self, SCALING + head.name, head.scaling)
+        self._change_heads(heads)
+        self.predict_function = None  # the compiled function has the scalings of before
 
     def _adopt(self, options: CompileOptions) -> None:
         """Takes over the checked options of `compile`, with an optimizer that may have made updates."""

@@ -77,7 +77,7 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
                 f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
                 f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
             )
-    known, (name, value) = [field.name for field in fields(CompileOptions)], next(iter(given.items()))
+    known, (name, value) = ["target_scaling", *(field.name for field in fields(CompileOptions))], next(iter(given.items()))
     hint = did_you_mean([name], known, "Correct its name, or omit it.")
     raise TypeError(f"`{name}` is no argument of `compile`. Received: {name}={value!r}. {hint}")
 
@@ -181,7 +181,8 @@ class CompileOptions:
         if self.clip is not None and not isinstance(self.clip, clipping.AbstractClipping):
             raise TypeError(
                 f"`clip` must be one of multihead.clipping: {quoted(clipping.__all__)}. Received: clip={self.clip!r}. "
-                f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')}"
+                f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')} It limits the gradients of the whole model; to clip a "
+                "part of it, change the gradients between `compute_gradients` and `apply_gradients`."
             )
         check_choice("balance_at", self.balance_at, BALANCE_AT)
         telemetry = check_choice("telemetry", self.telemetry, LEVELS)

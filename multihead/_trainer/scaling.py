@@ -14,7 +14,7 @@ from multihead._data.data import Data, num_examples
 from multihead._ground import replicas
 from multihead._ground.autograph import graph_function
 from multihead._ground.keras import has_several_workers, tensor_variable
-from multihead._ground.validation import quoted
+from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
 from multihead._update.spec import UpdateSpec
@@ -22,6 +22,23 @@ from multihead.heads import Head
 from multihead.heads._scaling import Moments
 
 _ROWS_AT_ONCE = 2**16
+
+
+def scale_targets(heads: Sequence[Head], by_name: Mapping[str, Any] | None) -> tuple[Head, ...]:
+    """The heads with the scalings that `compile(target_scaling=)` gives.
+
+    Raises:
+        ValueError: `by_name` is no dict by head name, or a loss takes no scaled targets.
+    """
+    if by_name is None:
+        return tuple(heads)
+    if not isinstance(by_name, Mapping):
+        raise ValueError(
+            "`target_scaling` of `compile` must be a dict by head name. "
+            f"Received: target_scaling={by_name!r}. Pass, say, {{{heads[0].name!r}: 'standardize'}}."
+        )
+    check_head_names("target_scaling", by_name, [head.name for head in heads])
+    return tuple(head.with_scaling(by_name[head.name]) if head.name in by_name else head for head in heads)
 
 
 def unknown(heads: Sequence[Head]) -> list[Head]:

@@ -1,8 +1,7 @@
-"""From raw figures to the report: statistics, then findings, then the suggestion."""
+"""From raw measurements to the report: statistics, then findings, then the suggestion."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import tensorflow as tf
 
 from multihead._ground.layers import ends_in_scaling
 from multihead._update.batch import Batch
-from multihead._update.labels import Labels
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._constant import Targets, targets_of
 from multihead.diagnosis._measure import Measured, measure
@@ -19,7 +17,7 @@ from multihead.diagnosis._probabilities import over_batches
 from multihead.diagnosis._report import Diagnosis
 from multihead.diagnosis._rules import find
 from multihead.diagnosis._statistics import Signal, cosines_of, cosines_of_means, root_mean_squares, signal_of
-from multihead.diagnosis._suggestion import factors, suggest
+from multihead.diagnosis._suggestion import suggest
 
 _LEARNED, _ALMOST_ALL = 0.05, 0.95
 """The fraction of the constant prediction's loss that a head must have removed to count as learning, and as done."""
@@ -28,16 +26,14 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
     """Measures batches and draws conclusions; see `_measure.measure` for the arguments and side effects."""
     raw = measure(spec, batches, step, loss_scale)
-    targets = [
-        targets_of(head, predictions.spec, labels)
-        for head, predictions, labels in zip(spec.network.heads, spec.predictions, raw.labels)
-    ]
-    measured = _figures(spec, raw, targets)
-    measured = replace(measured, factors=factors(measured))
+    predicted = over_batches(raw.ranges)
+    heads = zip(spec.network.heads, spec.predictions, raw.labels, predicted)
+    targets = [targets_of(head, each.spec, labels, of_head) for head, each, labels, of_head in heads]
+    measured = _measurements(spec, raw, targets, predicted)
     return replace(measured, findings=find(measured, spec), suggestion=suggest(measured, spec))
 
 
-def _figures(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets]) -> Diagnosis:
+def _measurements(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets], predicted: np.ndarray) -> Diagnosis:
     trained = (raw.counts > 0) & (raw.weights != 0)
     gramians = {"representation": raw.representation, "parameters": raw.layers.sum(axis=1)}
     spreads = {level: cosines_of(products) for level, products in gramians.items()}
@@ -64,8 +60,7 @@ def _figures(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets]) -> Dia
         label_means=np.array([each.mean for each in targets]),
         label_deviations=np.array([each.deviation for each in targets]),
         rescales=tuple(ends_in_scaling(head.module) for head in spec.network.heads),
-        is_summed=tuple(each.is_summed for each in targets),
-        equal_labels=_equal_labels(raw.labels),
+        scalable=tuple(each.is_scalable for each in targets),
         reads=tuple(tuple(each.leaves) for each in spec.predictions),
         norms=norms,
         shares=shares,
@@ -79,7 +74,7 @@ def _figures(spec: UpdateSpec, raw: Measured, targets: Sequence[Targets]) -> Dia
         layer_cosines={name: cosines_of(products) for name, products in by_layer.items()},
         update_norm=float(raw.before.mean()),
         clipped=float(ratios[np.isfinite(ratios)].mean()) if np.isfinite(ratios).any() else float("nan"),
-        predicted=over_batches(raw.ranges),
+        predicted=predicted,
         finite=finite,
     )
 
@@ -94,18 +89,3 @@ def _progress(loss: float, constant: float, signal: Signal, k: int) -> str:
     if explained < _LEARNED:
         return "untrained"
     return "learning" if signal.is_clear[k] or np.isnan(signal.to_noise[k]) else "noisy"
-
-
-def _equal_labels(labels: Sequence[Sequence[Labels | None]]) -> tuple[tuple[int, int], ...]:
-    """The positions of pairs of heads with the same labels in all batches."""
-    arrays = [[None if each is None else (each.targets.numpy(), each.weights.numpy()) for each in one] for one in labels]
-
-    def equal(i: int, j: int) -> bool:
-        pairs = [(a, b) for a, b in zip(arrays[i], arrays[j]) if a is not None or b is not None]
-        return bool(pairs) and all(a is not None and b is not None and _same(a, b) for a, b in pairs)
-
-    return tuple(pair for pair in itertools.combinations(range(len(labels)), 2) if equal(*pair))
-
-
-def _same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
-    return all(a.size == b.size and np.array_equal(a.ravel(), b.ravel()) for a, b in zip(one, other))

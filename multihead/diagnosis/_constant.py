@@ -1,8 +1,9 @@
-"""Each head's loss with a constant prediction, which shows whether the head has learned anything from its inputs."""
+"""Each head's loss with the best constant prediction, which shows whether the head has learned anything from its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,137 +11,192 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads import Head
-from multihead.losses._known import CLASSES, ELEMENTS, ROWS
+from multihead.losses._known import CLASSES, ELEMENTS
 from multihead.losses._shapes import Elements, aligned, with_columns
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_MAX_STEPS, _MAX_NUMBERS = 60, 2**22
 
 
 class Targets(NamedTuple):
     """Statistics of a head's labels.
 
     Attributes:
-        constant_loss: The mean loss of the best constant prediction that was found; NaN if none gives a finite loss.
+        constant_loss: The mean loss of the best constant prediction that was found, with class weights and sample weights;
+            NaN if none gives a finite loss.
         mean: The mean of the labels, if they are numbers without bounds; otherwise NaN.
         deviation: Their standard deviation; otherwise NaN.
-        is_summed: Whether the loss of each element grows with the number of examples in the batch.
+        is_scalable: Whether a `target_scaling` fits the loss and the predictions.
     """
 
     constant_loss: float
     mean: float
     deviation: float
-    is_summed: bool
+    is_scalable: bool
 
 
-def targets_of(head: Head, predictions: tf.TensorSpec, labels: Sequence[Labels | None]) -> Targets:
+def targets_of(head: Head, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray) -> Targets:
     """Evaluates the head's own loss on constant predictions.
 
     Args:
         head: The head.
-        predictions: The spec of its predictions.
+        spec: The spec of its predictions.
         labels: Its labels in each batch, or None.
+        predicted: The smallest and the largest prediction, and the smallest and the largest sum of a row.
     """
     present = [each for each in labels if each is not None and bool(tf.reduce_any(each.weights > 0))]
-    shape = with_columns(predictions.shape)
+    shape = with_columns(spec.shape)
     if not present or shape[-1] is None:
         return Targets(np.nan, np.nan, np.nan, False)
-    kind = _kind(head, shape, present[0].targets)
-    if kind == CLASSES:
-        constants, values = _of_frequencies(head, _class_frequencies(present, shape[-1]), predictions, present[0]), None
+    mean = deviation = np.nan
+    if _are_classes(head, shape, present[0].targets):
+        starts = [_class_frequencies(present, shape[-1])]
     else:
-        values = _label_rows(head, shape, present)
-        constants = _of_numbers(head, values, predictions, present[0], kind)
-    losses = [(_mean_loss(head, constant, predictions, present), constant) for constant in constants]
-    finite = [(loss, constant) for loss, constant in losses if np.isfinite(loss)]
-    best, constant = min(finite, key=lambda each: each[0]) if finite else (np.nan, None)
-    is_summed = constant is not None and _grows_with_the_batch(head, constant, predictions, present)
-    mean, deviation = _moments(head, values) if kind == ELEMENTS and values is not None else (np.nan, np.nan)
-    return Targets(float(best), mean, deviation, is_summed)
+        values, weights = _label_rows(head, shape, present)
+        starts = [np.average(values, axis=0, weights=weights), *_quantiles(values, weights)]
+        known: Any = head.loss.known
+        if known is None or (known.over == ELEMENTS and known.low is None and known.high is None):
+            mean, deviation = _moments(np.where(weights > 0, values, np.nan))
+    columns = aligned(present[0].targets, shape, head.loss.over).shape[-1]
+    is_scalable = bool(np.isfinite(mean)) and head.why_not_scaled() is None and columns == shape[-1]
+    return Targets(_least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable)
 
 
-def _kind(head: Head, shape: tf.TensorShape, targets: tf.Tensor) -> str:
-    """The kind of the labels: class numbers, rows such as distributions, or numbers."""
+def _are_classes(head: Head, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
+    """Whether the labels are class numbers."""
     if head.loss.over is not None:
-        return head.loss.over
+        return head.loss.over == CLASSES
     is_classes = targets.dtype.is_integer and shape[-1] > 1 and targets.shape.rank in (shape.rank - 1, shape.rank)
-    return CLASSES if is_classes and targets.shape[-1] != shape[-1] else ELEMENTS
+    return bool(is_classes and targets.shape[-1] != shape[-1])
 
 
 def _class_frequencies(labels: Sequence[Labels], num_classes: int) -> np.ndarray:
-    counts = np.zeros(num_classes)
+    counts = np.full(num_classes, 1e-9)
     for each in labels:
         numbers, weights = each.targets.numpy().ravel(), each.weights.numpy().ravel()
         if len(numbers) == len(weights):
             counts += np.bincount(numbers.astype("int64"), weights, minlength=num_classes)[:num_classes]
-    return counts / counts.sum() if counts.sum() > 0 else np.full(num_classes, 1 / num_classes)
+    return counts / counts.sum()
 
 
-def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> np.ndarray:
-    """`[rows, columns]`: all labels, with NaN for missing ones."""
-    rows = []
+def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
+    """`[rows, columns]` each: all labels, and their weights."""
+    rows, of_rows = [], []
     for each in labels:
         targets = aligned(each.targets, shape, head.loss.over)
-        weights = Elements(targets, each.weights.shape.rank).with_inner(each.weights)
         wide = tf.cast(targets, tf.float64).numpy()
-        rows.append(np.where(np.broadcast_to(weights.numpy() > 0, wide.shape), wide, np.nan).reshape(-1, wide.shape[-1]))
-    return np.concatenate(rows)
+        weights = Elements(targets, each.weights.shape.rank).with_inner(each.weights)
+        rows.append(wide.reshape(-1, wide.shape[-1]))
+        of_rows.append(np.broadcast_to(tf.cast(weights, tf.float64).numpy(), wide.shape).reshape(-1, wide.shape[-1]))
+    values, weights = np.concatenate(rows), np.concatenate(of_rows)
+    empty = weights.sum(axis=0) == 0  # a column without labels counts for nothing
+    return values, np.where(empty, 1.0, weights)
 
 
-def _of_numbers(head: Head, values: np.ndarray, predictions: tf.TensorSpec, labels: Labels, kind: str) -> list[np.ndarray]:
-    """Constants for numbers, by column: the mean, quantiles, and the logit of the mean."""
-    labelled = values[:, ~np.isnan(values).all(axis=0)]
-    if labelled.shape[1] < values.shape[1]:
-        values = np.where(np.isnan(values).all(axis=0), 0.0, values)  # a column without labels counts for nothing
-    mean = np.nanmean(values, axis=0)
-    if kind == ROWS:
-        return [mean] if (mean <= 0).any() else _of_frequencies(head, mean, predictions, labels)
-    constants = [mean, *np.nanquantile(values, _QUANTILES, axis=0)]
-    inside = np.clip(mean, 1e-6, 1 - 1e-6)
-    return [*constants, np.log(inside / (1 - inside))] if ((mean >= 0) & (mean <= 1)).all() else constants
+def _quantiles(values: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
+    """Weighted quantiles by column."""
+    order = values.argsort(axis=0)
+    ordered, mass = (np.take_along_axis(each, order, axis=0) for each in (values, weights))
+    mass = mass.cumsum(axis=0) / mass.sum(axis=0)
+    rows = [np.minimum((mass < quantile).sum(axis=0), len(values) - 1) for quantile in _QUANTILES]
+    return [np.take_along_axis(ordered, each[None], axis=0)[0] for each in rows]
 
 
-def _of_frequencies(head: Head, frequencies: np.ndarray, predictions: tf.TensorSpec, labels: Labels) -> list[np.ndarray]:
-    """The frequencies as probabilities or, for a loss that does not change if a number is added, as logits."""
-    one, other = (_mean_loss(head, frequencies + shift, predictions, [labels]) for shift in (0.0, 3.0))
-    return [np.log(np.maximum(frequencies, 1e-9))] if np.isclose(one, other, rtol=1e-4) else [frequencies]
+def _moments(values: np.ndarray) -> tuple[float, float]:
+    """The mean and the standard deviation of labels; NaN for missing ones."""
+    some = values[:, ~np.isnan(values).all(axis=0)]
+    return float(np.nanmean(some)), float(np.nanmean(np.nanstd(some, axis=0)))
 
 
-def _mean_loss(head: Head, constant: np.ndarray, predictions: tf.TensorSpec, labels: Sequence[Labels]) -> float:
-    """The head's mean loss if it predicts a constant, `[columns]`, everywhere; NaN if the loss cannot take it."""
-    sums = counts = 0.0
+def _least_loss(
+    head: Head, spec: tf.TensorSpec, labels: Sequence[Labels], starts: Sequence[np.ndarray], predicted: np.ndarray
+) -> float:
+    """The loss of the best of some constants, improved by gradient descent within what the module can predict.
+
+    The mean and the frequencies are best for a squared error and a cross-entropy, but not for a focal or an asymmetric loss.
+    """
+    low, high, smallest, largest = predicted
+    is_probability = low >= 0 and high <= 1 and all(((each >= 0) & (each <= 1)).all() for each in starts)
+    is_row = is_probability and spec.shape[-1] != 1 and abs(smallest - 1) < 1e-3 and abs(largest - 1) < 1e-3
+    link = tf.nn.softmax if is_row else tf.sigmoid if is_probability else tf.identity
+    merged = _merged(labels)
+
+    def loss(numbers: tf.Tensor) -> tf.Tensor:
+        return _mean_loss(head, link(numbers), spec, merged)
+
+    candidates = [each for start in starts for each in ([] if is_probability else [start]) + _logits(start, is_row)]
+    values = [_tried(partial(loss, tf.constant(each, tf.float32))) for each in candidates]
+    if not np.isfinite(values).any():
+        return np.nan
+    numbers = candidates[int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))]
+    if sum(each.weights.shape.num_elements() for each in merged) * len(numbers) <= _MAX_NUMBERS:
+        numbers = _descend(loss, numbers.astype("float32"))
+    constant = link(tf.constant(numbers, tf.float32)).numpy()
+    return _tried(partial(_mean_loss, head, constant, spec, labels))
+
+
+def _logits(start: np.ndarray, is_row: bool) -> list[np.ndarray]:
+    """What gives probabilities, if they can be such, under a softmax or a sigmoid."""
+    if (start < 0).any() or (start > 1).any():
+        return []
+    inside = np.clip(start, 1e-6, 1 - 1e-6)
+    return [np.log(inside)] if is_row else [np.log(inside / (1 - inside)), np.log(inside)][: 1 + (len(start) > 1)]
+
+
+def _merged(labels: Sequence[Labels]) -> list[Labels]:
+    """The labels of batches, with those of one shape in one batch."""
+    shapes: dict[Any, list[Labels]] = {}
     for each in labels:
-        try:
-            sums += float(head.loss_sum(each.targets, _everywhere(constant, predictions, each.targets), each.weights))
-        except (ValueError, TypeError, tf.errors.OpError):
-            return np.nan
-        counts += float(tf.reduce_sum(each.weights))
-    return sums / counts
+        shapes.setdefault((tuple(each.targets.shape[1:]), tuple(each.weights.shape[1:])), []).append(each)
+    return [Labels(*(tf.concat(parts, axis=0) for parts in list(zip(*each))[:2])) for each in shapes.values()]
 
 
-def _everywhere(constant: np.ndarray, predictions: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
-    """A constant in the shape of the predictions for some targets."""
-    sizes = list(targets.shape[: max(predictions.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
-    shape = [*sizes, *predictions.shape[len(sizes) :]]
-    value = constant[0] if predictions.shape.rank == 1 else constant
-    return tf.cast(tf.broadcast_to(tf.constant(value, tf.float32), shape), tf.float32)
+def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> np.ndarray:
+    """Gradient descent with the steps of Barzilai and Borwein, made shorter where the loss does not fall."""
 
+    def at(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+        point = tf.constant(numbers)
+        with tf.GradientTape() as tape:
+            tape.watch(point)
+            value = loss(point)
+        slope = tape.gradient(value, point)
+        return float(value), np.zeros_like(numbers) if slope is None else tf.convert_to_tensor(slope).numpy()
 
-def _grows_with_the_batch(head: Head, constant: np.ndarray, predictions: tf.TensorSpec, labels: Sequence[Labels]) -> bool:
-    """Whether a batch's loss is larger than that of its two halves together."""
-    for each in labels:
-        half = int(each.weights.shape[0] or 0) // 2
-        if half < 1:
+    value, slope = at(numbers)
+    step = 1 / max(np.abs(slope).max(), 1e-3)
+    for _ in range(_MAX_STEPS):
+        moved = (numbers - step * slope).astype("float32")
+        new, of_new = at(moved)
+        if not new < value:  # or NaN
+            step /= 4
+            if step * (slope**2).sum() < 1e-6 * abs(value):
+                break
             continue
-        halves = [Labels(each.targets[:half], each.weights[:half]), Labels(each.targets[half:], each.weights[half:])]
-        whole = _mean_loss(head, constant, predictions, [each])
-        apart = _mean_loss(head, constant, predictions, [part for part in halves if float(tf.reduce_sum(part.weights)) > 0])
-        return bool(whole > 1.5 * apart > 0)
-    return False
+        gain, path, turn = value - new, moved - numbers, of_new - slope
+        numbers, value, slope = moved, new, of_new
+        if gain < 1e-5 * abs(value):
+            break
+        curvature = float((path * turn).sum())
+        step = float((path**2).sum()) / curvature if curvature > 0 else 2 * step
+    return numbers
 
 
-def _moments(head: Head, values: np.ndarray) -> tuple[float, float]:
-    """The mean and the standard deviation of labels that are numbers without bounds; NaN otherwise."""
-    known: Any = head.loss.known
-    if known is not None and (known.low is not None or known.high is not None):
-        return np.nan, np.nan
-    return float(np.nanmean(values)), float(np.nanmean(np.nanstd(values, axis=0)))
+def _mean_loss(head: Head, constant: Any, spec: tf.TensorSpec, labels: Sequence[Labels]) -> tf.Tensor:
+    """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
+    sums = [head.loss_sum(each.targets, _everywhere(constant, spec, each.targets), each.weights) for each in labels]
+    return tf.add_n(sums) / tf.add_n([tf.reduce_sum(each.weights) for each in labels])
+
+
+def _tried(compute: Callable[[], tf.Tensor]) -> float:
+    """A number, or NaN if the loss cannot take what it is given."""
+    try:
+        return float(compute())
+    except (ValueError, TypeError, tf.errors.OpError):
+        return np.nan
+
+
+def _everywhere(constant: Any, spec: tf.TensorSpec, targets: tf.Tensor) -> tf.Tensor:
+    """A constant in the shape of the predictions for some targets."""
+    sizes = list(targets.shape[: max(spec.shape.rank - 1, 1)])  # of this batch; those of the spec are of the first
+    value = tf.cast(constant, tf.float32)
+    return tf.broadcast_to(value[0] if spec.shape.rank == 1 else value, [*sizes, *spec.shape[len(sizes) :]])

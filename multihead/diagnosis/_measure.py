@@ -40,7 +40,7 @@ class Measured(NamedTuple):
         representation: `[batches, heads, heads]` inner products of the representation gradients.
         layers: `[batches, layers, heads, heads]` inner products of the parameters' gradients, by encoder layer.
         ranges: `[batches, heads, 4]` the smallest and the largest prediction, and the smallest and the largest sum of a row
-            of predictions, of heads whose loss takes probabilities; NaN for the others.
+            of predictions.
         of_sums: `[layers, heads, heads]` the same of the sums of the gradients over all batches.
         before: `[batches]` norms of the whole gradient.
         after: `[batches]` the same after clipping.

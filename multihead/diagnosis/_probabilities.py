@@ -30,15 +30,10 @@ def unchecked(network: Network) -> Network:
 
 
 def ranges_of(network: Network, batch: Batch, labels: Sequence[Labels | None]) -> tf.Tensor:
-    """The ranges of a batch's predictions, of heads whose loss takes probabilities.
-
-    Returns:
-        `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row; NaN for the
-        other heads.
-    """
+    """`[heads, 4]`: the smallest and the largest prediction of a batch, and sum of a row of them; NaN without labels."""
     found = [tf.fill([4], float("nan")) for _ in network.heads]
     for k, (head, of_head) in enumerate(zip(network.heads, labels)):
-        if of_head is not None and head.loss.known is not None and head.loss.known.largest is not None:
+        if of_head is not None:
             nest = DetachedRepresentation(call_encoder(network.encoder, batch.inputs, training=False)).nest
             predictions = tf.cast(head.predict(nest, of_head.targets, training=False), tf.float32)
             both = predictions, tf.reduce_sum(predictions, axis=-1)

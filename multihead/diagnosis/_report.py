@@ -47,8 +47,8 @@ class Diagnosis:
         heads: The heads' names, in the order of all arrays below.
         batches: The number of batches measured.
         losses: `[heads]`: mean unweighted losses; NaN for a head without labels.
-        constant_losses: `[heads]`: the same if a head predicted the best constant, such as the mean for `"mse"` and the
-            frequencies of the classes for a cross-entropy; NaN if unknown.
+        constant_losses: `[heads]`: the same, with the same class and sample weights, if a head predicted the best constant,
+            such as the mean for `"mse"` and the frequencies of the classes for a cross-entropy; NaN if unknown.
         progress: For each head `"untrained"` (no better than a constant prediction), `"learning"`, `"noisy"` (better than a
             constant, with a gradient that is mostly noise in these batches: done, or learning slowly), `"done"` (almost
             nothing is left of the loss), or `"unknown"`.
@@ -57,8 +57,7 @@ class Diagnosis:
         label_means: `[heads]`: the mean of the labels, as the loss sees them, of heads that predict numbers; otherwise NaN.
         label_deviations: `[heads]`: their standard deviation; otherwise NaN.
         rescales: For each head, whether its module ends in a layer that changes the scale, such as `Rescaling`.
-        is_summed: For each head, whether its loss of each element grows with the number of examples in the batch.
-        equal_labels: The positions of pairs of heads with the same labels.
+        scalable: For each head, whether it can have a `target_scaling`.
         reads: For each head, whether it reads each floating-point tensor of the representation.
         norms: By level, `[heads]`: the root mean square of `|g_k|` over batches that train the head.
         shares: By level, `[heads]`: `|g_k| / sum_j |g_j|`, from `norms`.
@@ -75,13 +74,12 @@ class Diagnosis:
         update_norm: The mean global norm of all gradients, of the encoder and the heads, before clipping.
         clipped: The fraction of this norm that remains after clipping; 1 without clipping.
         predicted: `[heads, 4]`: the smallest and the largest prediction, and the smallest and the largest sum of a row of
-            them, of heads whose loss takes probabilities; otherwise NaN.
+            them.
         finite: `[heads]`: whether all losses and gradients were finite.
-        factors: By head, a factor of its loss; they have part of the suggestion's effect, without a balancer: pass
-            them as `weighting=weighting.Fixed(diagnosis.factors)`. Empty if the heads need none.
         findings: Sentences with findings, likely causes and what to do. Each has a `kind` and the `heads` concerned.
-        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. Empty if the plain
-            sum is the safest choice.
+        suggestion: Keyword arguments for `compile`: `trainer.compile("adam", **diagnosis.suggestion)`. A `balancer`,
+            `NormFloor()`, if it would act on these gradients, and a `target_scaling` for heads in raw units. Empty if there
+            is neither; the findings also say what `compile` cannot repair.
     """
 
     heads: tuple[str, ...]
@@ -94,8 +92,7 @@ class Diagnosis:
     label_means: np.ndarray
     label_deviations: np.ndarray
     rescales: tuple[bool, ...]
-    is_summed: tuple[bool, ...]
-    equal_labels: tuple[tuple[int, int], ...]
+    scalable: tuple[bool, ...]
     reads: tuple[tuple[bool, ...], ...]
     norms: dict[str, np.ndarray]
     shares: dict[str, np.ndarray]
@@ -111,9 +108,8 @@ class Diagnosis:
     clipped: float
     predicted: np.ndarray
     finite: np.ndarray
-    factors: dict[str, float] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    suggestion: dict[str, Any] | None = None
+    suggestion: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
@@ -167,7 +163,7 @@ class Diagnosis:
         plain = {name: _as_json(value) for name, value in vars(self).items() if name not in ("findings", "suggestion")}
         found = [{"kind": each.kind, "heads": list(each.heads), "sentence": str(each)} for each in self.findings]
         serialize = keras.saving.serialize_keras_object
-        suggested = {name: serialize(value) for name, value in (self.suggestion or {}).items()}
+        suggested = {name: serialize(value) for name, value in self.suggestion.items()}
         return {**plain, "findings": found, "suggestion": suggested}
 
 

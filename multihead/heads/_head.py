@@ -97,14 +97,7 @@ class Head:
 
     def _scaling_of(self, target_scaling: Any) -> TargetScaling | None:
         """The scaling of the targets, if any and if the loss can be one of scaled targets."""
-        found = scaling.get(target_scaling)
-        known, reason = self.loss.known, None
-        if known is not None and (known.over == CLASSES or known.low is not None):
-            reason = "takes classes, probabilities or signs"
-        elif known is not None and known.positive:
-            reason = "takes numbers of at least 0, which scaled targets are not"
-        elif self.class_weight is not None:
-            reason = "is weighted by class, and scaled targets are no classes"
+        found, reason = scaling.get(target_scaling), self.why_not_scaled()
         if found is None or reason is None:
             return None if found is None else TargetScaling(self.name, found)
         raise ValueError(
@@ -112,6 +105,31 @@ class Head:
             f"'huber'. Received: target_scaling={target_scaling!r} with the loss {self.loss.name!r}, which {reason}. Leave "
             "`target_scaling` out."
         )
+
+    def why_not_scaled(self) -> str | None:
+        """Why the loss cannot be one of scaled targets; None if it can."""
+        known = self.loss.known
+        if known is not None and (known.over == CLASSES or known.low is not None):
+            return "takes classes, probabilities or signs"
+        if known is not None and known.positive:
+            return "takes numbers of at least 0, which scaled targets are not"
+        return None if self.class_weight is None else "is weighted by class, and scaled targets are no classes"
+
+    def with_scaling(self, target_scaling: Any) -> Head:
+        """The same head, with its module and metrics, and with another scaling of its targets unless it has this one.
+
+        Raises:
+            ValueError: The loss takes no scaled targets.
+        """
+        found = copy.copy(self)
+        found.scaling = self._scaling_of(target_scaling)
+        asked, present = (None if each is None else each.scaling for each in (found.scaling, self.scaling))
+        as_config = [None if each is None else (type(each), each.get_config()) for each in (asked, present)]
+        if as_config[0] == as_config[1]:
+            return self
+        above = None if asked is None else asked.above
+        found.label_spec = found.label_spec._replace(above=above)
+        return found
 
     @property
     def target_scaling(self) -> scaling.AbstractScaling | None:

@@ -15,7 +15,7 @@ from multihead.weighting._base import Weighting
 class Fixed(Weighting):
     """Multiplies the losses by fixed factors, in addition to `weight=` of the heads.
 
-    For weights that are known only after the heads were added, such as those that `MultiHeadTrainer.diagnose` suggests.
+    For weights that are known only after the heads were added.
 
     Formula: `total = sum_k c_k L_k`, so `w_k = c_k`, with `c` the `factors`, 1 for a head without one.
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import _further_problems, _problems, norm_floor, suggested
+from benchmarks import _further_problems, _problems, norm_floor
 from multihead import MultiHeadTrainer, balancing
 from tests.helpers.sources import ROOT
 
@@ -76,7 +76,6 @@ def test_the_page_shows_what_the_lines_say():
     assert norm_floor.summary(lines) in PAGE
     for group in (_problems.UNSEEN, _further_problems.FURTHER):
         assert norm_floor.by_head(lines, [make.__name__ for make in group]) in PAGE
-    assert suggested.summary(norm_floor.read(suggested.LINES), lines) in PAGE
 
 
 @pytest.mark.parametrize("make", list(_further_problems.FURTHER[6:]), ids=lambda make: make.__name__)
@@ -94,25 +93,6 @@ def test_a_missing_file_is_named(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         norm_floor.main(["--problems", "slots", "--seeds", "2", "--output", str(tmp_path / "lines.jsonl")])
     assert "restaurants_train.csv.gz" in capsys.readouterr().err
-
-
-def test_every_head_that_a_followed_suggestion_hurts_was_named_as_one_that_pays():
-    lines = norm_floor.read(norm_floor.LINES)
-    for line in norm_floor.read(suggested.LINES):
-        made = [each["pays"] for each in line["suggested"] if each is not None]
-        found = norm_floor.differences(lines, line["problem"], "floor 0.5")
-        hurt = {head for head, _, change, half in found if change < -half}
-        assert all(hurt <= set(pays) for pays in made), line["problem"]
-
-
-@pytest.mark.programs
-def test_what_is_suggested_is_written_once(tmp_path, capsys):
-    output = tmp_path / "lines.jsonl"
-    for _ in range(2):
-        suggested.main(["--problems", "wine", "--seeds", "1", "--output", str(output)])
-    (line,) = norm_floor.read(output)
-    assert line == {"problem": "wine", "suggested": [{"floor": 0.5, "preference": None, "pays": ["proline"]}]}
-    assert "| `wine` | 1 of 1 | grower" in capsys.readouterr().out
 
 
 def test_better_and_hurt_are_beyond_the_interval_of_paired_differences():

@@ -1,13 +1,14 @@
-"""The benchmark of following `diagnose`: it runs, and its arms differ by the factors of the losses alone."""
+"""The benchmarks of methods on six models and of following `diagnose`: they run, and their tables are in the docs."""
 
 from __future__ import annotations
 
 import json
 import re
 
+import numpy as np
 import pytest
 
-from benchmarks import suggestions
+from benchmarks import _results, following, suggestions
 from multihead import balancing, weighting
 from tests.helpers.sources import ROOT
 
@@ -15,13 +16,13 @@ pytestmark = pytest.mark.programs
 
 
 @pytest.mark.thorough
-def test_a_summed_loss_is_to_be_balanced_and_every_arm_is_trained(tmp_path, capsys):
+def test_a_model_is_trained_with_the_plain_sum_and_with_a_method(tmp_path, capsys):
     output = tmp_path / "found.json"
-    suggestions.main(["--models", "summed", "--seeds", "1", "--quick", "--output", str(output)])
+    arguments = ["--models", "summed", "--seeds", "1", "--methods", "EqualNorms", "--quick", "--output", str(output)]
+    suggestions.main(arguments)
     found = json.loads(output.read_text(encoding="utf-8"))["summed"]
-    assert found["suggestions"] == [dict.fromkeys("abc", "NormFloor")]
-    runs = [found["plain sum"][0], found["suggestion"][0], found["by hand"]["runs"][0]]
-    assert all(set(run) == {"a", "b", "c"} for run in runs) and runs[0] != runs[1]
+    assert set(found) == {"plain sum", "EqualNorms"} and found["plain sum"] != found["EqualNorms"]
+    assert all(set(run) == {"a", "b", "c"} for runs in found.values() for run in runs)
     assert "summed" in capsys.readouterr().out
 
 
@@ -46,3 +47,27 @@ def test_the_docs_say_of_every_method_what_it_did_or_why_that_is_not_known():
     cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table]
     assert sum(len(row) for row in cells) == len(measured) * (len(models) + 1)  # and a column for what a method fixes
     assert all(cell for row in cells for cell in row)
+
+
+def test_the_table_of_following_is_that_of_the_lines():
+    lines = _results.read_lines(following.LINES)
+    assert len(lines) == len(following.KINDS) * following.VARIANTS >= 40
+    assert following.summary(lines) in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+
+
+def test_scores_are_those_of_their_definitions():
+    labels = np.array([[0.0], [1.0], [0.0], [1.0]], "float32")
+    assert following.score(np.array([[0.1], [0.9], [0.2], [0.8]]), labels) == 1
+    assert following.score(np.array([[0.1], [0.15], [0.2], [0.8]]), labels) == 0.75
+    numbers = np.array([[1.0], [2.0], [4.0]])
+    assert following.score(np.concatenate([numbers, numbers], axis=1), numbers) == 1  # the mean of a likelihood
+    assert following.score(np.eye(3), np.array([0, 1, 1])) == pytest.approx(2 / 3)
+
+
+@pytest.mark.thorough
+def test_raw_units_are_repaired_by_following(tmp_path, capsys):
+    following.main(["--kinds", "raw_units", "--variants", "1", "--seeds", "2", "--output", str(tmp_path / "lines.jsonl")])
+    (line,) = _results.read_lines(tmp_path / "lines.jsonl")
+    assert all("target_scaling" in each for each in line["suggested"])
+    assert all(one["b"] > other["b"] + 0.2 for one, other in zip(line["followed"], line["plain"]))
+    assert "`raw_units`" in capsys.readouterr().out

@@ -115,11 +115,6 @@ def limited(seed, loss="mse"):
     return trainer, batches(x, {"limited": limited, "learning": 2 * predictions["learning"] + 0.3 * other})
 
 
-def starved_and_noisy(seed):
-    """The same with a loss of the first head that is far too small."""
-    return limited(seed, lambda y, p: 0.003 * tf.square(y - p))
-
-
 def auxiliary(seed):
     """A head with a small weight on purpose, one whose loss is far too large, and one between them."""
     x = inputs(seed)
@@ -132,25 +127,6 @@ def small_on_purpose(seed):
     x = inputs(seed)
     trainer = trainer_of(encoder(), {"main": number(), "again": number(weight=0.02)})
     return trainer, batches(x, {"main": labels(x, seed), "again": labels(x, seed + 1)})
-
-
-def only_noise(seed):
-    """A trained head of which the labels do not depend on the inputs, with a loss that is far too small."""
-    x = inputs(seed)
-    loss = lambda y, p: 0.003 * tf.square(y - p)  # noqa: E731
-    zeros = keras.layers.Dense(1, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01))
-    trainer = trainer_of(encoder(), {"noise": (zeros, loss, {}), "learning": number()})
-    noise = np.random.default_rng(60 + seed).normal(size=(BATCHES, ROWS, 1)).astype("float32")
-    return trainer, batches(x, {"noise": noise - noise.mean(axis=1, keepdims=True), "learning": labels(x, seed)})
-
-
-def learns_well(seed):
-    """A head whose mean loss is small, as that of pixels in 0 to 1 is, and that has learned most of it."""
-    x = inputs(seed)
-    trainer = trainer_of(encoder(), {"pixels": number(lambda y, p: 0.003 * tf.square(y - p)), "learning": number()})
-    flat = x.reshape(-1, INPUTS)
-    predictions = {name: np.array(values).reshape(BATCHES, ROWS, 1) for name, values in trainer(flat).items()}
-    return trainer, batches(x, {"pixels": 1.8 * predictions["pixels"], "learning": labels(x, seed)})
 
 
 def raw_both_ways(seed):
@@ -224,12 +200,6 @@ def dead(seed):
     bias = {"kernel_initializer": "ones"}
     trainer = trainer_of(body, {name: (keras.layers.Dense(1, **bias), "mse", {}) for name in "ab"})
     return trainer, batches(x, {"a": labels(x, seed), "b": labels(x, seed + 1)})
-
-
-def equal(seed):
-    """Two heads with the same labels."""
-    trainer, data = healthy(seed)
-    return trainer, [(x, {**targets, "b": targets["a"]}) for x, targets in data]
 
 
 class TwoOutputs(keras.layers.Layer):

