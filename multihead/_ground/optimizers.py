@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead._ground import kernels
+from multihead._ground.gradients import map_values
 from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
 from multihead._ground.replicas import assign
 from multihead._ground.where import where
@@ -120,17 +119,24 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
 
 
 def has_loss_scaling(optimizer: Any) -> bool:
-    """Whether this is a wrapper that scales losses."""
+    """Whether this is a wrapper that scales losses by a factor that it may change."""
     return optimizer_core(optimizer) is not optimizer
 
 
 def loss_scale(optimizer: Any) -> tf.Tensor | None:
-    """The factor of a loss-scaling optimizer for every loss, float32; None without loss scaling."""
+    """The factor of every loss that the optimizer asks for, float32; None without loss scaling."""
     if not has_loss_scaling(optimizer):
-        return None
+        constant = getattr(optimizer, "loss_scale_factor", None)  # of Keras 3
+        return None if constant is None else tf.constant(constant, tf.float32)
     if KERAS_3:
         return tf.cast(tensor_variable(optimizer.dynamic_scale), tf.float32)
     return tf.cast(optimizer.loss_scale, tf.float32)
+
+
+def adapted_loss_scale(optimizer: Any) -> tf.Tensor | None:
+    """The same factor if the optimizer halves it where gradients are not finite; otherwise None."""
+    adapts = has_loss_scaling(optimizer) and getattr(optimizer, "dynamic", True)  # Keras 3's always does
+    return loss_scale(optimizer) if adapts else None
 
 
 def optimizer_state(optimizer: Any) -> list[Any]:
@@ -162,157 +168,80 @@ def record_finite(optimizer: Any, finite: bool) -> None:
         optimizer._stateful_handle_non_finite_grads()
 
 
-def apply_reduced_gradients(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[Any]) -> None:
-    """Applies gradients that are already reduced over replicas, once.
+def apply_reduced_gradients(
+    strategy: tf.distribute.Strategy,
+    optimizer: Any,
+    gradients: Any,
+    variables: Sequence[Any],
+    *,
+    decays: Sequence[Any] | None = None,
+    move: Callable[[], None] | None = None,
+) -> None:
+    """Lets the optimizer apply gradients that are already reduced over replicas, once, by the method that Keras calls.
 
-    Must run in a replica context.
-
-    Args:
-        optimizer: The built optimizer; its loss scaling is not applied.
-        gradients: One gradient per variable, none of them None, without duplicate rows in sparse ones.
-        variables: The variables.
-    """
-    optimizer = optimizer_core(optimizer)
-    with _quick_updates(optimizer):
-        if KERAS_3:
-            optimizer.apply(list(gradients), list(variables))
-        else:
-            optimizer.apply_gradients(list(zip(gradients, variables)), skip_gradients_aggregation=True)
-
-
-@contextmanager
-def _quick_updates(optimizer: Any) -> Iterator[None]:
-    """A context in which the optimizer reads its counter and learning rate once, and updates large variables at once.
-
-    Keras reads both anew for each variable, and TensorFlow computes what depends on them once only if it knows that they are
-    the same: for Adam, ten operations for each variable. Nothing changes with several replicas, of which each has a copy of
-    its own, in eager mode, and for an update that is not Keras's: it may change these variables, or be a `tf.function`.
-    """
-    module = str(getattr(type(optimizer).update_step, "__module__", ""))
-    is_known = "update_step" not in vars(optimizer) and module.startswith("keras.")
-    if tf.distribute.has_strategy() or tf.executing_eagerly() or not is_known:
-        yield
-        return
-    update_step = optimizer.update_step
-    read: dict[tf.Graph, list[tuple[tf.Variable, tf.Tensor]]] = {}  # Keras 2 has a graph for each variable with XLA
-
-    def update_with_values(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> None:
-        graph = tf.compat.v1.get_default_graph()
-        rates = [*args, *kwargs.values()] or [optimizer.learning_rate]
-        if graph not in read:
-            scalars = [tensor_variable(each) for each in (optimizer.iterations, *rates)]
-            read[graph] = [(each, each.read_value()) for each in scalars if isinstance(each, tf.Variable)]
-        with temporarily("_cached_value", read[graph]):
-            if not _updated_at_once(optimizer, gradient, tensor_variable(variable), rates[0]):
-                update_step(gradient, variable, *args, **kwargs)
-
-    object.__setattr__(optimizer, "update_step", update_with_values)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "update_step")
-
-
-def _updated_at_once(optimizer: Any, gradient: Gradient, variable: tf.Variable, rate: Any) -> bool:
-    """Updates a large variable by one operation instead of Keras's 3 to 14, if TensorFlow has one; whether it did."""
-    if type(optimizer) not in _AT_ONCE or not kernels.is_large(variable):
-        return False
-    update, names = _AT_ONCE[type(optimizer)]
-    lists = [getattr(optimizer, name) for name in names]  # SGD's is empty on Keras 3 without momentum
-    averages = [tensor_variable(each[_index_of(optimizer, variable)]) for each in lists if each]
-    return update(optimizer, gradient, variable, averages, tf.cast(tensor_variable(rate), variable.dtype))
-
-
-_AT_ONCE = {
-    keras.optimizers.SGD: (kernels.sgd, ("momentums",)),
-    keras.optimizers.Adam: (kernels.adam, ("_momentums", "_velocities")),
-    keras.optimizers.AdamW: (kernels.adam, ("_momentums", "_velocities")),
-}
-"""By type the update and the lists of averages: a class derived from one of them may change both."""
-
-
-def _index_of(optimizer: Any, variable: tf.Variable) -> int:
-    """The position of a variable among those that the optimizer was built for."""
-    return optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
-
-
-@contextmanager
-def without_reduction(optimizer: Any) -> Iterator[None]:
-    """A context in which the optimizer does not add up gradients over replicas, which are reduced already.
-
-    Must be entered in a cross-replica context, for all replicas at once. Keras 2 has an argument for this; Keras 3 would add
-    the gradients again, and so exchange all of them twice.
-    """
-    optimizer = optimizer_core(optimizer)
-    if not KERAS_3:
-        yield
-        return
-    object.__setattr__(optimizer, "_all_reduce_sum_gradients", list)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "_all_reduce_sum_gradients")
-
-
-@contextmanager
-def weight_decay_times(optimizer: Any, variables: Sequence[Any], factors: Sequence[Any]) -> Iterator[None]:
-    """A context in which the optimizer decays each variable by its weight decay times a factor.
-
-    Must be entered in a cross-replica context, for all replicas at once.
-
-    Args:
-        optimizer: The built optimizer.
-        variables: The variables that it is going to update.
-        factors: One factor per variable, numbers or scalars.
-    """
-    optimizer = optimizer_core(optimizer)
-    rate = optimizer.weight_decay
-    if rate is None:
-        yield
-        return
-    decay = optimizer._apply_weight_decay
-
-    def decay_each(_: Any) -> None:
-        for variable, factor in zip(variables, factors):
-            if not isinstance(factor, float) or factor > 0:
-                object.__setattr__(optimizer, "weight_decay", rate * factor)
-                decay([variable])
-        object.__setattr__(optimizer, "weight_decay", rate)
-
-    object.__setattr__(optimizer, "_apply_weight_decay", decay_each)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "_apply_weight_decay")
-        object.__setattr__(optimizer, "weight_decay", rate)
-
-
-@contextmanager
-def without_averages(optimizer: Any) -> Iterator[bool]:
-    """A context in which the optimizer does not update its moving averages of variables; whether it has any."""
-    optimizer = optimizer_core(optimizer)
-    has_averages = bool(optimizer.use_ema)
-    with temporarily("use_ema", [(optimizer, False)]):
-        yield has_averages
-
-
-def update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
-    """Updates the optimizer's moving averages of some variables, as it does itself at the end of an update.
-
-    Must run in a cross-replica context, after the optimizer has counted the update.
+    Must run in the cross-replica context.
 
     Args:
         strategy: The strategy.
-        optimizer: The built optimizer, with `use_ema`.
+        optimizer: The built optimizer; a loss scale that changes is not applied.
+        gradients: One gradient per variable, as replicas have them: none is None, and sparse ones have no duplicate rows.
         variables: The variables.
+        decays: One factor of the weight decay per variable, numbers or scalars; None: all are 1.
+        move: Changes the variables further; moving averages of variables then include the change.
     """
-    optimizer = optimizer_core(optimizer)
+    core = optimizer_core(optimizer)
+    applied = core if strategy.num_replicas_in_sync == 1 else _without_reduction(core)
+    factor = getattr(core, "loss_scale_factor", None)  # by which Keras 3 divides
+
+    def apply(of_replica: Sequence[Gradient]) -> None:
+        if factor is not None:
+            of_replica = [map_values(lambda values: values * factor, gradient) for gradient in of_replica]
+        if KERAS_3 and has_loss_scaling(optimizer):
+            applied.apply(list(of_replica), list(variables))
+        else:
+            applied.apply_gradients(list(zip(of_replica, variables)))
+
+    weight_decay, use_ema = core.weight_decay, bool(core.use_ema)
+    if decays is not None and weight_decay is not None:
+        _decay(strategy, core, variables, decays)
+        weight_decay = None
+    with temporarily("weight_decay", [(core, weight_decay)]), temporarily("use_ema", [(core, use_ema and move is None)]):
+        strategy.extended.call_for_each_replica(apply, args=(gradients,))
+    if move is not None:
+        move()
+        if use_ema:
+            _update_averages(strategy, core, variables)
+
+
+def _without_reduction(optimizer: Any) -> Any:
+    """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
+    method = "_all_reduce_sum_gradients" if KERAS_3 else "aggregate_gradients"
+    changed = type(type(optimizer).__name__, (type(optimizer),), {method: lambda self, pairs: list(pairs)})
+    same = object.__new__(changed)
+    object.__setattr__(same, "__dict__", vars(optimizer))
+    return same
+
+
+def _decay(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any], factors: Sequence[Any]) -> None:
+    """Decays each variable as the optimizer itself does before an update, times a factor."""
+    if not KERAS_3:
+        optimizer._compute_current_learning_rate()
+    rate = tf.convert_to_tensor(tensor_variable(optimizer.learning_rate))
+    for variable, factor in zip(map(tensor_variable, variables), factors):
+        if optimizer._use_weight_decay(variable) and not (isinstance(factor, float) and factor == 0):
+            value = tf.identity(variable.read_value())
+            part = tf.cast(optimizer.weight_decay * factor, value.dtype)
+            assign(strategy, variable, value - value * part * tf.cast(rate, value.dtype))
+
+
+def _update_averages(strategy: tf.distribute.Strategy, optimizer: Any, variables: Sequence[Any]) -> None:
+    """Updates the optimizer's moving averages of some variables, as it does itself at the end of an update."""
     number = tf.identity(tensor_variable(optimizer.iterations).read_value())
     # Keras 3's first average is the value after the first update; Keras 2 averages it with the initial value.
     momentum = where(number > 1, optimizer.ema_momentum, 0.0) if KERAS_3 else tf.constant(optimizer.ema_momentum)
     frequency = optimizer.ema_overwrite_frequency
     for variable in variables:
-        index = _index_of(optimizer, variable)
+        index = optimizer._get_variable_index(variable) if KERAS_3 else optimizer._index_dict[optimizer._var_key(variable)]
         average, variable = tensor_variable(optimizer._model_variables_moving_average[index]), tensor_variable(variable)
         part, value = tf.cast(momentum, variable.dtype), tf.identity(variable.read_value())
         update = part * tf.identity(average.read_value()) + (1 - part) * value

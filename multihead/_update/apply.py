@@ -13,11 +13,10 @@ from multihead._ground.autograph import as_is
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.graphs import in_xla
 from multihead._ground.optimizers import (
+    adapted_loss_scale,
     apply_reduced_gradients,
     has_loss_scaling,
-    loss_scale,
     record_finite,
-    without_reduction,
 )
 from multihead._ground.replicas import assign, local
 from multihead._ground.where import where
@@ -56,7 +55,7 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: Positi
     Returns:
         Whether the update was applied, a boolean scalar.
     """
-    return apply_once(spec, optimizer, update, Observed(spec.faults, batch, loss_scale(optimizer)))
+    return apply_once(spec, optimizer, update, Observed(spec.faults, batch, adapted_loss_scale(optimizer)))
 
 
 class Observed(NamedTuple):
@@ -65,7 +64,7 @@ class Observed(NamedTuple):
     Attributes:
         faults: Remembers them.
         batch: Gives the position of the update's first batch in the epoch, if it is known.
-        loss_scale: The factor of loss scaling, or None.
+        loss_scale: The factor of loss scaling if the optimizer adapts it, or None.
     """
 
     faults: Faults
@@ -184,26 +183,16 @@ class _Once:
         if self.observed is not None:
             self.observed.faults.count_skipped(strategy, _local(strategy, seen))
 
-    def _apply(self, strategy: tf.distribute.Strategy, gradients: Any, step: tf.Tensor) -> None:
-        def apply() -> None:
-            with without_reduction(self.optimizer):
-                strategy.extended.call_for_each_replica(
-                    as_is(lambda of_replica: apply_reduced_gradients(self.optimizer, of_replica, self.targets)),
-                    args=(gradients,),
-                )
-
-        if self.scaling is None:
-            apply()
-        else:
-            apply_scaled(strategy, self.optimizer, self.scaling, step, apply)
-
     def _apply_to_active(self, strategy: tf.distribute.Strategy, gradients: Any, active: Any, step: tf.Tensor) -> None:
         of_heads = tf.unstack(local(strategy, active))
         variables = [variable for _, group in self.groups for variable in group]
         unless_idle = _always if _are_few(variables) else partial(_if_any_is_idle, of_heads)
         before = unless_idle(lambda: RollBack(variables).values, [variable.dtype for variable in variables])
         with tf.control_dependencies(before):
-            self._apply(strategy, gradients, step)
+            if self.scaling is None:
+                apply_reduced_gradients(strategy, self.optimizer, gradients, self.targets)
+            else:
+                apply_scaled(strategy, self.optimizer, self.scaling, gradients, step)
 
         def restore() -> list[tf.Tensor]:
             old_values = iter(before)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.optimizers import update_averages, weight_decay_times, without_averages
+from multihead._ground.optimizers import apply_reduced_gradients
 from multihead._ground.replicas import assign
 from multihead._ground.where import where
 from multihead._update.rates import values_at
@@ -33,7 +32,7 @@ class Scaling(NamedTuple):
 
 
 def apply_scaled(
-    strategy: tf.distribute.Strategy, optimizer: Any, scaling: Scaling, step: tf.Tensor, apply: Callable[[], None]
+    strategy: tf.distribute.Strategy, optimizer: Any, scaling: Scaling, gradients: Any, step: tf.Tensor
 ) -> None:
     """Applies the optimizer, and then moves each variable to `v_old + factor * (v_opt - v_old)`.
 
@@ -44,8 +43,8 @@ def apply_scaled(
         strategy: The strategy, in its cross-replica context.
         optimizer: The built optimizer.
         scaling: The variables and their factors.
+        gradients: Their gradients, as replicas have them.
         step: The number of updates applied so far.
-        apply: Applies the optimizer.
     """
     factors, decays = values_at(scaling.steps, step), values_at(scaling.decays, step)
     tensors = [tensor_variable(variable) for variable in scaling.variables]
@@ -55,18 +54,20 @@ def apply_scaled(
     slots = {
         i: [tf.identity(slot.read_value()) for slot in scaling.slots[i]] for i in scaled if not isinstance(factors[i], float)
     }
+
+    def move() -> None:
+        for i in scaled:
+            new = _moved(before[i], tensors[i].read_value(), factors[i])
+            constraint = getattr(scaling.variables[i], "constraint", None)
+            new = new if constraint is None else where(tf.equal(factors[i], 0), new, constraint(new))
+            assign(strategy, tensors[i], new)
+
     has_own_decay = any(not isinstance(factor, float) or factor != 1 for factor in decays)
-    decaying = weight_decay_times(optimizer, scaling.variables, decays) if has_own_decay else nullcontext()
     reads = [*before.values(), *(value for values in slots.values() for value in values)]
-    with tf.control_dependencies(reads), without_averages(optimizer) as has_averages, decaying:
-        apply()
-    for i in scaled:
-        new = _moved(before[i], tensors[i].read_value(), factors[i])
-        constraint = getattr(scaling.variables[i], "constraint", None)
-        new = new if constraint is None else where(tf.equal(factors[i], 0), new, constraint(new))
-        assign(strategy, tensors[i], new)
-    if has_averages:
-        update_averages(strategy, optimizer, scaling.variables)
+    with tf.control_dependencies(reads):
+        apply_reduced_gradients(
+            strategy, optimizer, gradients, scaling.variables, decays=decays if has_own_decay else None, move=move
+        )
     for i, values in slots.items():
         for slot, old in zip(scaling.slots[i], values):
             assign(strategy, slot, where(tf.equal(factors[i], 0), old, slot.read_value()))

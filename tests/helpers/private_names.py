@@ -7,7 +7,6 @@ _OF_BOTH: dict[str, tuple[str, ...]] = {
     "Loss": ("_fn_kwargs",),
     "Metric": ("_fn", "_fn_kwargs"),
     "Tensor": ("_keras_mask",),
-    "Adam": ("_momentums", "_velocities"),
     "evaluate": ("_use_cached_eval_dataset",),
 }
 PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
@@ -17,7 +16,13 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
         "Layer": ("_clear_losses", "_flatten_layers", "_name"),
         "Dropout": ("_random_generator",),
         "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
-        "Optimizer": ("_apply_weight_decay", "_index_dict", "_model_variables_moving_average", "_var_key"),
+        "Optimizer": (
+            "_compute_current_learning_rate",
+            "_index_dict",
+            "_model_variables_moving_average",
+            "_use_weight_decay",
+            "_var_key",
+        ),
         "LossScaleOptimizer": ("_loss_scale",),
     },
     3: {
@@ -34,9 +39,9 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
         ),
         "Optimizer": (
             "_all_reduce_sum_gradients",
-            "_apply_weight_decay",
             "_get_variable_index",
             "_model_variables_moving_average",
+            "_use_weight_decay",
         ),
         "LossScaleOptimizer": ("_stateful_handle_finite_grads", "_stateful_handle_non_finite_grads"),
     },
@@ -47,7 +52,6 @@ A test fails if a release drops one.
 """
 
 PRIVATE_NAMES_OF_TENSORFLOW = (
-    "_cached_value",
     "_get_control_flow_context",
     "_in_multi_worker_mode",
     "_inputs",

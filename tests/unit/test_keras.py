@@ -28,12 +28,6 @@ def seeded():
     return layer._random_generator
 
 
-def built_adam():
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)]).trainable_variables)
-    return optimizer
-
-
 USED = PRIVATE_NAMES[int(keras.__version__[0])]
 OWNERS = {
     "Layer": lambda: keras.layers.Dense(1),
@@ -46,7 +40,6 @@ OWNERS = {
     "Metric": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
     "EarlyStopping": keras.callbacks.EarlyStopping,
     "Optimizer": averaging,
-    "Adam": built_adam,
     "LossScaleOptimizer": lambda: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD()),
 }
 
