@@ -17,7 +17,7 @@ from multihead import schedules
 from multihead._data.arguments import Call, named_arguments, read_batches, read_evaluate, read_fit, read_inputs
 from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.data import Data
-from multihead._data.windows import Windows, batches_of
+from multihead._data.windows import Windows, batches_of_update
 from multihead._display.summary import print_summary
 from multihead._ground import replicas
 from multihead._ground.errors import errors_in_words
@@ -29,6 +29,7 @@ from multihead._ground.keras import (
     KerasHooks,
     add_state,
     callbacks_of,
+    check_one_step,
     load_as_arrays,
     over_replicas,
     remove_layer,
@@ -50,7 +51,7 @@ from multihead._trainer.directions import tell_directions
 from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
-from multihead._trainer.options import CompileOptions, Setup, check_compile, refuse_unknown
+from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, refuse_unknown
 from multihead._trainer.progress import with_progress
 from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scale_targets, scaling_variables
 from multihead._trainer.session import FitSession
@@ -358,6 +359,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 encoder, or one encoder backward pass per head: see "How an update is computed".
             accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
                 a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
+                `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data` on to
+                `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay
                 included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or
                 `Stages`.
@@ -390,6 +393,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             TypeError: An option has the wrong type, is unknown, or belongs to a head.
         """
         self._refuse_in_fit("compile")
+        check_methods(type(self), MultiHeadTrainer)
         refuse_unknown(others, options_of_heads)
         options = CompileOptions(
             weighting=weighting,
@@ -510,8 +514,19 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     @errors_in_words()
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`."""
-        self._assert_ready("train_on_batch")
+        """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`.
+
+        Raises:
+            ValueError: `accumulate_steps` is above 1, so that an update needs several batches.
+        """
+        steps = self._assert_ready("train_on_batch").accumulate_steps
+        if steps > 1:
+            raise ValueError(
+                f"`train_on_batch` requires accumulate_steps=1, since it makes one update of one batch. Received: a trainer "
+                f"compiled with accumulate_steps={steps}. Call `fit`, or pass the batches of one update as a list: "
+                "`trainer.apply_gradients(trainer.compute_gradients([(x, y), ...]))`."
+            )
+        check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
         class_weight = arguments.pop("class_weight", None)
@@ -530,6 +545,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch; accepts the arguments of `keras.Model.test_on_batch`."""
         self._assert_ready("test_on_batch")
+        check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")
         arguments = named_arguments(keras.Model.test_on_batch, args, kwargs)
         data = self._checked_for_xla(read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads)))
@@ -539,7 +555,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """One update, from one batch or from a window of batches; called by Keras."""
         session = self._session
         every_head = session is not None and session.requires_every_head
-        batches = [self._unpack(batch, every_head=every_head) for batch in batches_of(data)]
+        found = batches_of_update(data, self._assert_ready("fit").accumulate_steps)
+        batches = [self._unpack(batch, every_head=every_head) for batch in found]
         built = self._require_built()
         built.check_trainable()
         spec = built.spec
@@ -601,7 +618,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
-            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With `accumulate_steps`, a
+                list of at most so many of these tuples, whose examples make one update.
 
         Returns:
             Pairs of gradient and variable for all trainable variables. Gradients are dense tensors or `tf.IndexedSlices`,
@@ -613,14 +631,15 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             over all replicas.
 
         Raises:
-            ValueError: The batch has targets for an unknown head.
+            ValueError: The batch has targets for an unknown head, or there are more or fewer batches than
+                `accumulate_steps` allows.
         """
-        self._assert_ready("compute_gradients")
+        options = self._assert_ready("compute_gradients")
         check_known(self._setup.heads, "compute_gradients")
-        prepared = self._prepared(batch)
+        batches = [self._prepared(each) for each in batches_of_update(batch, options.accumulate_steps)]
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
-            update = compute_update(spec, [prepared], self.update_count, loss_scale(self.optimizer))
+            update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
         return pairs_of(spec.network, update)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
@@ -978,14 +997,16 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
         tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
         validates = call.validation is not None
-        call = call.with_others(callbacks=with_report(self._log_metrics, call.others["callbacks"], validates=validates))
+        is_ours = type(self).train_step is MultiHeadTrainer.train_step  # another one may change labels, or log by itself
+        given = call.others["callbacks"]
+        call = call.with_others(callbacks=with_report(self._log_metrics, given, validates=validates, counts=is_ours))
         call = with_progress(call, self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
         self._idle.set([], list(self.heads))
         run, call = (None, call) if start is None else make_run(self, start, call)
         assumptions = Assumptions(are_checked)
-        if type(self).train_step is MultiHeadTrainer.train_step:  # another one may change labels before it calls this one
+        if is_ours:
             heads_stay = not self.jit_compile and self._heads_stay()
             assumptions = Assumptions(are_checked, call.data.complete, heads_stay)
         session = FitSession(run=run, spec=self._spec_with(class_weight))

@@ -20,9 +20,29 @@ def is_window(data: Any) -> bool:
     return isinstance(data, dict) and set(data) == {_KEY}
 
 
-def batches_of(data: Any) -> list[Any]:
-    """The batches of a window; a list of one batch if the data are not a window."""
-    return list(data[_KEY]) if is_window(data) else [data]
+def batches_of_update(data: Any, accumulate_steps: int) -> list[Any]:
+    """The batches of one update.
+
+    Args:
+        data: A window, a list of batches (tuples), or one batch.
+        accumulate_steps: The option of `compile`.
+
+    Raises:
+        ValueError: There are none, or more than `accumulate_steps`, or `data` is one batch and `accumulate_steps` above 1.
+    """
+    is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
+    batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
+    is_alone = not is_list and not is_window(data)
+    if not 0 < len(batches) <= accumulate_steps or (is_alone and accumulate_steps > 1):
+        several = accumulate_steps > 1
+        remedy = f"Pass one batch, or `accumulate_steps={len(batches)}` to `compile`."
+        if several:
+            remedy = "Pass the batches of one update as a list, `compute_gradients([(inputs, targets), ...])`."
+        raise ValueError(
+            f"`batch` must be {'a list of at most' if several else 'at most'} {accumulate_steps} batches, the "
+            f"`accumulate_steps` of `compile`. Received: {'one batch' if is_alone else f'a list of {len(batches)}'}. {remedy}"
+        )
+    return batches
 
 
 class Windows:

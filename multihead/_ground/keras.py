@@ -110,6 +110,11 @@ class KerasHooks:
         """Prevents Keras 3 from building under a strategy, where it would add up batches of different sizes."""
 
 
+def overridden(kind: type, methods: Iterable[str], base: type) -> list[str]:
+    """Those of some methods that a class does not have from a base class."""
+    return [name for name in methods if getattr(kind, name, None) is not getattr(base, name, None)]
+
+
 def callbacks_of(callbacks: Any) -> list[Any]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -287,6 +292,19 @@ def steps_at_once(model: Any) -> int:
     """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
     steps = model.steps_per_execution
     return int(steps if KERAS_3 else steps.numpy())
+
+
+def check_one_step(model: Any, method: str) -> None:
+    """Checks that a method of one batch can be called.
+
+    Raises:
+        ValueError: A function of Keras 2 takes several batches at once.
+    """
+    if not KERAS_3 and steps_at_once(model) > 1:
+        raise ValueError(
+            f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
+            f"steps_per_execution={steps_at_once(model)}. Call `fit` or `evaluate`, or omit the option."
+        )
 
 
 def check_steps_at_once(steps: Any) -> Any:

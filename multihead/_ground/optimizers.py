@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,16 @@ def optimizer_takes_over(optimizer: Any) -> dict[str, Any]:
     return {name: getattr(core, name) for name in names if getattr(core, name, None)}
 
 
+NOT_CALLED = ("scale_loss",) if KERAS_3 else ("compute_gradients", "minimize")
+"""The methods by which Keras computes gradients, which updates do not call."""
+
+BY_REPLICAS = ("_all_reduce_sum_gradients",) if KERAS_3 else ("aggregate_gradients",)
+"""The methods that sum gradients over several replicas, which updates do themselves."""
+
+APPLYING = ("apply", "apply_gradients")
+"""The methods that apply gradients, of which updates call one."""
+
+
 def get_optimizer(optimizer: Any) -> Any:
     """As `keras.optimizers.get`, which does not know the names of all optimizers that Keras has.
 
@@ -41,6 +52,9 @@ def get_optimizer(optimizer: Any) -> Any:
         named = {each.__name__.lower(): each for each in _optimizer_classes()}
         if optimizer.lower() in named:
             optimizer = named[optimizer.lower()]()
+    if isinstance(optimizer, dict):  # Keras 2 changes it, and takes one without this entry for a legacy optimizer
+        optimizer = copy.deepcopy(optimizer)
+        optimizer.setdefault("config", {}).update({} if KERAS_3 else {"is_legacy_optimizer": False})
     return keras.optimizers.get(optimizer)
 
 

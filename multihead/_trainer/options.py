@@ -12,17 +12,11 @@ import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
-from multihead._ground.keras import check_options_of_replicas, check_steps_at_once
+from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
 from multihead._ground.names import did_you_mean, nearest
-from multihead._ground.optimizers import (
-    get_optimizer,
-    is_legacy_optimizer,
-    optimizer_arguments,
-    optimizer_core,
-    optimizer_names,
-    optimizer_takes_over,
-)
+from multihead._ground.optimizers import optimizer_arguments
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
+from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
 from multihead.heads import Head
@@ -30,12 +24,6 @@ from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
 BALANCE_AT = ("representation", "parameters")
-_INSTEAD = {
-    "clipnorm": "clip=clipping.ByNorm({value})",
-    "clipvalue": "clip=clipping.ByValue({value})",
-    "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
-    "gradient_accumulation_steps": "accumulate_steps={value}",
-}
 _OF_HEADS = {
     "loss": "loss",
     "metrics": "loss, metrics=[...]",
@@ -61,10 +49,10 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
     of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
     of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():
-        if name in _INSTEAD:
+        if name in INSTEAD:
             raise TypeError(
                 f"`{name}` is another argument of `compile`. Received: {name}={value!r}. Pass "
-                f"`{_INSTEAD[name].format(value=value)}`."
+                f"`{INSTEAD[name].format(value=value)}`."
             )
         if name in of_optimizers:
             raise TypeError(
@@ -87,57 +75,6 @@ def _hint(given: Any, module: Any, example: str) -> str:
     name = module.__name__.rpartition(".")[2]
     near = nearest(given, module.__all__) if isinstance(given, str) else None
     return f"Pass, for example, {name}.{example}." if near is None else f"Pass an instance, as in {name}.{near}(...)."
-
-
-def check_optimizer(optimizer: Any) -> Any:
-    """Returns a Keras optimizer for an optimizer or its name.
-
-    Raises:
-        ValueError: It is unknown or a legacy optimizer, or it clips or accumulates gradients itself.
-    """
-    received, problem = optimizer, None
-    try:
-        optimizer = get_optimizer(optimizer)
-    except (ValueError, TypeError) as error:
-        optimizer, problem = None, error
-    if optimizer is None:  # as Keras 3 returns for None
-        raise ValueError(
-            f"`optimizer` must be a Keras optimizer or its name: {quoted(optimizer_names())}. Received: "
-            f"optimizer={received!r}. {did_you_mean([received], optimizer_names(), 'Pass one of these.')}"
-        ) from problem
-    if is_legacy_optimizer(optimizer):
-        raise ValueError(
-            "`optimizer` must not be one of `keras.optimizers.legacy`. "
-            f"Received: optimizer={received!r}. Use the optimizer of the same name in `keras.optimizers`."
-        )
-    for option, value in optimizer_takes_over(optimizer).items():
-        raise ValueError(
-            f"`optimizer` must leave clipping and accumulation to the trainer, which does them once per update, after the "
-            f"sum over replicas. Received: an optimizer with {option}={value!r}. Omit this option and pass "
-            f"`{_INSTEAD[option].format(value=value)}` to `compile`."
-        )
-    return optimizer
-
-
-def _check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
-    """Checks that the optimizer has the weight decay that is to be multiplied.
-
-    Args:
-        optimizer: The optimizer.
-        rates: The encoder's factors, by the name of their argument.
-        heads: The heads.
-
-    Raises:
-        ValueError: A factor would have no effect.
-    """
-    given = {**rates, **{f"weight_decay of head {head.name!r}": head.weight_decay for head in heads}}
-    for argument, rate in given.items():
-        if rate not in (0, 1) and optimizer_core(optimizer).weight_decay is None:
-            raise ValueError(
-                f"`{argument}` must be 0 or 1 for an optimizer without weight decay: it is a factor of the optimizer's. "
-                f"Received: {rate!r}, and {type(optimizer_core(optimizer)).__name__} without `weight_decay`. Pass "
-                "`weight_decay` to the optimizer, for example keras.optimizers.AdamW(weight_decay=0.01)."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +192,34 @@ class CompileOptions:
             )
 
 
+_INSTEAD_OF_METHODS = {
+    "compute_loss": "pass a loss of your own to `add_head`",
+    "compute_metrics": "pass metrics of your own to `add_head`",
+    "get_metrics_result": "change the logs in `train_step` and `test_step`",
+    "call": "change predictions in the encoder, in a head's module or in `predict_step`",
+    "build": "build layers in the encoder or in a head's module",
+    "compute_mask": "compute masks in the encoder or in a head's module",
+}
+"""The methods that `fit` and `evaluate` of Keras call, and ours do not, with what to do instead."""
+
+
+def check_methods(kind: type, base: type) -> None:
+    """Checks that a subclass of a trainer overrides only methods that are called.
+
+    Args:
+        kind: The class of the trainer.
+        base: `MultiHeadTrainer`.
+
+    Raises:
+        ValueError: The subclass overrides another one.
+    """
+    for name in overridden(kind, _INSTEAD_OF_METHODS, base):
+        raise ValueError(
+            f"`{name}` must not be overridden: `fit` and `evaluate` run the encoder and each head by themselves, and do not "
+            f"call it. Received: {kind.__name__}, which overrides it. Instead, {_INSTEAD_OF_METHODS[name]}."
+        )
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a user has decided about a trainer.
@@ -308,10 +273,10 @@ def check_compile(
     """
     if not heads:
         raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
-    optimizer = check_optimizer(optimizer)
+    optimizer = check_optimizer(optimizer, strategy.num_replicas_in_sync)
     checked = options.checked([head.name for head in heads])
     if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
         check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
     _warn_of_idle(checked, heads)
-    _check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
+    check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

@@ -222,8 +222,8 @@ def get(loss: Any) -> ElementLoss:
             a function `loss(y_true, y_pred)` that returns one value per element.
 
     Raises:
-        ValueError: The name is unknown, a `Loss` has a reduction other than the mean, or it compares the examples of a batch
-            with one another.
+        ValueError: The name is unknown, a `Loss` has a reduction other than the mean or overrides `__call__`, or it compares
+            the examples of a batch with one another.
         TypeError: `loss` is none of these.
     """
     original = loss
@@ -239,6 +239,11 @@ def get(loss: Any) -> ElementLoss:
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
+        if type(loss).__call__ is not keras.losses.Loss.__call__:
+            raise ValueError(
+                "`loss` must not override `__call__`, which reduces over the batch: the trainer sums, counts and divides. "
+                f"Received: {type(loss).__name__}. Return one value per element from `call` instead."
+            )
         reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
         if reduction in ("sum", "none"):
             raise ValueError(

@@ -278,8 +278,11 @@ def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
 class _Report(keras.callbacks.Callback):
     """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
 
-    def __init__(self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any], validates: bool) -> None:
+    def __init__(
+        self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any], validates: bool, counts: bool
+    ) -> None:
         super().__init__()
+        self._counts = counts
         self._validates = validates
         self._metrics = metrics
         self._others = others
@@ -312,7 +315,7 @@ class _Report(keras.callbacks.Callback):
         if metrics is None or self._seen is None:
             return
         number, text = self._seen
-        if not number:
+        if not number and self._counts:
             raise ValueError(
                 f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
                 "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
@@ -323,15 +326,16 @@ class _Report(keras.callbacks.Callback):
             warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
 
 
-def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any, *, validates: bool) -> Any:
+def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any, *, validates: bool, counts: bool) -> Any:
     """Adds the report on skipped updates to the callbacks of `fit`.
 
     Args:
         metrics: Returns the trainer's metrics, or None before they exist.
         callbacks: The callbacks passed to `fit`.
         validates: Whether the `fit` has validation data.
+        counts: Whether each step is known to count its batches in the metrics.
     """
     given = callbacks_of(callbacks)
     # First, so that a checkpoint at the end of an epoch holds what that end changes.
-    given.insert(0, _Report(metrics, list(given), validates))
+    given.insert(0, _Report(metrics, list(given), validates, counts))
     return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._data.windows import Windows, batches_of, is_window
+from multihead._data.windows import Windows, batches_of_update, is_window
 
 
 def batches(num_examples=5, size=1):
@@ -20,7 +20,7 @@ def windows(dataset, steps):
 
 def test_batches_keep_their_order_and_the_last_window_is_padded():
     found = windows(batches(5), 2)
-    assert [[inputs.numpy().tolist() for inputs, _ in batches_of(each)] for each in found] == [
+    assert [[inputs.numpy().tolist() for inputs, _ in batches_of_update(each, 3)] for each in found] == [
         [[0], [1]],
         [[2], [3]],
         [[4], []],
