@@ -34,13 +34,14 @@ def batches_of_update(data: Any, accumulate_steps: int) -> list[Any]:
     batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
     is_alone = not is_list and not is_window(data)
     if not 0 < len(batches) <= accumulate_steps or (is_alone and accumulate_steps > 1):
-        several = accumulate_steps > 1
+        most = "a list of at most" if accumulate_steps > 1 else "at most"
+        received = "one batch" if is_alone else f"a list of {len(batches)}"
         remedy = f"Pass one batch, or `accumulate_steps={len(batches)}` to `compile`."
-        if several:
+        if accumulate_steps > 1:
             remedy = "Pass the batches of one update as a list, `compute_gradients([(inputs, targets), ...])`."
         raise ValueError(
-            f"`batch` must be {'a list of at most' if several else 'at most'} {accumulate_steps} batches, the "
-            f"`accumulate_steps` of `compile`. Received: {'one batch' if is_alone else f'a list of {len(batches)}'}. {remedy}"
+            f"`batch` must be {most} {accumulate_steps} batches, the `accumulate_steps` of `compile`. Received: {received}. "
+            f"{remedy}"
         )
     return batches
 

@@ -30,7 +30,11 @@ def counting(kind, name, calls):
         calls.append(name)
         return getattr(super(made, self), name)(*args, **kwargs)
 
-    if name in ("build", "call", "compute_output_shape"):  # Keras looks at the names of their arguments
+    if issubclass(kind, keras.layers.Layer) and name in (
+        "build",
+        "call",
+        "compute_output_shape",
+    ):  # Keras looks at the names of their arguments
         argument = "inputs" if name == "call" else "input_shape"
         found = {"method": method}
         exec(f"def named(self, {argument}): return method(self, {argument})", found)
@@ -126,27 +130,19 @@ def test_methods_of_the_model(name):
         with pytest.raises(ValueError, match=f"`{name}` must not be overridden.*Counting.*Instead, "):
             of_ours(kind=kind)
         return
-    plain = called(lambda: of_keras(kind=counting(Plain, name, calls)), calls)
-    assert called(lambda: of_ours(kind=kind), calls) == plain > 0
+    assert called(lambda: of_keras(kind=counting(Plain, name, calls)), calls)
+    assert called(lambda: of_ours(kind=kind), calls)
 
 
-def test_all_methods_that_a_step_of_keras_calls_are_listed():
-    """Of a model's public methods, those that Keras calls while it trains, evaluates and predicts, and a trainer does not."""
-    found = []
-    for name in methods(keras.Model):
-        if name not in ("call", "build"):
-            calls = []
-            expected = called(lambda: of_keras(kind=counting(Plain, name, calls)), calls)  # noqa: B023
-            if (
-                expected
-                and name not in CALLED_IN_STEPS
-                and not called(  # noqa: B023
-                    lambda: of_ours(kind=counting(MultiHeadTrainer, name, calls)),
-                    calls,  # noqa: B023
-                )
-            ):
-                found.append(name)
-    assert found == []
+OTHERS = [name for name in methods(keras.Model) if name not in (*CALLED_IN_STEPS, "train_step", "test_step", "predict_step")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_methods_of_the_model_are_called_as_by_keras(name):
+    calls = []
+    expected = called(lambda: of_keras(kind=counting(Plain, name, calls)), calls)
+    assert not expected or called(lambda: of_ours(kind=counting(MultiHeadTrainer, name, calls)), calls)
 
 
 @pytest.mark.parametrize("name", [name for name in methods(keras.callbacks.Callback) if name.startswith("on_")])
@@ -194,6 +190,7 @@ def test_on_several_replicas_gradients_are_not_summed_again(two_replicas):
             of_ours(optimizer)
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 cannot create such an optimizer")
 def test_a_loss_scaling_optimizer_of_the_users_is_refused():
     class Own(keras.mixed_precision.LossScaleOptimizer):
         def apply_gradients(self, *args, **kwargs):

@@ -20,24 +20,24 @@ def windows(dataset, steps):
 
 def test_batches_keep_their_order_and_the_last_window_is_padded():
     found = windows(batches(5), 2)
-    assert [[inputs.numpy().tolist() for inputs, _ in batches_of_update(each, 3)] for each in found] == [
+    assert [[inputs.numpy().tolist() for inputs, _ in batches_of_update(each, 2)] for each in found] == [
         [[0], [1]],
         [[2], [3]],
         [[4], []],
     ]
-    assert batches_of(found[2])[1][1]["a"].shape == (0, 1)
+    assert batches_of_update(found[2], 2)[1][1]["a"].shape == (0, 1)
     assert all(is_window(each) for each in found)
 
 
 def test_what_is_no_window_is_one_batch():
     batch = next(iter(batches()))
-    assert not is_window(batch) and batches_of(batch) == [batch]
+    assert not is_window(batch) and batches_of_update(batch, 1) == [batch]
 
 
 def test_ragged_and_sparse_batches_are_padded_too():
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1, 2], [3]])).map(lambda x: (x, tf.sparse.eye(2)))
     (window,) = windows(ragged, 2)
-    (first, sparse), (empty, no_rows) = batches_of(window)
+    (first, sparse), (empty, no_rows) = batches_of_update(window, 2)
     assert first.to_list() == [[1, 2], [3]] and empty.to_list() == []
     assert sparse.shape == (2, 2) and no_rows.shape[0] == 0
 
@@ -46,7 +46,7 @@ def test_replicas_get_the_parts_of_each_batch(two_replicas):
     arguments = Windows(2, two_replicas).arguments_of_fit(batches(6, size=3), None)
     assert arguments["steps_per_epoch"] == 1
     window = next(iter(arguments["x"]))
-    parts = [two_replicas.experimental_local_results(inputs) for inputs, _ in batches_of(window)]
+    parts = [two_replicas.experimental_local_results(inputs) for inputs, _ in batches_of_update(window, 2)]
     assert [[part.numpy().tolist() for part in each] for each in parts] == [[[0], [1, 2]], [[3], [4, 5]]]
 
 
