@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.gradients import map_values
-from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable
+from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
 from multihead._ground.where import where
 
@@ -53,8 +52,8 @@ def get_optimizer(optimizer: Any) -> Any:
         if optimizer.lower() in named:
             optimizer = named[optimizer.lower()]()
     if isinstance(optimizer, dict):  # Keras 2 changes it, and takes one without this entry for a legacy optimizer
-        optimizer = copy.deepcopy(optimizer)
-        optimizer.setdefault("config", {}).update({} if KERAS_3 else {"is_legacy_optimizer": False})
+        of_version = {} if KERAS_3 else {"is_legacy_optimizer": False}
+        optimizer = {**optimizer, "config": {**optimizer.get("config", {}), **of_version}}
     return keras.optimizers.get(optimizer)
 
 
@@ -86,7 +85,7 @@ def is_legacy_optimizer(optimizer: Any) -> bool:
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]:
     """Builds the optimizer on all variables and returns the slots that it creates for each of them.
 
-    Works for any optimizer, by recording which variable each slot is derived from.
+    These are the variables that it derives from a variable, and those in its lists of one for each variable.
 
     Args:
         optimizer: A Keras optimizer that is not built yet.
@@ -96,7 +95,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
         One list of slot variables per variable.
 
     Raises:
-        ValueError: The optimizer was built before, for other variables.
+        ValueError: The optimizer was built before, for other variables, or creates slots in another way.
     """
     core = optimizer_core(optimizer)
     ids = frozenset(id(tensor_variable(variable)) for variable in variables)
@@ -121,15 +120,30 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[list[Any]]
                 return derive_and_remember(kwargs.pop(keyword), *args, **kwargs)
         return derive_and_remember(*args, **kwargs)
 
+    before = {id(each) for each in core.variables}
     object.__setattr__(core, "add_variable_from_reference", intercept)
     try:
         optimizer.build(list(variables))
     finally:
         object.__delattr__(core, "add_variable_from_reference")
+    found = [slots[id(tensor_variable(variable))] for variable in variables]
+    created = {id(each): each for each in core.variables if id(each) not in before}
+    by_variable = [each for each in vars(core).values() if isinstance(each, (list, tuple)) and len(each) == len(variables)]
+    for i, slot in ((i, slot) for each in by_variable if before.isdisjoint(map(id, each)) for i, slot in enumerate(each)):
+        if id(slot) in created and all(slot is not other for other in found[i]):
+            found[i].append(slot)
+    known = {id(slot) for of_variable in found for slot in of_variable}
+    unknown = [each for key, each in created.items() if key not in known and len(each.shape) > 0]
+    if unknown:
+        raise ValueError(
+            "`optimizer` must create its slots by `add_variable_from_reference`, or keep them in lists of one for each "
+            f"variable, so that those of idle heads can stay as they are. Received: {type(core).__name__}, with "
+            f"{len(unknown)} others, such as {variable_name(unknown[0])!r}. Create them in one of these ways."
+        )
     if KERAS_3 and core.use_ema:  # zeros otherwise, which a variable that is first trained later would be averaged with
         for variable, average in zip(variables, core._model_variables_moving_average):
             average.assign(variable)
-    return [slots[id(tensor_variable(variable))] for variable in variables]
+    return found
 
 
 def has_loss_scaling(optimizer: Any) -> bool:

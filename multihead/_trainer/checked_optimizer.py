@@ -39,7 +39,7 @@ _ONE = (
 )
 _BY_NAME = {
     "SGDW": "Use keras.optimizers.SGD(weight_decay=...).",
-    "LAMB": "Keras 3 has keras.optimizers.Lamb; on Keras 2, keras.optimizers.AdamW is nearest.",
+    "LAMB": "Keras 3 has keras.optimizers.Lamb. On Keras 2, keras.optimizers.AdamW is the nearest.",
     "LazyAdam": "Use keras.optimizers.Adam, which also updates the rows of an embedding that a batch does not contain.",
     "RectifiedAdam": "Use keras.optimizers.Adam with a learning rate that warms up, as CosineDecay(warmup_target=...) does.",
     "MultiOptimizer": _ONE,
@@ -122,9 +122,9 @@ def _remedy(received: Any, problem: Exception | None) -> str:
 
 def _instead_of(name: str) -> str:
     """What to use instead of a legacy optimizer with this name of a class."""
-    name = name.removesuffix("Optimizer") or name
-    if isinstance(getattr(keras.optimizers, name, None), type):
-        return f"Use keras.optimizers.{name}."
+    for each in (name, name.removesuffix("Optimizer")):  # as the names of TensorFlow 1 end
+        if isinstance(getattr(keras.optimizers, each, None), type):
+            return f"Use keras.optimizers.{each}."
     return _BY_NAME.get(
         name,
         "Keras has no optimizer of this name. Use another one, such as keras.optimizers.AdamW, or write this one as a "

@@ -58,6 +58,30 @@ def test_it_is_keras_own_application_bit_for_bit(name):
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("name", optimizer_names())
+def test_a_variable_has_the_slots_that_its_gradient_changes(name):
+    ours, optimizer = variables(), get_optimizer(name)
+    slots = build_optimizer(optimizer, ours)
+    others = [each for each in optimizer.variables if len(each.shape) > 0]
+    assert {id(slot) for of_variable in slots for slot in of_variable} >= set(map(id, others))
+    for i, variable in enumerate(ours):
+        before = [np.array(tensor(each)) for each in others]
+        by_us(optimizer, [tf.constant(STEPS[0][i] + 1, "float32")], [variable])
+        changed = [each for each, old in zip(others, before) if not np.array_equal(old, np.array(tensor(each)))]
+        assert {id(each) for each in changed} <= set(map(id, slots[i]))
+        assert bool(changed) == any(len(each.shape) > 0 for each in slots[i]) or name == "sgd"
+
+
+def test_slots_that_belong_to_no_variable_are_an_error():
+    class Own(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.own = {i: self.add_variable(shape=each.shape, name="own") for i, each in enumerate(variables)}
+
+    with pytest.raises(ValueError, match="`optimizer` must create its slots by .*Received: Own, with 3 others.*Create them"):
+        build_optimizer(Own(), variables())
+
+
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_a_schedule_gives_each_update_its_own_rate(in_graph):
     found, wanted = (trained(keras.optimizers.SGD(scheduled()), each, in_graph) for each in (by_us, by_keras))

@@ -1,0 +1,120 @@
+"""What is no optimizer that can be used: the error names `optimizer` and says what to pass."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from multihead._ground.keras import KERAS_3
+from multihead._trainer.checked_optimizer import check_optimizer
+
+ADAM = keras.optimizers.Adam
+ONE = "Pass one optimizer, which trains everything"
+INSTANCE = "Pass an instance, or a dict with 'class_name' and 'config'"
+
+WRONG = {
+    "nothing": (lambda: None, "Pass one of these."),
+    "a number": (lambda: 0.01, r"Pass it to an optimizer, as in keras.optimizers.Adam\(0.01\)"),
+    "a schedule": (lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5), r"keras.optimizers.Adam\(schedule\)"),
+    "a class": (lambda: ADAM, r"Pass what it returns, as in Adam\(\)"),
+    "a function": (lambda: ADAM.from_config, r"Pass what it returns, as in from_config\(\)"),
+    "a name": (lambda: "Adamm", "Did you mean 'adam'"),
+    "bytes": (lambda: b"adam", "Did you mean 'adam'"),
+    "another name": (lambda: "mse", "Pass one of these."),
+    "a layer": (lambda: keras.layers.Dense(1), "Pass one of these."),
+    "a list": (lambda: [ADAM(), ADAM()], ONE),
+    "by head": (lambda: {"encoder": ADAM(), "a": ADAM()}, ONE),
+    "a pair": (lambda: ("adam", 0.1), INSTANCE),
+    "an empty dict": (dict, INSTANCE),
+    "arguments": (lambda: {"name": "adam", "learning_rate": 0.1}, INSTANCE),
+    "a part of a configuration": (ADAM().get_config, INSTANCE),
+    "a misspelt configuration": (lambda: {"class_name": "Adaam", "config": {}}, "Did you mean 'adam'"),
+    "an unknown configuration": (lambda: {"class_name": "Qqq", "config": {}}, "Register its class with Keras"),
+    "a wrong argument": (lambda: {"class_name": "Adam", "config": {"qqq": 1}}, "Correct its 'config'. Keras says: .*qqq"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_optimizer(kind):
+    given, remedy = WRONG[kind]
+    with pytest.raises(ValueError, match=rf"(?s)`optimizer` must be a Keras optimizer, .*Received: optimizer=.*{remedy}"):
+        check_optimizer(given())
+
+
+@pytest.mark.parametrize("config", [{"class_name": "Adam", "config": {"learning_rate": 0.25}}, None])
+def test_a_configuration_is_an_optimizer_and_stays_as_it_was(config):
+    given = config or keras.optimizers.serialize(ADAM(0.25))
+    before = repr(given)
+    found = check_optimizer(given)
+    assert type(found) is ADAM and float(tf.convert_to_tensor(found.learning_rate)) == 0.25
+    assert repr(given) == before
+
+
+def test_an_optimizer_in_another_one_is_refused():
+    class Slow(keras.optimizers.SGD):
+        def __init__(self):
+            super().__init__()
+            self.inner = ADAM()
+
+    given = [Slow()]
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        given.append(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(ADAM())))
+    for each in given:
+        with pytest.raises(ValueError, match=f"`optimizer` must be one optimizer.*Received: {type(each).__name__}.*{ONE}"):
+            check_optimizer(each)
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 has none")
+@pytest.mark.parametrize(
+    "name", [name for name in vars(getattr(keras.optimizers, "legacy", keras)) if name[0].isupper() and name != "Optimizer"]
+)
+def test_legacy_optimizers_have_a_successor(name):
+    kind = getattr(keras.optimizers.legacy, name)
+    with pytest.raises(ValueError, match=rf"Received: {name} of .*legacy optimizer. Use keras.optimizers.{name}\."):
+        check_optimizer(kind())
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 does not take them")
+def test_an_optimizer_of_tensorflow_1():
+    with pytest.raises(ValueError, match="Received: AdamOptimizer of tensorflow.*Use keras.optimizers.Adam"):
+        check_optimizer(tf.compat.v1.train.AdamOptimizer())
+
+
+def of_addons():
+    """Optimizers of TensorFlow Addons by name."""
+    try:
+        import tensorflow_addons as addons  # noqa: PLC0415
+    except ImportError:
+        return {}
+    legacy = keras.optimizers.legacy.Optimizer
+    inner = {"inner_optimizer": "adam", "optimizer": "adam"}
+    found = {}
+    for name, each in vars(addons.optimizers).items():
+        if isinstance(each, type) and issubclass(each, legacy) and each is not legacy:
+            found[name] = each
+    made = {}
+    for name, kind in found.items():
+        for arguments in ({}, {"optimizer": "adam"}, {"learning_rate": 0.1}, {"weight_decay": 0.1}, {"lambda_": 0.1}):
+            try:
+                made[name] = kind(**{key: inner.get(key, value) for key, value in arguments.items()})
+                break
+            except (TypeError, RuntimeError):
+                continue
+    layers = [(keras.optimizers.legacy.Adam(), keras.layers.Dense(1))]
+    return {**made, "MultiOptimizer": addons.optimizers.MultiOptimizer(layers)} if "MultiOptimizer" in found else made
+
+
+@pytest.mark.skipif(KERAS_3, reason="TensorFlow Addons needs Keras 2")
+@pytest.mark.filterwarnings("ignore")  # that it is no longer developed
+def test_optimizers_of_addons_are_told_what_is_possible():
+    found = of_addons()
+    assert len(found) >= 12
+    for name, optimizer in found.items():
+        with pytest.raises(ValueError, match=f"Received: {type(optimizer).__name__} of tensorflow_addons") as error:
+            check_optimizer(optimizer)
+        remedy = str(error.value).split("legacy optimizer. ")[1]
+        assert remedy.startswith(("Use ", "Keras has no", "Keras 3 has", "Pass one")), name
+        words = {word.rstrip(".,(").split("(")[0] for word in remedy.split() if word.startswith("keras.optimizers.")}
+        missing = {word for word in words if not hasattr(keras.optimizers, word.removeprefix("keras.optimizers."))}
+        assert missing <= {"keras.optimizers.Lamb"}, name
