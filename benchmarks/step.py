@@ -1,17 +1,16 @@
 """Time of the trainer's training step, relative to a custom training loop.
 
-Four workloads have a sequence head and a classifier: a GRU encoder (computation dominates), a small dense encoder (the
-trainer's overhead dominates), and both with large layers. The last one, eight dense heads, shows what `balance_every` saves,
-relative to the plain sum. The variants alternate, so that changes in the machine's speed affect all of them; each ratio is
-the median over rounds. Run `python -m benchmarks.step`.
+Two workloads have a sequence head and a classifier: a GRU encoder (computation dominates) and a small dense encoder (the
+trainer's overhead dominates). The last one, eight dense heads, shows what `balance_every` saves, relative to the plain sum.
+The variants alternate, so that changes in the machine's speed affect all of them; each ratio is the median over rounds. Run
+`python -m benchmarks.step`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -43,34 +42,29 @@ class On(keras.layers.Layer):
         return self.dense(representation[self.key])
 
 
-def sequence_workload(vocabulary: int = 500) -> tuple[Any, dict[str, Any], Any, Any]:
+def sequence_workload() -> tuple[Any, dict[str, Any], Any, Any]:
     rng = np.random.default_rng(0)
-    tokens, labels = rng.integers(1, vocabulary, (128, 25)), rng.integers(0, 8, 128)
+    tokens, labels = rng.integers(1, 500, (128, 25)), rng.integers(0, 8, 128)
     heads = {"reply": On("outputs", 500), "price": On("state", 8, "softmax")}
     targets = {"reply": tf.constant(tokens % 499 + 1), "price": tf.constant(labels)}
-    return Encoder(vocabulary, 128), heads, tf.constant(tokens), targets
+    return Encoder(500, 128), heads, tf.constant(tokens), targets
 
 
 class Hidden(keras.layers.Layer):
-    def __init__(self, *widths: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = [keras.layers.Dense(width, activation="relu") for width in widths]
+        self.dense = keras.layers.Dense(32, activation="relu")
 
     def call(self, x: Any) -> Any:
-        for layer in self.layers:
-            x = layer(x)
+        x = self.dense(x)
         return {"outputs": x[:, None], "state": x}
 
 
-def dense_workload(width: int, rows: int, *widths: int) -> tuple[Any, dict[str, Any], Any, Any]:
-    rng = np.random.default_rng(0)
-    x = tf.constant(rng.normal(size=(rows, width)).astype("float32"))
-    targets = {"reply": tf.constant(rng.integers(1, 8, (rows, 1))), "price": tf.constant(rng.integers(0, 8, rows))}
-    return Hidden(*widths), {"reply": On("outputs", 8), "price": On("state", 8, "softmax")}, x, targets
-
-
 def small_workload() -> tuple[Any, dict[str, Any], Any, Any]:
-    return dense_workload(16, 32, 32)
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(size=(32, 16)).astype("float32"))
+    targets = {"reply": tf.constant(rng.integers(1, 8, (32, 1))), "price": tf.constant(rng.integers(0, 8, 32))}
+    return Hidden(), {"reply": On("outputs", 8), "price": On("state", 8, "softmax")}, x, targets
 
 
 def by_hand(workload: Callable[[], Any]) -> Callable[[], Any]:
@@ -135,9 +129,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 SMALL = "two small dense heads"
 
-LARGE = ("plain sum, losses only in the logs", "plain sum", "UPGrad at the representation")
-"""The variants of the workloads with large layers."""
-
 
 class Eight(keras.layers.Layer):
     def __init__(self) -> None:
@@ -178,8 +169,6 @@ def main(arguments: list[str] | None = None) -> None:
     workloads: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
         "GRU encoder, sequence and class": lambda: of_workload(sequence_workload),
         SMALL: lambda: of_workload(small_workload),
-        "GRU encoder, 20,000 tokens": lambda: of_workload(partial(sequence_workload, 20_000), LARGE),
-        "three dense layers of 1,024 units": lambda: of_workload(partial(dense_workload, 1024, 64, *[1024] * 3), LARGE),
         "eight small dense heads": of_eight_heads,
     }
     rounds, steps = (1, 1) if options.quick else (options.rounds, options.steps)
@@ -190,9 +179,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"| {name} | {ratio:.2f} |")
 
 
-def of_workload(workload: Callable[[], Any], names: Sequence[str] = tuple(VARIANTS)) -> dict[str, Callable[[], Any]]:
+def of_workload(workload: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     """The custom training loop, then the variants of the trainer."""
-    variants = {name: with_trainer(workload, **VARIANTS[name]) for name in names}
+    variants = {name: with_trainer(workload, **options) for name, options in VARIANTS.items()}
     return {"custom training loop": by_hand(workload), **variants}
 
 

@@ -128,7 +128,7 @@ class Saving(keras.callbacks.CallbackList):
             place = f"epoch {self._epoch + 1}, batch {self._batch}"
             raise KeyboardInterrupt(
                 f"Interrupted after {place}. The run is saved in {self._checkpoint.directory}: "
-                "run the same program again to continue."
+                "the same call of `fit`, with a `Checkpoint` of this folder, continues it."
             )
 
 

@@ -57,7 +57,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
             draft.unlink(missing_ok=True)
         raise RuntimeError(
             f"`directory` must take a checkpoint of {len(content):,} bytes. Received: {str(path.parent)!r}, with {error}. "
-            "The checkpoint before it, if there is one, is whole: free space, and run the same program again to continue."
+            "The checkpoint before it, if there is one, is whole: free space, and call `fit` again to continue."
         ) from error
 
 
