@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.gradients import map_values
 from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
@@ -221,6 +222,7 @@ def apply_reduced_gradients(
     applied = core if strategy.num_replicas_in_sync == 1 else _without_reduction(core)
     factor = getattr(core, "loss_scale_factor", None)  # by which Keras 3 divides
 
+    @as_is
     def apply(of_replica: Sequence[Gradient]) -> None:
         if factor is not None:
             of_replica = [map_values(lambda values: values * factor, gradient) for gradient in of_replica]
@@ -245,7 +247,7 @@ def _without_reduction(optimizer: Any) -> Any:
     """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
     method = "_all_reduce_sum_gradients" if KERAS_3 else "aggregate_gradients"
     changed = type(type(optimizer).__name__, (type(optimizer),), {method: lambda self, pairs: list(pairs)})
-    same = object.__new__(changed)
+    same: Any = object.__new__(changed)
     object.__setattr__(same, "__dict__", vars(optimizer))
     return same
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.graphs import in_xla
 from multihead._ground.optimizers import (
