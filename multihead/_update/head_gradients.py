@@ -12,6 +12,7 @@ from multihead._ground.gradients import all_of, computed_if, is_finite, scaled
 from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
 from multihead._ground.where import where
+from multihead._update.added_losses import loss_of_call
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -66,7 +67,7 @@ class HeadGradients(NamedTuple):
 
     Attributes:
         loss_sum: `sum_i s_i * loss_i`, float32.
-        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32; or None.
+        added_loss: The sum of the losses that its call has added, times the micro-batch's factor, float32; or None.
         of_loss: The gradients of the loss sum times the head's factor.
         of_added: The gradients of `added_loss`.
     """
@@ -98,12 +99,6 @@ def of_all(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gr
     return [next(found) if is_one else None for is_one in is_trained]
 
 
-def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-    """The sum of some losses, float32; None for none."""
-    found = [tf.cast(loss, tf.float32) for loss in losses if loss is not None]
-    return tf.add_n(found) if found else None
-
-
 def head_gradients(
     network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
 ) -> HeadGradients:
@@ -120,7 +115,7 @@ def head_gradients(
         with in_inference_mode(network.frozen_layers):
             predictions = head.predict(representation.nest, labels.targets, training=True)
         losses = head.losses(labels.targets, predictions, labels.weights)
-        added_loss = sum_of(list(getattr(head.module, "losses", [])))
+        added_loss = loss_of_call(head.module)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
         found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factor))
