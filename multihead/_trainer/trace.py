@@ -223,7 +223,7 @@ def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."
         )
-    if find_leaves and len(leaves) > 1:
+    if find_leaves and len(leaves) > 1 and head.trains_encoder:
         depends = reading.depend(predictions)
     else:
         depends = [head.reads_floats(representation.nest)] * len(leaves)

@@ -66,7 +66,8 @@ class Network:
         heads: The heads, in the order in which they were added.
         variables: All trainable variables.
         own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable.
-        shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
+        shared: For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also
+            contains.
         learned_by: For each variable in `variables.weighting`, the heads that train it.
         stateful: For each head, whether a forward pass in training mode may change variables of its module.
         with_state: The layers that may change variables of their own in such a pass, each with its module.
@@ -99,7 +100,7 @@ class Network:
                     in_heads[keys[-1]] = len(of_heads)
                     of_heads.append(variable)
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
-            shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder))
+            shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
         modules = [encoder, *(head.module for head in heads)]

@@ -22,7 +22,7 @@ from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
-from multihead._update.weights import LossWeights, head_weights_at
+from multihead._update.weights import LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
@@ -47,7 +47,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     head_weights = head_weights_at(network.heads, step)
     never_idle = _never_idle(spec, batches)
     active = _checked(_active(spec, head_weights, counts.labels, step), never_idle)
-    weights = LossWeights.of(spec.weighting, head_weights, counts=counts.labels, active=active, step=step)
+    known = {"counts": counts.labels, "active": active, "meeting": meeting_of(network.heads, active), "step": step}
+    weights = LossWeights.of(spec.weighting, head_weights, **known)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)

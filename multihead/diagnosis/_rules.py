@@ -80,13 +80,13 @@ def unreached(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
             "frozen encoder",
         )
         return
-    for head, reads in zip(found.heads, found.reads):
-        if not any(reads):
+    for head, reads in zip(spec.network.heads, found.reads):
+        if head.trains_encoder and not any(reads):
             yield Finding(
-                f"{head!r} reads none of the encoder's floating-point outputs, so it learns by itself and teaches the "
+                f"{head.name!r} reads none of the encoder's floating-point outputs, so it learns by itself and teaches the "
                 "encoder nothing. Let it read one of them (`reads`) if it should.",
                 "unreached",
-                [head],
+                [head.name],
             )
     hearing = [k for k, reads in enumerate(found.reads) if any(reads)]
     silent = [k for k in hearing if at_representation[k] == 0 and found.finite[k]]

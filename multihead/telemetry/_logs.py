@@ -20,6 +20,7 @@ from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
+from multihead._update.weights import meeting_of, weigh
 from multihead.heads import Head
 from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
@@ -253,7 +254,7 @@ class LogMetrics:
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
-            total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
+            total = weigh(self.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
         return {"loss": _or_nan(total + read.means.rest, tf.reduce_any(active)), **logs}
 
 
