@@ -22,6 +22,12 @@ def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
     return tf.add_n(found) if found else None
 
 
+def adds_losses(network: Network) -> bool:
+    """Whether a layer adds losses: to its latest call, or for its weights."""
+    modules = (network.encoder, *(head.module for head in network.heads))
+    return any(losses_of_call(module) or losses_of_weights(module) for module in modules)
+
+
 def loss_of_call(module: Any) -> tf.Tensor | None:
     """The sum of the losses that the latest call of a module has added, float32; None without any.
 

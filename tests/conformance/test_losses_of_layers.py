@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from multihead._ground.keras import KERAS_3
 from tests.helpers import tiny
-from tests.helpers.cases import quick
+from tests.helpers.cases import pairwise, quick
 
 pytestmark = pytest.mark.usefixtures("eager_updates")
 
@@ -249,3 +249,95 @@ def test_those_of_idle_heads_do_not_count(way, kind, idle):
     if way not in (one_module, layer_of_both_heads, everywhere):
         for one, other in zip(tiny.values(model.layers[-1].variables), of_b, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+class InTrainingOnly(keras.layers.Layer):
+    """A layer that adds a loss in training mode alone."""
+
+    def call(self, inputs, training=None):
+        if training:
+            self.add_loss(tf.reduce_mean(inputs**2))
+        return inputs
+
+
+ADDING = {"kernel": KINDS["kernel"], "add_loss": Adding, "activity": KINDS["activity"], "training": InTrainingOnly}
+LOGGED = [
+    ("kernel", {}),
+    ("add_loss", {"run_eagerly": False}),
+    ("activity", {"balancer": "UPGrad", "micro_batches": 2}),
+    ("training", {"telemetry": None}),
+    ("add_loss", {"accumulate_steps": 2, "run_eagerly": False}),
+    ("kernel", {"telemetry": "full", "balancer": "UPGrad", "balance_at": "parameters"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), LOGGED)
+def test_the_losses_in_the_logs_add_up(kind, options):
+    factors = (0.5, 2.0)
+    trainer = trainer_of(*layer_of_encoder_and_head(ADDING[kind]), weights=factors, **options)
+    logs = trainer.fit(X, Y, batch_size=5, epochs=2, validation_data=(X, Y), verbose=0).history
+    evaluated = trainer.evaluate(X, Y, batch_size=5, verbose=0, return_dict=True)
+    assert {name: values[-1] for name, values in logs.items() if name.startswith("val_")} == pytest.approx(
+        {f"val_{name}": value for name, value in evaluated.items()}
+    )
+    assert trainer.metrics_names[:2] == ["loss", "added_loss"]
+    for start, found in (("", logs), ("val_", logs), ("", {name: [value] for name, value in evaluated.items()})):
+        a, b, added, loss = (np.array(found[f"{start}{name}"]) for name in ("a_loss", "b_loss", "added_loss", "loss"))
+        np.testing.assert_allclose(factors[0] * a + factors[1] * b + added, loss, rtol=1e-5)
+        assert (added > 0).all() or kind == "training"
+
+
+def test_they_are_logged_beside_the_total_of_a_weighting():
+    modules = layer_of_both_heads(KINDS["kernel"])
+    trainer = trainer_of(*modules, weighting="LogLoss")
+    trainer.compute_gradients((X, Y))  # builds
+    added = 0.1 * np.sum(tiny.values(modules[1].layers[0].weights)[0] ** 2)
+    logs = trainer.fit(X, Y, batch_size=12, verbose=0).history
+    total = np.log(logs["a_loss"][0]) + np.log(logs["b_loss"][0])
+    np.testing.assert_allclose(logs["loss"][0] - logs["added_loss"][0], total, rtol=1e-4)
+    np.testing.assert_allclose(logs["added_loss"], [added], rtol=1e-5)
+
+
+def test_without_any_there_is_no_such_name():
+    trainer = trainer_of(dense(), dense(1), dense(1))
+    logs = trainer.fit(X, Y, validation_data=(X, Y), verbose=0).history
+    assert not [name for name in logs if "added" in name]
+    assert trainer.metrics_names == ["loss", "a_loss", "b_loss"]
+
+
+def test_a_head_of_that_name_is_refused():
+    trainer = MultiHeadTrainer(dense())
+    with pytest.raises(ValueError, match="'added_loss' would stand for"):
+        trainer.add_head("added", dense(1), "mse")
+
+
+class PerExample(keras.layers.Layer):
+    """A layer that adds one loss for each example."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_sum(inputs**2, axis=-1))
+        return inputs
+
+
+REFUSED = {
+    "per example": lambda: PerExample(name="kl"),
+    "in a model": lambda: keras.Sequential([dense(), PerExample(name="kl")]),
+    "regularizer": lambda: keras.layers.Dense(6, kernel_regularizer=lambda kernel: 0.1 * kernel**2, name="kl"),
+}
+
+
+GRAPHS = [{}, {"run_eagerly": False}, {"micro_batches": 2, "run_eagerly": False}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_head", "options", "method"), quick(9, pairwise(list(REFUSED), [False, True], GRAPHS, ["fit", "evaluate"]))
+)
+def test_one_that_is_no_scalar_is_refused(kind, in_head, options, method):
+    adding = REFUSED[kind]()
+    trainer = trainer_of(
+        dense() if in_head else adding, keras.Sequential([adding, dense(1)]) if in_head else dense(1), dense(1)
+    )
+    with pytest.raises(
+        ValueError, match=r"(?s)`add_loss`.*one number.*Received: a loss of shape .* from '.*kl.*tf.reduce_mean"
+    ):
+        getattr(trainer, method)(X, Y, batch_size=12, verbose=0)
