@@ -57,10 +57,10 @@ def build_spec(
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.schedule.build((len(heads),))
-    network = Network.of(encoder, heads, options.weighting)
+    known = [shapes.predictions[head.name] for head in heads]
+    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known])
     if balancer is not None:
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
-    known = [shapes.predictions[head.name] for head in heads]
     if earlier is None:
         _warn_of_heads_apart(heads, known)
         if balancer is not None and options.balance_at == "representation":
