@@ -85,8 +85,9 @@ def _of_variables(network: Network, encoder: Any, heads: Sequence[Any], step: in
     of_encoder = factors_at(encoder, step, network.encoder, variables.encoder)
     of_heads: list[list[Factor]] = [[] for _ in variables.heads]
     for head, rate, positions in zip(network.heads, heads, network.own):
-        inside = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
-        positions = [i for i in positions if id(tensor_variable(variables.heads[i])) in inside]  # its loss may read others
+        # Its loss may read variables of other modules, too.
+        own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
+        positions = tuple(i for i in positions if id(tensor_variable(variables.heads[i])) in own)
         found = factors_at(rate, step, head.module, [variables.heads[i] for i in positions])
         for i, factor in zip(positions, found):
             of_heads[i].append(factor)

@@ -121,7 +121,10 @@ class EpochSums(keras.metrics.Metric):
         if figures is None and self._num_figures:
             figures = (tf.zeros([self._num_figures]),) * 2
         values, numbers = ([], []) if figures is None else map(list, zip(figures))
-        of_examples = tf.stack([tf.constant(0.0) if each is None else each for each in (added, total)])
+        if added is None and total is None:
+            of_examples = tf.zeros([2])
+        else:
+            of_examples = tf.stack([0.0 if each is None else each for each in (added, total)])
         weighted = tf.zeros_like(losses) if weighted is None else weighted
         parts = [losses, *values, of_examples, weighted, counts, *numbers, tf.fill([2], examples), counts]
         tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))

@@ -227,7 +227,7 @@ class LogMetrics:
         of_heads = [name for head in self.heads for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
-        return ["loss", *added, *losses, *sorted(name for name in of_heads if name not in losses)]
+        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""

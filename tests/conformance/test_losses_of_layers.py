@@ -280,7 +280,7 @@ def test_the_losses_in_the_logs_add_up(kind, options):
     assert {name: values[-1] for name, values in logs.items() if name.startswith("val_")} == pytest.approx(
         {f"val_{name}": value for name, value in evaluated.items()}
     )
-    assert trainer.metrics_names[:2] == ["loss", "added_loss"]
+    assert trainer.metrics_names == ["loss", "a_loss", "b_loss", "added_loss"]
     for start, found in (("", logs), ("val_", logs), ("", {name: [value] for name, value in evaluated.items()})):
         a, b, added, loss = (np.array(found[f"{start}{name}"]) for name in ("a_loss", "b_loss", "added_loss", "loss"))
         np.testing.assert_allclose(factors[0] * a + factors[1] * b + added, loss, rtol=1e-5)
