@@ -187,6 +187,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         learning_rate: Any = 1.0,
         weight_decay: Any = 1.0,
         target_scaling: Any = None,
+        trains_encoder: bool = True,
     ) -> None:
         """Adds a head. Afterwards, `compile` must be called (again).
 
@@ -214,6 +215,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the numbers from the
                 labels of its training data. The loss and the module have scaled targets; predictions, metrics and exports
                 have the targets' own units (`docs/howto/units.md`).
+            trains_encoder: Whether the encoder is trained by the head. With False the head is a probe: its module is trained
+                on the representation as it is, and nothing else changes because of it.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
@@ -234,6 +237,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             target_scaling=target_scaling,
+            trains_encoder=trains_encoder,
         )
         if name in self.heads:
             raise ValueError(

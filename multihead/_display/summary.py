@@ -150,6 +150,7 @@ def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
     rows = [["encoder", encoder.kind, encoder.size, "", "", ""]]
     for found, head in zip(of_heads, trainer.heads.values()):
         reads = "all" if head.reads is None else repr(head.reads)
+        reads += "" if head.trains_encoder else ", does not train the encoder"
         scaling = "" if head.scaling is None else f" ({type(head.scaling.scaling).__name__})"
         rows.append([found.name, found.kind, found.size, head.loss.name + scaling, weight_of(head), reads])
     parameters = [each.parameters for each in (encoder, *of_heads)]

@@ -5,6 +5,7 @@ The rest of the package uses the names below and does not depend on the Keras ve
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -227,6 +228,27 @@ def run_in_graphs(module: Any) -> None:
         if isinstance(layer, keras.layers.SpectralNormalization):
             converted = tf.autograph.to_graph(type(layer).normalize_weights)
             layer.normalize_weights = types.MethodType(converted, layer)
+
+
+def losses_of_call(module: Any) -> list[tuple[str, Any]]:
+    """The losses that the latest call of a module has added, each with the name of its layer."""
+    if not isinstance(module, keras.layers.Layer):
+        return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
+    found = [(layer.name, layer._losses if KERAS_3 else layer._eager_losses) for layer in all_layers(module)]
+    return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
+
+
+def losses_of_weights(module: Any) -> dict[int, tuple[str, Callable[[], Any]]]:
+    """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
+
+    These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
+    """
+    if not isinstance(module, keras.layers.Layer):
+        return {}
+    if KERAS_3:
+        regularized = [variable for variable in module.trainable_weights if variable.regularizer is not None]
+        return {id(each): (each.path, functools.partial(each.regularizer, each)) for each in regularized}
+    return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
 
 
 def use_seed_variables(module: Any) -> bool:

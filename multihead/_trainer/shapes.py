@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multihead._ground.keras import run_in_graphs
-from multihead._trainer.trace import trace_predictions
+from multihead._trainer.trace import read_by_loss, trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions
 from multihead.heads import Head
@@ -67,7 +67,10 @@ def build_modules(
     for head in heads:
         head.loss.runs_eagerly = eagerly
         if head.name in traced.predictions and head.name in specs.targets:
-            head.build(specs.targets[head.name], traced.predictions[head.name].spec)
+            found = traced.predictions[head.name]
+            head.build(specs.targets[head.name], found.spec)
+            read = read_by_loss(encoder, heads, head, specs.targets[head.name], found.spec, eagerly=eagerly)
+            traced.predictions[head.name] = found._replace(read_by_loss=read)
     return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
 
 

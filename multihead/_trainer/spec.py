@@ -57,10 +57,10 @@ def build_spec(
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.schedule.build((len(heads),))
-    network = Network.of(encoder, heads, options.weighting)
+    known = [shapes.predictions[head.name] for head in heads]
+    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known])
     if balancer is not None:
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
-    known = [shapes.predictions[head.name] for head in heads]
     if earlier is None:
         _warn_of_heads_apart(heads, known)
         if balancer is not None and options.balance_at == "representation":
@@ -68,6 +68,7 @@ def build_spec(
         ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
     else:
         ownership = earlier.ownership
+    training = [k for k, head in enumerate(heads) if head.trains_encoder]
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
     faults = None if earlier is None or not earlier.faults.fits(network) else earlier.faults
     if faults is None:
@@ -88,18 +89,19 @@ def build_spec(
         check_labels=options.check_labels,
         periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
-        pairs=tuple(pair for pair in itertools.combinations(range(len(heads)), 2) if pair not in apart),
+        pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
     )
 
 
 def _warn_of_heads_apart(heads: Sequence[Head], predictions: Sequence[Predictions]) -> None:
     """Warns if the encoder cannot learn from a head."""
-    apart = [head.name for head, of_head in zip(heads, predictions) if not any(of_head.leaves)]
+    apart = [head.name for head, of_head in zip(heads, predictions) if head.trains_encoder and not any(of_head.leaves)]
     if apart:
         warnings.warn(
             f"The encoder learns nothing from head {quoted(apart)}, which reads none of its floating-point outputs: only "
-            "the head's own variables are trained. If it should train the encoder, let it read one of these (`reads=`).",
+            "the head's own variables are trained. If it should train the encoder, let it read one of these (`reads=`); "
+            "otherwise pass `trains_encoder=False` to `add_head`.",
             UserWarning,
             stacklevel=2,
         )

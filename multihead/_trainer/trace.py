@@ -6,10 +6,12 @@ does not have; there the pass is a real one, on a sample of the data, and what i
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
@@ -17,7 +19,7 @@ from multihead._ground.errors import in_short
 from multihead._ground.keras import all_layers, created_outside_of_graphs, keras_mask, variable_name
 from multihead._ground.state import module_variables, recurrent_states, state_variables
 from multihead._ground.validation import quoted
-from multihead._update.batch import Batch
+from multihead._update.batch import Batch, sample_of
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation
@@ -223,7 +225,7 @@ def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any
             f"The module of head {head.name!r} must give one tensor, which its loss compares with the targets. "
             f"Received: {described(predictions)}. Give one of them, or add one head for each."
         )
-    if find_leaves and len(leaves) > 1:
+    if find_leaves and len(leaves) > 1 and head.trains_encoder:
         depends = reading.depend(predictions)
     else:
         depends = [head.reads_floats(representation.nest)] * len(leaves)
@@ -266,6 +268,59 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
             "having them as variables of its own: its loss would not train them, and they would not be saved with it. "
             "Pass the layer itself, or a `keras.Model` or a `keras.layers.Layer` that has all its layers as attributes."
         )
+
+
+def read_by_loss(
+    encoder: Any, heads: Sequence[Head], head: Head, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
+) -> tuple[Any, ...]:
+    """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
+
+    Args:
+        encoder: The built encoder.
+        heads: All heads.
+        head: The built head.
+        targets: The spec of its targets.
+        predictions: The spec of its predictions.
+        eagerly: Whether losses run as plain Python.
+
+    Raises:
+        ValueError: The loss reads other trainable variables, which no update would train.
+    """
+    read: list[tf.Variable] = []
+
+    def call(targets: Any, predictions: tf.Tensor) -> None:
+        clean, weights = head.mask_missing(targets, None, predictions, None, check=False)
+        with _Reading() as reading:
+            head.losses(head.like_scaled(clean), predictions, weights)
+        read[:] = reading.variables()
+
+    try:
+        graph_function(call).get_concrete_function(targets, predictions)
+    except Exception:  # noqa: BLE001 - the step itself says what is wrong with the loss
+        if eagerly:
+            with suppress(Exception):
+                call(*sample_of((targets, predictions)))
+    modules = [encoder, *(each.module for each in heads)]
+    owned = {key: each for module in modules for each in module_variables(module) for key in handles(each)}
+    hidden = [variable for variable in read if not owned.keys() >= handles(variable)]
+    hidden = [variable for variable in hidden if not _frozen() >= handles(variable)]
+    if hidden:
+        names = quoted(sorted({variable_name(variable) for variable in hidden}))
+        name = head.loss.name or type(head.loss.original).__name__
+        raise ValueError(
+            f"The loss of head {head.name!r} must read no trainable variables, except those of the encoder and the modules. "
+            f"Received: {name!r}, which reads {names}: no update would train them. Make them weights of the "
+            "module, which can return them as another column of its predictions. If they are not to be trained, create "
+            "them with `trainable=False`, or set `trainable = False` on their layer."
+        )
+    return tuple({id(owned[key]): owned[key] for each in read for key in handles(each) if key in owned}.values())
+
+
+def _frozen() -> set[int]:
+    """The variables of all frozen layers that exist, by `handles`: those themselves do not tell."""
+    layers = [each for each in gc.get_objects() if issubclass(type(each), keras.layers.Layer)]
+    frozen = [layer for layer in layers if layer.built and not layer.trainable]
+    return {key for layer in frozen for variable in module_variables(layer) for key in handles(variable)}
 
 
 def handles(variable: Any) -> set[int]:

@@ -16,9 +16,10 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.gradients import added, scaled
 from multihead._ground.keras import Gradient
+from multihead._update.added_losses import sum_of
 from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import HeadsPass
-from multihead._update.head_gradients import LossFactors, sum_of
+from multihead._update.head_gradients import LossFactors
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
@@ -30,7 +31,7 @@ class Sums(NamedTuple):
 
     Attributes:
         losses: `[num_heads]` loss sums, not divided by counts.
-        added_loss: Regularization and `add_loss` losses, times the micro-batch's factor; None without any.
+        added_loss: The losses that calls have added, times the micro-batch's factor; None without any.
         own: For each head, the gradients of its loss with respect to its own variables.
         added_own: For each head, the gradients of the losses added by its module with respect to its own variables.
         broken: `[num_heads]`: in how many micro-batches a gradient at the representation that is not measured there, or of

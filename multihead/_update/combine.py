@@ -243,8 +243,8 @@ class BalanceAtParameters(Combiner):
 
     def of_update(self, weights: LossWeights) -> BalanceAtParameters:
         reuses = self._reuses(weights.depend_on_losses, in_xla())
-        found = self.balancer.reused(weights.step, weights.active) if reuses else None
-        return self if found is None else replace(self, reused=(found[0], where(weights.active, found[1], 0.0)))
+        found = self.balancer.reused(weights.step, weights.meeting) if reuses else None
+        return self if found is None else replace(self, reused=(found[0], where(weights.meeting, found[1], 0.0)))
 
     def encoder_pass(self, weights: LossWeights, num_micro_batches: int, by_layer: tf.Tensor | None) -> EncoderPass:
         reused = self.reused
@@ -283,7 +283,7 @@ def _products_if(condition: tf.Tensor | None, rows: Sequence[list[Gradient]]) ->
 def _sum(encoder: list[Gradient], losses: Losses, products: tf.Tensor | None, factors: tf.Tensor | None = None) -> Combined:
     """The plain sum: the encoder's gradients over all replicas, and this replica's inner products of the heads', or None."""
     products = None if products is None else _reduced(products, factors)
-    coefficients = tf.cast(losses.given.active, tf.float32)
+    coefficients = tf.cast(losses.given.meeting, tf.float32)
     return Combined(gradients=encoder, coefficients=coefficients, gramian=products, at_representation=products)
 
 
@@ -295,7 +295,7 @@ def _reduced(products: tf.Tensor, factors: tf.Tensor | None) -> tf.Tensor:
 def _coefficients(balancer: Balancer, losses: Losses, products: tf.Tensor) -> tf.Tensor:
     """`[num_heads]` coefficients from reduced inner products; 0 for idle heads."""
     used = balancer.used(step=losses.given.step, losses=lambda: losses.means)
-    return where(losses.given.active, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
+    return where(losses.given.meeting, tf.cast(balancer.coefficients(products, **used), tf.float32), 0.0)
 
 
 class CombinedRows(NamedTuple):
@@ -314,7 +314,7 @@ class CombinedRows(NamedTuple):
 
 def _combine_rows(balancer: Balancer, losses: Losses, matrices: Sequence[Rows | None], products: tf.Tensor) -> CombinedRows:
     """Combines the heads' gradients, one matrix per tensor, with a method that needs them."""
-    active, present = losses.given.active, [matrix for matrix in matrices if matrix is not None]
+    active, present = losses.given.meeting, [matrix for matrix in matrices if matrix is not None]
     if not present:
         return CombinedRows(gradients=[None] * len(matrices), coefficients=tf.zeros([len(active)]), square=tf.zeros([]))
     used = balancer.used(step=losses.given.step, losses=lambda: losses.means)

@@ -11,8 +11,9 @@ import tensorflow as tf
 from multihead._ground.gradients import added, computed_if, scaled
 from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
+from multihead._update.added_losses import loss_of_call
 from multihead._update.encode import call_encoder
-from multihead._update.head_gradients import HeadGradients, LossFactors, gradients_of_heads, of_all, sum_of, trained
+from multihead._update.head_gradients import HeadGradients, LossFactors, gradients_of_heads, of_all, trained
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, RepresentationGradients
@@ -26,7 +27,7 @@ class Encoded(NamedTuple):
         factors: The factors of the losses.
         tape: The tape that recorded the pass.
         representation: The detached representation.
-        added_loss: The sum of the encoder's regularization and `add_loss` losses, float32; None without any.
+        added_loss: The sum of the losses that the call of the encoder has added, float32; None without any.
     """
 
     network: Network
@@ -50,7 +51,7 @@ class Encoded(NamedTuple):
                 tape.watch(trained(network.encoder_tensors, network.trains_encoder))
             with in_inference_mode(network.frozen_layers):
                 representation = call_encoder(network.encoder, inputs, training=True)
-            added_loss = sum_of(list(getattr(network.encoder, "losses", [])))
+            added_loss = loss_of_call(network.encoder)
         return cls(
             network=network,
             factors=factors,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.where import where
+from multihead._update.added_losses import loss_of_call, loss_of_weights, sum_of
 from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
-from multihead._update.head_gradients import sum_of
 from multihead._update.labels import Labels, count_labels
 from multihead._update.network import Network
 
@@ -42,7 +42,8 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     counts = count_labels(labels)
-    sums, added = list[Any](), [sum_of(list(getattr(network.encoder, "losses", [])))]
+    active = (counts > 0) & (weights > 0)
+    sums, added = list[Any](), [loss_of_call(network.encoder)]
     for k, (head, of_head) in enumerate(zip(network.heads, labels)):
         if of_head is None:
             sums.append(tf.constant(0.0))
@@ -50,7 +51,8 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
         predictions = head.predict(representation, of_head.targets, training=False)
         sums.append(head.loss_sum(of_head.targets, predictions, of_head.weights))
         head.update_metrics(of_head.in_units, predictions, of_head.weights)
-        of_module = sum_of(list(getattr(head.module, "losses", [])))
+        of_module = loss_of_call(head.module)
         if of_module is not None:
-            added.append(where((counts[k] > 0) & (weights[k] > 0), of_module, 0.0))
+            added.append(where(active[k], of_module, 0.0))
+    added.append(loss_of_weights(network, active))
     return Evaluated(tf.stack(sums), counts, sum_of(added), tf.cast(batch_size(inputs), tf.float32))

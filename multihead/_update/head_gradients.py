@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from multihead._ground.gradients import all_of, computed_if, is_finite, scaled
 from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
 from multihead._ground.where import where
+from multihead._update.added_losses import loss_of_call
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -66,7 +68,7 @@ class HeadGradients(NamedTuple):
 
     Attributes:
         loss_sum: `sum_i s_i * loss_i`, float32.
-        added_loss: The sum of its regularization and `add_loss` losses times the micro-batch's factor, float32; or None.
+        added_loss: The sum of the losses that its call has added, times the micro-batch's factor, float32; or None.
         of_loss: The gradients of the loss sum times the head's factor.
         of_added: The gradients of `added_loss`.
     """
@@ -98,36 +100,32 @@ def of_all(gradients: Sequence[Gradient], is_trained: Sequence[bool]) -> list[Gr
     return [next(found) if is_one else None for is_one in is_trained]
 
 
-def sum_of(losses: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-    """The sum of some losses, float32; None for none."""
-    found = [tf.cast(loss, tf.float32) for loss in losses if loss is not None]
-    return tf.add_n(found) if found else None
-
-
 def head_gradients(
     network: Network, k: int, representation: DetachedRepresentation, labels: Labels, factors: LossFactors
 ) -> HeadGradients:
     """Forward and backward pass of one head, down to the representation; also updates the head's metrics.
 
     Raises:
-        ValueError: The head's loss has no gradient with respect to the representation.
+        ValueError: The head's loss has no gradient with respect to the representation and to the module's variables.
     """
     head, trains_own, trains_shared = network.heads[k], network.trains_own(k), network.trains_shared(k)
     own, shared = trained(network.own_tensors(k), trains_own), trained(network.shared_tensors(k), trains_shared)
-    sources: list[Any] = [*representation.leaves, *own, *shared]
+    leaves = representation.leaves if head.trains_encoder else []
+    sources: list[Any] = [*leaves, *own, *shared]
     with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(sources)
         with in_inference_mode(network.frozen_layers):
             predictions = head.predict(representation.nest, labels.targets, training=True)
         losses = head.losses(labels.targets, predictions, labels.weights)
-        added_loss = sum_of(list(getattr(head.module, "losses", [])))
+        added_loss = loss_of_call(head.module)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
         found = factors.scaled_down(tape.gradient(loss, sources, output_gradients=factor))
-        num_leaves, end = len(representation.leaves), len(representation.leaves) + len(own)
+        end = len(leaves) + len(own)
+        at_leaves = found[: len(leaves)] if leaves else [None] * len(representation.leaves)
         return LossGradients(
-            representation=[None if each is None else tf.convert_to_tensor(each) for each in found[:num_leaves]],
-            own=of_all(found[num_leaves:end], trains_own),
+            representation=[None if each is None else tf.convert_to_tensor(each) for each in at_leaves],
+            own=of_all(found[len(leaves) : end], trains_own),
             shared=of_all(found[end:], trains_shared),
         )
 
@@ -138,15 +136,27 @@ def head_gradients(
         added_factor = where(factors.heads[k] > 0, factors.added, 0.0)
         of_added, added_loss = gradients(added_loss, factors.scaled_up(added_factor)), added_loss * added_factor
     head.update_metrics(labels.in_units, predictions, labels.weights)
-    is_deaf = head.reads_floats(representation.nest) and not trains_shared
-    if is_deaf and all(gradient is None for gradient in of_loss.representation):
+    reaches = not head.reads_floats(representation.nest) or trains_shared or not _is_nothing(of_loss.representation)
+    if not reaches and _is_nothing(of_loss.own):
         raise ValueError(
-            f"Head {head.name!r} must depend on the representation. Received: a module whose loss has no gradient with "
-            "respect to any of the encoder's floating-point outputs. Make the module read them, without `stop_gradient` "
-            "and operations that have no gradient; a head for integer outputs alone names them in `reads`."
+            f"Head {head.name!r} must have a loss that trains something. Received: a loss without a gradient with respect "
+            "to the encoder's floating-point outputs and to the module's own variables. Leave out operations that have no "
+            "gradient, such as `argmax`; a head that is not to train the encoder has `trains_encoder=False`."
+        )
+    if not reaches:
+        warnings.warn(
+            f"The encoder learns nothing from head {head.name!r}, whose loss has no gradient with respect to its outputs: "
+            "only the head's own variables are trained. If that is meant, pass `trains_encoder=False` to `add_head`; "
+            "otherwise make the module read them without `stop_gradient` and operations that have no gradient.",
+            UserWarning,
+            stacklevel=2,
         )
     loss_sum = sum_of_losses(losses, labels.weights)
     return HeadGradients(loss_sum=loss_sum, added_loss=added_loss, of_loss=of_loss, of_added=of_added)
+
+
+def _is_nothing(gradients: Sequence[Gradient]) -> bool:
+    return all(gradient is None for gradient in gradients)
 
 
 def head_gradients_if(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,11 +24,13 @@ class Predictions(NamedTuple):
         spec: Their spec.
         masked: Whether they carry a Keras mask.
         leaves: For each floating-point leaf of the representation, whether they depend on it.
+        read_by_loss: The trainable variables of the encoder and the heads that the loss itself reads.
     """
 
     spec: tf.TensorSpec
     masked: bool
     leaves: tuple[bool, ...]
+    read_by_loss: tuple[Any, ...] = ()
 
 
 def share_nothing(predictions: Sequence[Predictions]) -> list[tuple[int, int]]:

@@ -65,8 +65,10 @@ class Network:
         encoder: The shared encoder.
         heads: The heads, in the order in which they were added.
         variables: All trainable variables.
-        own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable.
-        shared: For each head, the positions of variables in `variables.encoder` that its module also contains.
+        own: For each head, the positions of its variables in `variables.heads`; several heads may share a variable. They
+            are those of its module, and others that its loss reads.
+        shared: For each head that trains the encoder, the positions of variables in `variables.encoder` that its module also
+            contains, or its loss reads.
         learned_by: For each variable in `variables.weighting`, the heads that train it.
         stateful: For each head, whether a forward pass in training mode may change variables of its module.
         with_state: The layers that may change variables of their own in such a pass, each with its module.
@@ -84,22 +86,35 @@ class Network:
     frozen: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
-        """Collects the trainable variables of built modules and of a built weighting, if any."""
+    def of(
+        cls, encoder: Any, heads: Sequence[Head], weighting: Any = None, read_by_losses: Sequence[Sequence[Any]] = ()
+    ) -> Network:
+        """Collects the trainable variables of built modules and of a built weighting, if any.
+
+        Args:
+            encoder: The built encoder.
+            heads: The built heads.
+            weighting: The built weighting, or None.
+            read_by_losses: For each head, variables of these modules that its loss reads; empty for none.
+        """
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
         of_heads: list[Any] = []
         in_heads: dict[int, int] = {}
-        own, shared = [], []
+        read: list[list[int]] = []
         for head in heads:
-            keys = []
+            read.append([])
             for variable in getattr(head.module, "trainable_variables", []):
-                keys.append(id(tensor_variable(variable)))
-                if keys[-1] not in in_encoder and keys[-1] not in in_heads:
-                    in_heads[keys[-1]] = len(of_heads)
+                key = id(tensor_variable(variable))
+                read[-1].append(key)
+                if key not in in_encoder and key not in in_heads:
+                    in_heads[key] = len(of_heads)
                     of_heads.append(variable)
+        own, shared = [], []
+        for head, keys, others in zip(heads, read, read_by_losses or [()] * len(heads)):
+            keys = list(dict.fromkeys([*keys, *(id(tensor_variable(variable)) for variable in others)]))
             own.append(tuple(in_heads[key] for key in keys if key in in_heads))
-            shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder))
+            shared.append(tuple(in_encoder[key] for key in keys if key in in_encoder and head.trains_encoder))
         learned = [] if weighting is None else list(weighting.trainable_variables)
         owners = () if weighting is None else tuple(weighting.owners(len(heads)))
         modules = [encoder, *(head.module for head in heads)]

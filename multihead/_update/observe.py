@@ -31,7 +31,7 @@ def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
         after = weights.times_means(weights.mean_losses(_loss_sums_after(spec, update, applied)))
     seen = Observation(
         step=update.step,
-        active=update.active,
+        active=weights.meeting,
         losses=update.losses.weighted if has_losses else None,
         norms=update.norms,
         gramian=combined.at_representation,

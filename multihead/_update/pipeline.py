@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground import replicas
 from multihead._ground.errors import stop_unless
 from multihead._ground.where import where
+from multihead._update.added_losses import gradients_of_weights, sum_of
 from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.broken import Broken
@@ -20,7 +22,7 @@ from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
-from multihead._update.weights import LossWeights, head_weights_at
+from multihead._update.weights import LossWeights, head_weights_at, meeting_of
 
 
 def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, scale: tf.Tensor | None) -> Update:
@@ -45,7 +47,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     head_weights = head_weights_at(network.heads, step)
     never_idle = _never_idle(spec, batches)
     active = _checked(_active(spec, head_weights, counts.labels, step), never_idle)
-    weights = LossWeights.of(spec.weighting, head_weights, counts=counts.labels, active=active, step=step)
+    known = {"counts": counts.labels, "active": active, "meeting": meeting_of(network.heads, active), "step": step}
+    weights = LossWeights.of(spec.weighting, head_weights, **known)
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)
@@ -65,10 +68,13 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     sums = gathered.sums
 
     # 4. Across replicas, once: the heads' encoder gradients are combined; each head keeps its own variables' gradients.
+    # Regularizers of weights come after: they have no micro-batches and no replicas.
     losses = gathered.losses if isinstance(gathered, CombinedGradients) else weights.weigh(sums.losses)
     combined = combiner.combine(network, gathered, losses)
     norms = combined.norms
-    own = sums.of_heads(network, losses.factors)
+    loss_of_weights, of_weights = gradients_of_weights(network, active)
+    combined = combined._replace(gradients=plus(combined.gradients, of_weights.encoder))
+    own = plus(sums.of_heads(network, losses.factors), of_weights.heads)
     by_layer = spec.layers.products(measured, gathered.per_head, losses.factors, combined.gradients)
 
     # 5. The total loss, and the gradients of what the weighting learns.
@@ -83,7 +89,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         broken=Broken.of(network, found, active, loss_sums=sums.losses, at_representation=sums.broken, norms=norms),
         loss_sums=sums.losses,
         counts=where(active, counts.local, 0.0),
-        added_loss=sums.added_loss,
+        added_loss=sum_of([sums.added_loss, None if loss_of_weights is None else replicas.part_of(loss_of_weights)]),
         num_examples=counts.examples,
         combined=combined,
         norms=combined.if_measured(norms),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.keras import tensor_variable
 from multihead._update.network import Network
 from multihead.rates import Factor, factor_at, factors_at, largest, starts_of
 
@@ -84,6 +85,9 @@ def _of_variables(network: Network, encoder: Any, heads: Sequence[Any], step: in
     of_encoder = factors_at(encoder, step, network.encoder, variables.encoder)
     of_heads: list[list[Factor]] = [[] for _ in variables.heads]
     for head, rate, positions in zip(network.heads, heads, network.own):
+        # Its loss may read variables of other modules, too.
+        own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
+        positions = tuple(i for i in positions if id(tensor_variable(variables.heads[i])) in own)
         found = factors_at(rate, step, head.module, [variables.heads[i] for i in positions])
         for i, factor in zip(positions, found):
             of_heads[i].append(factor)

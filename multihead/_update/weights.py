@@ -34,6 +34,30 @@ def depends_on_losses(weighting: Weighting | None) -> bool:
     return weighting is not None and "losses" in weighting.uses
 
 
+def meeting_of(heads: Sequence[Head], active: tf.Tensor) -> tf.Tensor:
+    """`[num_heads]` booleans: which active heads train the encoder, and so meet there; the methods see no others."""
+    return active if all(head.trains_encoder for head in heads) else active & [head.trains_encoder for head in heads]
+
+
+def weigh(
+    weighting: Weighting, losses: tf.Tensor, *, active: tf.Tensor, meeting: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The weights by a weighting, `[num_heads]`, and the total loss; see `Weighting.weigh`.
+
+    Args:
+        weighting: The weighting.
+        losses: `[num_heads]` losses times the weights of the heads.
+        active: `[num_heads]` booleans: the heads whose losses count.
+        meeting: `[num_heads]` booleans: those of them that it weighs; the others count as they are.
+        step: The number of updates applied so far.
+    """
+    factors, total = weighting.weigh(losses, meeting, **weighting.used(step=step))
+    if meeting is active:
+        return factors, total
+    others = active & ~meeting
+    return factors + tf.cast(others, tf.float32), total + tf.reduce_sum(where(others, losses, 0.0))
+
+
 class LossWeights(NamedTuple):
     """The weights of the heads' losses in one update, before the losses are known.
 
@@ -44,6 +68,7 @@ class LossWeights(NamedTuple):
         weighting: A weighting, or None for a weighted sum.
         step: The number of updates applied so far.
         active: `[num_heads]` booleans: which heads the update trains.
+        meeting: `[num_heads]` booleans: which of these train the encoder.
         counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
         of_heads: `[num_heads]`: the weights of the heads at this step.
         fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
@@ -53,6 +78,7 @@ class LossWeights(NamedTuple):
     weighting: Weighting | None
     step: tf.Tensor
     active: tf.Tensor
+    meeting: tf.Tensor
     counts: tf.Tensor
     of_heads: tf.Tensor
     fixed: tf.Tensor
@@ -60,7 +86,14 @@ class LossWeights(NamedTuple):
 
     @classmethod
     def of(
-        cls, weighting: Weighting | None, of_heads: tf.Tensor, *, counts: tf.Tensor, active: tf.Tensor, step: tf.Tensor
+        cls,
+        weighting: Weighting | None,
+        of_heads: tf.Tensor,
+        *,
+        counts: tf.Tensor,
+        active: tf.Tensor,
+        meeting: tf.Tensor,
+        step: tf.Tensor,
     ) -> LossWeights:
         """The weights at a step.
 
@@ -69,13 +102,14 @@ class LossWeights(NamedTuple):
             of_heads: `[num_heads]`: the weights of the heads at this step.
             counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
             active: `[num_heads]` booleans.
+            meeting: `[num_heads]` booleans: which of these train the encoder.
             step: The number of updates applied so far.
         """
         fixed = where(active, of_heads, 0.0)
         if weighting is not None and "losses" not in weighting.uses:
-            fixed *= weighting.weigh(tf.zeros_like(of_heads), active, **weighting.used(step=step))[0]
+            fixed *= weigh(weighting, tf.zeros_like(of_heads), active=active, meeting=meeting, step=step)[0]
         per_element = tf.math.divide_no_nan(fixed, counts)
-        known = {"active": active, "counts": counts, "of_heads": of_heads}
+        known = {"active": active, "meeting": meeting, "counts": counts, "of_heads": of_heads}
         return cls(weighting=weighting, step=step, **known, fixed=fixed, per_element=per_element)
 
     @property
@@ -105,7 +139,8 @@ class LossWeights(NamedTuple):
             return SummedLosses(given=self, sums=loss_sums)
         means = self.mean_losses(loss_sums)
         weighted = self.times_means(means)
-        factors, total = self.weighting.weigh(weighted, self.active, **self.weighting.used(step=self.step))
+        known = {"active": self.active, "meeting": self.meeting, "step": self.step}
+        factors, total = weigh(self.weighting, weighted, **known)
         return WeighedLosses(given=self, means=means, weighted=weighted, by_weighting=factors, total_of_all=total)
 
 
@@ -192,8 +227,8 @@ class WeighedLosses(NamedTuple):
         return TotalLoss(
             total=self.total_of_all / replicas.num_replicas(),
             weights=self.given.of_heads * self.by_weighting,
-            regularizer=weighting.regularizer(self.given.active),
-            learned=weighting.gradients(self.weighted, norms, self.given.active, **used),
+            regularizer=weighting.regularizer(self.given.meeting),
+            learned=weighting.gradients(self.weighted, norms, self.given.meeting, **used),
         )
 
 

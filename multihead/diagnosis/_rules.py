@@ -79,6 +79,8 @@ def unreached(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     reaching = [k for k in range(len(found.heads)) if at_representation[k] > 0 and found.finite[k]]
     lost = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
     for k, (head, reads) in enumerate(zip(found.heads, found.reads)):
+        if not spec.network.heads[k].trains_encoder:
+            continue
         if not any(reads) or (k in lost and len(lost) < len(reaching)):
             yield Finding(
                 f"{head!r} learns by itself and teaches the encoder nothing: what it reads is not a floating-point output "

@@ -44,6 +44,7 @@ class Head:
         learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
         weight_decay: The factor of the optimizer's weight decay.
         target_scaling: How the targets are scaled for the loss, as `multihead.scaling.get` takes it.
+        trains_encoder: Whether the encoder is trained by the head.
 
     Raises:
         ValueError: `name` is invalid, a weight is negative or not finite, the loss or a metric is unknown, or the loss takes
@@ -66,6 +67,7 @@ class Head:
         learning_rate: Any = 1.0,
         weight_decay: Any = 1.0,
         target_scaling: Any = None,
+        trains_encoder: bool = True,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -81,6 +83,7 @@ class Head:
         self._weight_variable: Any = None
         self.metric_specs = check_metrics(metrics, name)
         self.teacher_forcing = bool(teacher_forcing)
+        self.trains_encoder = bool(trains_encoder)
         self.ignore_label = check_ignore_label(ignore_label)
         self.class_weight = None if class_weight is None else ClassWeight(class_weight)
         self.reads = check_reads(reads)
@@ -179,6 +182,7 @@ class Head:
             "learning_rate": serialize(self.learning_rate),
             "weight_decay": serialize(self.weight_decay),
             "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
+            "trains_encoder": self.trains_encoder,
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -201,8 +205,8 @@ class Head:
         return select(representation, self.reads, self.name)
 
     def reads_floats(self, representation: Any) -> bool:
-        """Whether the module receives a floating-point tensor, through which the encoder can learn from the head."""
-        return any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
+        """Whether the encoder can learn from the head: its module receives a floating-point tensor."""
+        return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
 
     def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
         """The module's predictions for the loss; with teacher forcing, the module also reads the targets."""

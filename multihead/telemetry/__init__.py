@@ -19,8 +19,9 @@ balancer) and `d` the combined gradient:
 - `{head}_learning_rate` and `encoder_learning_rate`, if one of them can change: the factor of the steps that are applied to
   the head's own variables, or to the encoder's; where it differs by variable, the largest;
 - `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
-- `loss`: the total loss: the sum of the heads' losses above times their weights, and of regularization and `add_loss` losses
-  as a mean over examples; with a weighting, in training, its total as a mean over examples;
+- `added_loss`, if a layer adds losses: the sum of regularization and `add_loss` losses, as a mean over examples;
+- `loss`: the total loss: the sum of the heads' losses above times their weights, and `added_loss`; with a weighting, in
+  training, its total as a mean over examples takes the place of the first sum;
 - `{head}_updates`: the number of updates in the epoch so far that have trained the head;
 - `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
   heads had labels. It is there even if it is 0, since Keras's `CSVLogger` has the columns of the first epoch, and `History`

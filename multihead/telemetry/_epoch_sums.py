@@ -19,20 +19,23 @@ class Sums(NamedTuple):
     Attributes:
         losses: For each head, the loss.
         figures: For each figure of updates, its value.
-        rest: The losses that do not belong to a head, times the number of examples that they count for.
+        added: The losses that layers add, times the number of examples that they count for.
+        total: The total by a weighting, times the same number.
         weighted: For each head, the loss times the weight of the head.
     """
 
     losses: list[Any]
     figures: list[Any]
-    rest: Any
+    added: Any
+    total: Any
     weighted: list[Any]
 
     @classmethod
     def of(cls, values: tf.Tensor, num_heads: int) -> Sums:
         """Names the parts of a vector."""
         flat = tf.unstack(values)
-        return cls(flat[:num_heads], flat[num_heads : -num_heads - 1], flat[-num_heads - 1], flat[-num_heads:])
+        *before, added, total = flat[:-num_heads]
+        return cls(before[:num_heads], before[num_heads:], added, total, flat[-num_heads:])
 
 
 class Read:
@@ -63,15 +66,17 @@ class Read:
     @property
     def total_loss(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        return where(self.exist.rest, tf.add_n([*self.means.weighted, self.means.rest]), float("nan"))
+        means = self.means
+        return where(self.exist.added, tf.add_n([*means.weighted, means.added, means.total]), float("nan"))
 
 
 class EpochSums(keras.metrics.Metric):
     """Sums over updates in one vector, so that they cost few operations. Its result is the total loss.
 
     The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
-    updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the rest `r`. If
-    the weights are constant, the first sum is that of the weights times the heads' losses.
+    updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses `r`
+    that layers add. If the weights are constant, the first sum is that of the weights times the heads' losses. A weighting
+    has its own total in place of the first sum.
 
     Args:
         num_heads: The number of heads.
@@ -87,7 +92,7 @@ class EpochSums(keras.metrics.Metric):
         super().__init__(name="loss", dtype="float32")
         self._num_heads, self._num_figures = num_heads, num_figures
         self._faults = Untracked(faults)
-        size = 2 * (2 * num_heads + num_figures + 1)
+        size = 2 * (2 * num_heads + num_figures + 2)
         self.sums = self.add_weight(name="sums", shape=(size,), initializer="zeros", dtype="float32")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
@@ -98,7 +103,8 @@ class EpochSums(keras.metrics.Metric):
         counts: tf.Tensor,
         examples: tf.Tensor,
         weighted: tf.Tensor | None = None,
-        rest: tf.Tensor | None = None,
+        added: tf.Tensor | None = None,
+        total: tf.Tensor | None = None,
         figures: tuple[tf.Tensor, tf.Tensor] | None = None,
     ) -> None:
         """Adds this replica's part of an update, or of a batch of an evaluation.
@@ -108,16 +114,20 @@ class EpochSums(keras.metrics.Metric):
             counts: Their counts.
             examples: The number of examples.
             weighted: The loss sums times the weights of their heads; None counts as 0.
-            rest: Losses that do not belong to a head, times the number of examples; None counts as 0.
+            added: The losses that layers add, times the number of examples; None counts as 0.
+            total: The total by a weighting, times the number of examples; None counts as 0.
             figures: The figures of an update, and for how many updates each counts; None counts as 0.
         """
         if figures is None and self._num_figures:
             figures = (tf.zeros([self._num_figures]),) * 2
         values, numbers = ([], []) if figures is None else map(list, zip(figures))
-        rest = tf.zeros([1]) if rest is None else tf.reshape(rest, [1])
+        if added is None and total is None:
+            of_examples = tf.zeros([2])
+        else:
+            of_examples = tf.stack([0.0 if each is None else each for each in (added, total)])
         weighted = tf.zeros_like(losses) if weighted is None else weighted
-        added = [losses, *values, rest, weighted, counts, *numbers, tf.reshape(examples, [1]), counts]
-        tensor_variable(self.sums).assign_add(tf.concat(added, axis=0))
+        parts = [losses, *values, of_examples, weighted, counts, *numbers, tf.fill([2], examples), counts]
+        tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
 
     def update_state(self, **parts: tf.Tensor) -> None:
         """As `add`, which Keras does not wrap."""

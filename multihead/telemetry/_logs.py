@@ -15,10 +15,12 @@ from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import callbacks_of
 from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
+from multihead._update.added_losses import adds_losses
 from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
+from multihead._update.weights import meeting_of, weigh
 from multihead.heads import Head
 from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
@@ -27,6 +29,9 @@ from multihead.telemetry._layout import Figure
 LEVELS = (None, "norms", "full")
 """The values of `telemetry=`, from the fewest to the most figures."""
 
+
+ADDED_LOSS = "added_loss"
+"""The name of the sum of the losses that layers add, if any does."""
 
 MOST_OVERFLOWS = 15
 """How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
@@ -131,6 +136,7 @@ class LogMetrics:
         self.faults = spec.faults
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
         self.sums = EpochSums(len(self.heads), len(self.figures.layout.names), self.faults)
+        self._adds_losses = adds_losses(spec.network)
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None
 
@@ -151,21 +157,28 @@ class LogMetrics:
         """
         is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses = where(is_counted, update.loss_sums, 0.0)
-        weighted, rest, is_usable = losses * update.losses.given.of_heads, update.added_loss, applied
+        weighted, of_examples, is_usable = losses * update.losses.given.of_heads, {"added": update.added_loss}, applied
         if self.weighting is not None:  # its total need not be a sum over heads
-            weighted, rest = None, update.total_loss
-        if rest is not None:
-            is_usable = applied & tf.math.is_finite(rest)
-            rest = where(is_usable, rest * update.num_examples, 0.0)
+            weighted, of_examples["total"] = None, update.total.total
+        of_examples = {name: loss for name, loss in of_examples.items() if loss is not None}
+        self._show_added(update.added_loss)
+        if of_examples:
+            is_usable = applied & tf.math.is_finite(tf.add_n(list(of_examples.values())))
+        parts = {name: where(is_usable, loss * update.num_examples, 0.0) for name, loss in of_examples.items()}
         examples = where(is_usable, update.num_examples, 0.0)
         self.sums.add(
             losses=losses,
             weighted=weighted,
             counts=where(is_counted, update.counts, 0.0),
-            rest=rest,
+            **parts,
             examples=examples if num_replicas == 1 else examples / num_replicas,
             figures=self.figures.update(update, applied),
         )
+
+    def _show_added(self, loss: tf.Tensor | None) -> None:
+        """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
+        if loss is not None and not self._adds_losses:
+            self._adds_losses, self._names_in_logs = True, None
 
     def count_batches(self, number: int) -> Callable[[], tf.Tensor]:
         """Counts batches; gives the position in the epoch of the first of them, from 0, until the next are counted."""
@@ -175,8 +188,9 @@ class LogMetrics:
 
     def add_evaluated(self, found: Evaluated) -> None:
         """Adds this replica's part of one batch of an evaluation."""
-        rest = None if found.added_loss is None else found.added_loss * found.num_examples
-        self.sums.add(losses=found.loss_sums, counts=found.counts, rest=rest, examples=found.num_examples)
+        self._show_added(found.added_loss)
+        added = None if found.added_loss is None else found.added_loss * found.num_examples
+        self.sums.add(losses=found.loss_sums, counts=found.counts, added=added, examples=found.num_examples)
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
@@ -209,7 +223,8 @@ class LogMetrics:
         """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
         of_heads = [name for head in self.heads for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
-        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses)]
+        added = [ADDED_LOSS] if self._adds_losses else []
+        return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
@@ -223,6 +238,8 @@ class LogMetrics:
         read, layout = self.sums.read(), self.figures.layout
         found = self.figures.by_name(read)
         logs: dict[str, Any] = {"loss": read.total_loss}
+        if self._adds_losses:
+            logs[ADDED_LOSS] = read.known.added
         logs.update({name: found[name] for name in layout.logged("update")})
         for k, head in enumerate(self.heads):
             logs.update(_head_logs(head, read.known.losses[k], read.exist.losses[k]))
@@ -250,8 +267,9 @@ class LogMetrics:
         if self.weighting is None:
             total = tf.reduce_sum(losses)
         else:
-            total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total + read.means.rest, tf.reduce_any(active)), **logs}
+            total = weigh(self.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
+        added = {ADDED_LOSS: read.known.added} if self._adds_losses else {}
+        return {"loss": _or_nan(total + read.means.added, tf.reduce_any(active)), **added, **logs}
 
 
 def _names_of(head: Head) -> list[str]:

@@ -31,7 +31,7 @@ STAGES = [
     {"__init__", "batch", "encode", "products", "roll_back"},
     {"loops", "combined"},
     {"network"},
-    {"broken"},
+    {"broken", "added_losses"},
     {"rates"},
     {"representation"},
     {"labels"},

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead._update.added_losses import gradients_of_weights
 from multihead._update.backward import (
     CombinedPass,
     PassPerHead,
@@ -16,7 +17,7 @@ from multihead._update.backward import (
 from multihead._update.combined import Combined
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels
-from multihead._update.micro_batches import MicroBatch
+from multihead._update.micro_batches import MicroBatch, plus
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
 from multihead._update.weights import LossWeights
@@ -28,7 +29,7 @@ FACTORS, ACTIVE = tf.constant([0.5, 2.0]), tf.constant([True, True])
 
 
 class Tied(keras.layers.Layer):
-    """Multiplies by the encoder's own kernel."""
+    """Multiplies by the encoder's own kernel, and adds a loss."""
 
     def __init__(self, encoder):
         super().__init__()
@@ -36,6 +37,7 @@ class Tied(keras.layers.Layer):
         self.scale = keras.layers.Dense(1)
 
     def call(self, hidden):
+        self.add_loss(0.1 * tf.reduce_mean(hidden**2))
         return self.scale(self.encoder(hidden))
 
 
@@ -64,7 +66,9 @@ def plain_sum(by_layer=None):
         return Combined(gradients=gradients.total(), coefficients=tf.ones([2]), gramian=None, at_representation=None)
 
     step, counts = tf.constant(0, tf.int64), tf.ones([2])
-    return CombinedPass(combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, step=step), True, by_layer)
+    return CombinedPass(
+        combine, LossWeights.of(None, FACTORS, counts=counts, active=ACTIVE, meeting=ACTIVE, step=step), True, by_layer
+    )
 
 
 def by_tape(net):
@@ -74,8 +78,10 @@ def by_tape(net):
         losses = [tf.reduce_sum(tf.square(head.module(hidden) - Y)) for head in net.heads]
         kernel = tf.convert_to_tensor(net.variables.encoder[0])
         added = 0.1 * tf.reduce_sum(kernel**2)
-        # The tied head's regulariser is the encoder's once more.
-        of_heads = [added, 0.2 * tf.reduce_sum(tf.convert_to_tensor(net.heads[1].module.kernel) ** 2)]
+        of_heads = [
+            0.1 * tf.reduce_mean(hidden**2),
+            0.2 * tf.reduce_sum(tf.convert_to_tensor(net.heads[1].module.kernel) ** 2),
+        ]
         total = tf.tensordot(FACTORS, tf.stack(losses), 1) + added + tf.add_n(of_heads)
     tensors = [
         *net.encoder_tensors,
@@ -95,7 +101,8 @@ def test_the_sum_of_all_is_the_gradient_of_the_whole_loss(scale, encoder_pass, c
     assert len(found.per_head) == (2 if encoder_pass is PER_HEAD else 0)
     for row in found.per_head:
         encoder = [b if a is None else a if b is None else a + b for a, b in zip(encoder, row)]
-    for actual, wanted in zip([*encoder, *found.sums.of_heads(net, None)], by_tape(net), strict=True):
+    own, (_, of_weights) = found.sums.of_heads(net, None), gradients_of_weights(net, ACTIVE)
+    for actual, wanted in zip(plus([*encoder, *own], of_weights.of_losses), by_tape(net), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-6)
 
 
@@ -141,13 +148,13 @@ def test_the_heads_encoder_gradients_are_computed_beside_the_combined_one_only_i
     assert computed(net, plain_sum()).per_head == []
 
 
-def test_a_head_that_does_not_read_the_representation_is_refused():
+def test_a_head_that_trains_nothing_is_refused():
     encoder = keras.layers.Dense(3)
     encoder(X)
     bias = keras.layers.Dense(1)
     bias(X)
     net = Network.of(encoder, [Head("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
-    with pytest.raises(ValueError, match="Head 'deaf' must depend on the representation"):
+    with pytest.raises(ValueError, match="Head 'deaf' must have a loss that trains something"):
         micro_batch_gradients(
             net,
             MicroBatch(X, [Labels(Y, tf.ones([4]))]),

@@ -37,7 +37,7 @@ def losses(active=(True, True), method=None):
         method.bind(["a", "b"])
         method.build((2,))
     step = tf.constant(0, tf.int64)
-    weights = LossWeights.of(method, tf.ones([2]), counts=counts, active=active, step=step)
+    weights = LossWeights.of(method, tf.ones([2]), counts=counts, active=active, meeting=active, step=step)
     return weights.weigh(tf.constant([2.0, 16.0]))
 
 

@@ -18,7 +18,7 @@ def weights(method):
     if method is not None:
         method.bind(["a", "b", "c"])
         method.build((3,))
-    return LossWeights.of(method, OWN, counts=COUNTS, active=ACTIVE, step=tf.constant(4, tf.int64))
+    return LossWeights.of(method, OWN, counts=COUNTS, active=ACTIVE, meeting=ACTIVE, step=tf.constant(4, tf.int64))
 
 
 def test_without_a_weighting_the_total_is_the_weighted_sum_of_means():
