@@ -59,7 +59,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         def fraction() -> tf.Tensor:
             return tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), counts.examples)
 
-        return LossFactors(heads=per_element, fraction=fraction, scale=scale)
+        return LossFactors(heads=per_element, fraction=fraction, scale=scale, step=step)
 
     gathered = encoder_pass.gather(network, micro_batches, factors_of, active, conditional)
     sums = gathered.sums
