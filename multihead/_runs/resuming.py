@@ -127,8 +127,8 @@ class Saving(keras.callbacks.CallbackList):
         if self.was_interrupted:
             place = f"epoch {self._epoch + 1}, batch {self._batch}"
             raise KeyboardInterrupt(
-                f"Interrupted after {place}. The run is saved in {self._checkpoint.directory}: "
-                "run the same program again to continue."
+                f"Interrupted after {place}. The run is saved in {self._checkpoint.directory}, where a `fit` with the same "
+                "`Checkpoint` continues it."
             )
 
 
