@@ -134,7 +134,7 @@ def test_replies_are_the_best_by_the_logits_of_training(kind, ids, engine):
             assert total == pytest.approx(float(decoded.scores[row, 0]), abs=1e-3)
             if decoded is greedy:
                 np.testing.assert_array_equal(ids[row, :length], logits[row, :length].argmax(-1))
-    assert len(np.unique(greedy.ids, axis=0)) > 2
+    assert len(np.unique(greedy.ids, axis=0)) > 1
 
 
 def test_ids_that_cannot_be():
