@@ -34,7 +34,6 @@ from sklearn.pipeline import make_pipeline
 from examples.seq2seq_price import command, run
 from examples.seq2seq_price.batches import Examples
 from examples.seq2seq_price.columns import NO_LABEL
-from examples.seq2seq_price.rows import read_table
 
 TOKENS = r"(?u)[^\W_]+|[^\w\s]"
 INVERSE_PENALTIES = (0.3, 1.0, 3.0, 10.0)
@@ -96,7 +95,8 @@ def variant_of(data: run.Data, variant: str, options: Namespace) -> run.Data:
         return replace(data, splits=splits)
     splits = {}
     for split, examples in data.splits.items():
-        splits[split] = mask_values(examples, read_table(getattr(options, split)[0], options.swap_column))
+        rows = run.read_rows(options, getattr(options, split)[0], options.swap_column)
+        splits[split] = mask_values(examples, [{name: row[name] for name in options.swap_column} for row in rows])
     return replace(data, splits=splits, swaps=[])
 
 

@@ -133,11 +133,11 @@ def run_stepwise(
     state: DecoderState,
     *,
     training: bool | None = None,
-    sampling: float = 0.0,
+    sampling: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Teacher-forced vectors by `BasicDecoder`; arguments and results are those of `_native_loops.run_stepwise`."""
     seq2seq = _seq2seq()
-    seed = cell.sampling_seed() if sampling else None
+    seed = None if sampling is None else cell.sampling_seed()
 
     class Sampler(seq2seq.ScheduledEmbeddingTrainingSampler):  # type: ignore[name-defined]
         def sample(self, time: tf.Tensor, outputs: tf.Tensor, state: Any) -> tf.Tensor:
@@ -146,7 +146,8 @@ def run_stepwise(
     rows = count_rows(state)
     memory, state, embedded = _never_empty((memory, state, embedded))
     wrapped, initial = wrap(cell, memory, state)
-    loop = seq2seq.BasicDecoder(wrapped, Sampler(sampling, cell.embedding) if sampling else seq2seq.TrainingSampler())
+    sampler = seq2seq.TrainingSampler() if sampling is None else Sampler(sampling, cell.embedding)
+    loop = seq2seq.BasicDecoder(wrapped, sampler)
     outputs, _, _ = loop(embedded, initial_state=initial, training=training)
     return outputs.rnn_output[:rows]
 
@@ -181,7 +182,6 @@ def wrap(cell: DecoderCell, memory: MemoryOrNone, state: DecoderState) -> tuple[
 def _mechanism(cell: DecoderCell, memory: Memory) -> Any:
     """Addons' attention mechanism with the cell's weights."""
     seq2seq, attention = _seq2seq(), cell.attention_layer
-    lengths = tf.reduce_sum(tf.cast(memory.mask, tf.int32), axis=1)
     if attention.kind == "luong":
         mechanism = seq2seq.LuongAttention(cell.units, memory_layer=attention.memory_layer)
     else:
@@ -190,5 +190,5 @@ def _mechanism(cell: DecoderCell, memory: Memory) -> Any:
         )
         # Set here, before Addons would create a variable of its own.
         mechanism.attention_v = tf.convert_to_tensor(attention.score_layer.kernel)[:, 0]
-    mechanism.setup_memory(memory.values, lengths)
+    mechanism.setup_memory(memory.values, memory_mask=memory.mask)
     return mechanism

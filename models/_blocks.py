@@ -66,14 +66,13 @@ class Embedded(keras.layers.Layer):
             build_layer(self.map_layer, None, None, self.embedding_size)
         self.built = True
 
-    def call(self, ids: tf.Tensor, first: Any = 0, training: bool | None = None) -> tf.Tensor:
-        """Vectors `[batch, time, units]` of ids `[batch, time]` from a position on, a number or `[batch, 1]`."""
+    def call(self, ids: tf.Tensor, places: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Vectors `[batch, time, units]` of ids `[batch, time]` at integer places `[batch, time]`, or `[1, time]`."""
         vectors = self.embedding(ids)
         if self.map_layer is not None:
             vectors = self.map_layer(vectors)
         # The initial vectors are small: in this scale they are about as large as the positions.
         vectors *= tf.cast(tf.sqrt(float(self.units)), vectors.dtype)
-        places = first + tf.range(tf.shape(ids)[1])[tf.newaxis, :]
         return self.dropout_layer(vectors + tf.cast(positions(places, self.units), vectors.dtype), training=training)
 
 

@@ -41,6 +41,7 @@ class DecoderCell:
         dropout: Fraction of the inputs of each layer but the first that is dropped in training.
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
+        padding_id: The id of padding.
         policy: Dtype policy.
     """
 
@@ -57,6 +58,7 @@ class DecoderCell:
         dropout: float,
         start_id: int,
         end_id: int,
+        padding_id: int,
         policy: Any,
     ) -> None:
         self.vocabulary_size = vocabulary_size
@@ -67,6 +69,7 @@ class DecoderCell:
         self.sampling_layer: Any = None
         self.start_id = start_id
         self.end_id = end_id
+        self.padding_id = padding_id
         self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
         self.recurrent_layers = [
             recurrent_layer(kind, units, name=f"layer_{index}", dtype=policy) for index in range(num_layers)
@@ -132,7 +135,7 @@ class DecoderCell:
         """A seed for `sample_inputs`, for all steps of a sequence."""
         return draw_seed(self.sampling_layer)
 
-    def sample_inputs(self, vectors: tf.Tensor, probability: float, seed: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
+    def sample_inputs(self, vectors: tf.Tensor, probability: tf.Tensor, seed: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
         """Scheduled sampling: ids sampled from a step's vectors, int32 `[rows]`; -1 where none replaces the next input."""
         of_ids, of_rows = (seed + tf.stack([place, tf.cast(time, tf.int32)]) for place in (0, 1))
         ids = tf.random.stateless_categorical(self.next_logits(vectors), 1, of_ids, dtype=tf.int32)[:, 0]
@@ -145,7 +148,7 @@ class DecoderCell:
 
     def next_affine(self) -> tuple[tf.Tensor, tf.Tensor]:
         """The kernel and the bias of `next_logits`, float32."""
-        bias = tf.convert_to_tensor(self.output_layer.bias) + excluded_ids(self.start_id, self.vocabulary_size)
+        bias = tf.convert_to_tensor(self.output_layer.bias) + excluded_ids(self)
         return tf.convert_to_tensor(self.output_layer.kernel), bias
 
 

@@ -75,12 +75,12 @@ def check_heads(units: int, num_heads: Any) -> int:
 
 
 def check_id(argument: str, value: Any, vocabulary_size: int) -> int:
-    """Returns a token id that is at least 1 and below `vocabulary_size`.
+    """Returns a token id that is at least 0 and below `vocabulary_size`.
 
     Raises:
         ValueError: If it is not an integer or out of range.
     """
-    check_count(argument, value)
+    check_count(argument, value, minimum=0)
     if value >= vocabulary_size:
         raise ValueError(
             f"`{argument}` must be below `vocabulary_size`. "
@@ -102,6 +102,27 @@ def check_ids(argument: str, value: Any) -> tf.Tensor:
             f"Received: dtype {ids.dtype.name}, shape {ids.shape}. Turn the texts into padded ids first."
         )
     return ids
+
+
+def check_tokens(value: Any, vocabulary_size: int) -> tf.Tensor:
+    """Returns an encoder's token ids `[batch, time]` as a tensor, which is not read if an id is out of range.
+
+    Raises:
+        ValueError: If it is not a matrix of integers, or an id is out of range; in a graph, when it runs.
+    """
+    tokens = check_ids("tokens", value)
+    ids = tf.cast(tokens, tf.int64)
+    wrong = tf.reduce_any(tf.logical_or(ids < 0, ids >= vocabulary_size), axis=1)
+    rows = tf.reduce_sum(tf.cast(wrong, tf.int32))
+    rule = f"`tokens` must be ids from 0 to {vocabulary_size - 1}, below `vocabulary_size`. Received: "
+    remedy = " rows with another id. Correct `vocabulary_size`, or what makes the ids; padding has an id, too."
+    if tf.executing_eagerly():
+        if int(rows):
+            raise ValueError(f"{rule}{int(rows)} of {len(tokens)}{remedy}")
+        return tokens
+    message = [rule, rows, " of ", tf.size(wrong), remedy]
+    with tf.control_dependencies([tf.raw_ops.Assert(condition=tf.equal(rows, 0), data=message)]):
+        return tf.identity(tokens)
 
 
 def check_names(argument: str, value: Any) -> tuple[str, ...]:

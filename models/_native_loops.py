@@ -56,7 +56,7 @@ def run_stepwise(
     state: DecoderState,
     *,
     training: bool | None = None,
-    sampling: float = 0.0,
+    sampling: tf.Tensor | None = None,
     hidden: bool = False,
 ) -> tf.Tensor:
     """Teacher-forced vectors step by step, so that a step can depend on the previous one.
@@ -67,7 +67,7 @@ def run_stepwise(
         memory: What attention reads; `()` without attention.
         state: The initial state.
         training: Whether dropout is active.
-        sampling: Probability with which an input is replaced by an id sampled from the previous step.
+        sampling: Probability with which an input is replaced by an id sampled from the previous step; None for never.
         hidden: Whether to return the last layer's hidden states instead of the vectors.
 
     Returns:
@@ -81,12 +81,12 @@ def run_stepwise(
         vectors, state = cell.step(inputs, state, memory, training=training)
         outputs = outputs.write(time, hidden_of(state.layers[-1]) if hidden else vectors)
         inputs = embedded[tf.minimum(time + 1, steps - 1)]
-        if sampling:
+        if sampling is not None:
             sampled = cell.sample_inputs(vectors, sampling, seed, time)
             inputs = tf.where(sampled[:, tf.newaxis] >= 0, cell.embedding(tf.maximum(sampled, 0)), inputs)
         return time + 1, inputs, state, outputs
 
-    seed = cell.sampling_seed() if sampling else None
+    seed = None if sampling is None else cell.sampling_seed()
     start = (tf.constant(0), embedded[0], state, outputs)
     _, _, _, outputs = tf.while_loop(lambda time, *_: time < steps, advance, start, maximum_iterations=steps)
     return tf.transpose(outputs.stack(), [1, 0, 2])

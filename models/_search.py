@@ -17,7 +17,7 @@ class Decoded(NamedTuple):
     """Decoded sequences, best first.
 
     Attributes:
-        ids: int32 `[batch, num_best, maximum_length]`, up to and including the end id, then padding, 0.
+        ids: int32 `[batch, num_best, maximum_length]`, up to and including the end id, then the decoder's padding, or 0.
         lengths: int32 `[batch, num_best]`, number of ids, the end id included.
         scores: float32 `[batch, num_best]`: the log probability of the ids, divided by the length penalty.
         attention: `[batch, num_best, maximum_length, source time]`, zero at padding, or None if not requested.
@@ -97,9 +97,19 @@ def shift_right(targets: tf.Tensor, start_id: int) -> tf.Tensor:
     return tf.concat([starts, targets], axis=1)[:, :-1]
 
 
-def excluded_ids(start_id: int, vocabulary_size: int) -> tf.Tensor:
-    """What is added to logits so that padding and the start id are never chosen, float32 `[vocabulary_size]`."""
-    return tf.reduce_sum(tf.one_hot([0, start_id], vocabulary_size, tf.float32.min), axis=0)
+def excluded_ids(decoder: Any) -> tf.Tensor:
+    """What is added to logits so that padding, and a start id that does not end, are never chosen, float32 `[vocabulary]`.
+
+    Args:
+        decoder: What has the ids and `vocabulary_size` as attributes.
+    """
+    excluded = {decoder.padding_id, decoder.start_id} - {decoder.end_id}
+    return tf.reduce_sum(tf.one_hot(sorted(excluded), decoder.vocabulary_size, tf.float32.min), axis=0)
+
+
+def padded(ids: tf.Tensor, lengths: tf.Tensor, padding_id: int) -> tf.Tensor:
+    """Ids `[..., time]` with padding after their lengths `[...]`."""
+    return ids if padding_id == 0 else tf.where(tf.sequence_mask(lengths, ids.shape[-1]), ids, padding_id)
 
 
 def next_ids(logits: tf.Tensor, time: tf.Tensor, search: Search) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,23 +12,16 @@ from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
 from ._bridge import StateBridge
 from ._cell import DecoderCell, DecoderState, FastStep
-from ._checks import (
-    check_choice,
-    check_count,
-    check_id,
-    check_ids,
-    check_probability,
-    check_rate,
-    check_representation,
-)
+from ._checks import check_choice, check_count, check_ids, check_probability, check_representation
+from ._ids import AbstractDecoder
 from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
-from ._search import Decoded, Search, SearchParts, penalty, score_rows, shift_right
+from ._search import Decoded, Search, SearchParts, padded, penalty, score_rows, shift_right
 
 ENGINES = ("addons", "native", None)
 
 
 @keras.saving.register_keras_serializable(package="models")
-class Seq2SeqDecoder(keras.layers.Layer):
+class Seq2SeqDecoder(AbstractDecoder):
     """Writes a sequence of token ids from an encoder's outputs and final state.
 
     At step `t` the recurrent layers read the previous token (with input feeding also the previous step's vector) and
@@ -35,8 +29,9 @@ class Seq2SeqDecoder(keras.layers.Layer):
     attention it is `h_t`; the logits are an affine map of it. Without input feeding, training runs the recurrent layers
     once over the whole target sequence and attention as one product.
 
-    Ids: 0 is padding, `start_id` precedes the first token, `end_id` ends a sequence. Decoding returns neither padding
-    nor the start id before the end.
+    Ids: `start_id` precedes the first token, `end_id` ends a sequence, `padding_id` fills it up. Rows of targets hold the
+    tokens, the end id and padding, without the start id; a trainer checks this where the data are read (`check_labels`).
+    Decoding returns neither padding nor the start id before the end; the start id may be the end id, too.
 
     Both engines use the same weights and return the same results. `"addons"` decodes with TensorFlow Addons, `"native"`
     with this library's own loops. Addons' decoders support float32 only, so decoding in mixed precision is native.
@@ -51,9 +46,12 @@ class Seq2SeqDecoder(keras.layers.Layer):
         input_feeding: Whether each step also reads the previous step's vector; needs attention.
         dropout: Fraction of each layer's inputs, and of the vectors, that is dropped in training.
         sampling_probability: Scheduled sampling: the probability that in training a step reads an id sampled from the
-            previous step's logits instead of the target's. Training then runs step by step. Source: arXiv 1506.03099.
+            previous step's logits instead of the target's; training then runs step by step. A number, which can be set
+            later, for example by a callback, unless it is 0; or a function of the step (the number of updates so far, an
+            int64 scalar), such as a Keras schedule. Below 0 counts as 0, above 1 as 1. Source: arXiv 1506.03099.
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
+        padding_id: The id of padding, as in the loss.
         maximum_length: Number of ids that `generate` returns.
         engine: `"addons"`, `"native"`, or None for Addons where it is installed.
         name: Name of the layer.
@@ -75,27 +73,34 @@ class Seq2SeqDecoder(keras.layers.Layer):
         attention: str | None = "luong",
         input_feeding: bool = False,
         dropout: float = 0.0,
-        sampling_probability: float = 0.0,
+        sampling_probability: float | Callable[[tf.Tensor], Any] = 0.0,
         start_id: int = 2,
         end_id: int = 3,
+        padding_id: int = 0,
         maximum_length: int = 64,
         engine: str | None = None,
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self.vocabulary_size = check_count("vocabulary_size", vocabulary_size)
-        self.embedding_size = check_count("embedding_size", embedding_size)
-        self.units = check_count("units", units)
+        super().__init__(
+            vocabulary_size,
+            embedding_size,
+            units,
+            num_layers=num_layers,
+            dropout=dropout,
+            start_id=start_id,
+            end_id=end_id,
+            padding_id=padding_id,
+            maximum_length=maximum_length,
+            name=name,
+            dtype=dtype,
+        )
         self.cell = check_choice("cell", cell, CELLS)
-        self.num_layers = check_count("num_layers", num_layers)
         self.attention = check_choice("attention", attention, KINDS)
         self.input_feeding = bool(input_feeding)
-        self.dropout = check_rate("dropout", dropout)
-        self.sampling_probability = check_probability("sampling_probability", sampling_probability)
-        self.start_id = check_id("start_id", start_id, vocabulary_size)
-        self.end_id = check_id("end_id", end_id, vocabulary_size)
-        self.maximum_length = check_count("maximum_length", maximum_length)
+        self._probability: Any = 0.0
+        self._probability_variable: Any = None
+        self.sampling_probability = sampling_probability
         self.engine = check_choice("engine", engine, ENGINES)
         if input_feeding and attention is None:
             raise ValueError(
@@ -120,6 +125,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
             dropout=self.dropout,
             start_id=self.start_id,
             end_id=self.end_id,
+            padding_id=self.padding_id,
             policy=policy,
         )
         # Attributes of this layer, under which Keras finds and saves the weights.
@@ -129,8 +135,6 @@ class Seq2SeqDecoder(keras.layers.Layer):
         if self.attention is not None:
             self.attention_layer = self.decoder_cell.attention_layer
             self.vector_layer = self.decoder_cell.vector_layer
-        if self.sampling_probability:
-            self.sampling_layer = self.decoder_cell.sampling_layer = dropout_layer(0.5, name="sampling_layer", dtype=policy)
         self.output_layer = self.decoder_cell.output_layer
 
     def build(self, representation_shape: Any) -> None:
@@ -138,26 +142,64 @@ class Seq2SeqDecoder(keras.layers.Layer):
         self._check(representation_shape)
         self.bridge.build(representation_shape["state"])
         self.decoder_cell.build(representation_shape["outputs"][-1])
+        if self._probability:
+            policy = self.dtype_policy
+            self.sampling_layer = self.decoder_cell.sampling_layer = dropout_layer(0.5, name="sampling_layer", dtype=policy)
+            if not callable(self._probability):
+                initial = keras.initializers.Constant(self._probability)
+                self._probability_variable = self.add_weight(
+                    name="sampling_probability", shape=(), dtype="float32", initializer=initial, trainable=False
+                )
         self.built = True
 
-    def call(self, representation: dict[str, Any], targets: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+    @property
+    def sampling_probability(self) -> Any:
+        """The present number, or the function of the step."""
+        variable = self._probability_variable
+        return self._probability if variable is None else float(tf.convert_to_tensor(variable))
+
+    @sampling_probability.setter
+    def sampling_probability(self, value: Any) -> None:
+        """Sets the number from the next update on, for example in a callback of `fit`."""
+        if not callable(value):
+            value = check_probability("sampling_probability", value)
+        if self._probability_variable is not None and not callable(value):
+            self._probability_variable.assign(value)
+        elif self.built:
+            raise ValueError(
+                "`sampling_probability` can be set after the first batch only from one number to another, if the first is "
+                f"above 0. Received: sampling_probability={value!r} after {self.sampling_probability!r}. Build the decoder "
+                "with a function of the step, or with a number above 0 that is set to 0 before training."
+            )
+        else:
+            self._probability = value
+
+    def call(
+        self,
+        representation: dict[str, Any],
+        targets: tf.Tensor,
+        training: bool | None = None,
+        step: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Logits of each target token, given the previous tokens.
 
         Args:
             representation: What `Seq2SeqEncoder` returns.
             targets: Integer ids, `[batch, time]`, each row ending with the end id and then padding.
             training: Whether dropout is active.
+            step: The number of updates so far, which a trainer passes; for a `sampling_probability` that is a function.
 
         Returns:
             Logits, float32 `[batch, time, vocabulary_size]`.
 
         Raises:
-            ValueError: If the representation lacks an entry, or the targets are not a matrix of integers.
+            ValueError: If the representation lacks an entry, the targets are not a matrix of integers, or no step is passed.
         """
         self._check(representation)
         targets = check_ids("targets", targets)
         memory, state = self.begin(representation)
-        vectors = self.run(self.shift_right(targets), memory, state, training=training)
+        sampling = self._sampling_at(step) if training and self._probability else None
+        vectors = self.run(self.shift_right(targets), memory, state, training=training, sampling=sampling)
         return self.output_layer(self.dropout_layer(vectors, training=training))
 
     def generate(
@@ -180,7 +222,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
                 TensorFlow Addons needs `"native"`.
 
         Returns:
-            ids, int32 `[batch, maximum_length]`, up to and including the end id, then padding, 0.
+            ids, int32 `[batch, maximum_length]`, up to and including the end id, then padding.
 
         Raises:
             ValueError: If an argument is out of its range.
@@ -190,8 +232,10 @@ class Seq2SeqDecoder(keras.layers.Layer):
         loops = self._loops(engine)
         memory, state = self._begin_decoding(representation)
         if beam_width == 1:
-            return loops.decode_rows(self.decoder_cell, memory, state, search)[0]
-        return loops.decode_beams(self.decoder_cell, memory, state, search).ids[:, 0]
+            ids, lengths = loops.decode_rows(self.decoder_cell, memory, state, search)
+        else:
+            ids, lengths = (each[:, 0] for each in loops.decode_beams(self.decoder_cell, memory, state, search)[:2])
+        return padded(ids, lengths, self.padding_id)
 
     def decode(
         self,
@@ -250,7 +294,7 @@ class Seq2SeqDecoder(keras.layers.Layer):
             result = Decoded(ids[:, tf.newaxis], lengths[:, tf.newaxis], scores[:, tf.newaxis], None)
         if return_attention:
             result = result._replace(attention=self._weights(result, memory, state))
-        return result
+        return result._replace(ids=padded(result.ids, result.lengths, self.padding_id))
 
     def begin_search(self, representation: dict[str, Any], *, beam_width: int = 1) -> SearchParts:
         """Step, state and memory for the functions of `multihead.models.search`.
@@ -287,7 +331,15 @@ class Seq2SeqDecoder(keras.layers.Layer):
         memory = self.attention_layer.prepare(representation["outputs"], representation["mask"])
         return memory, DecoderState(layers, vector)
 
-    def run(self, ids: tf.Tensor, memory: MemoryOrNone, state: DecoderState, *, training: bool | None = None) -> tf.Tensor:
+    def run(
+        self,
+        ids: tf.Tensor,
+        memory: MemoryOrNone,
+        state: DecoderState,
+        *,
+        training: bool | None = None,
+        sampling: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """The vectors of a whole input sequence, teacher-forced.
 
         Args:
@@ -295,13 +347,13 @@ class Seq2SeqDecoder(keras.layers.Layer):
             memory: What `begin` returned.
             state: What `begin` returned.
             training: Whether dropout is active.
+            sampling: The probability that a step reads an id sampled from the previous step's logits; None for never.
 
         Returns:
             `[batch, time, units]`.
         """
-        if self.input_feeding or (training and self.sampling_probability):
+        if self.input_feeding or sampling is not None:
             inputs = self.dropout_layer(self.embedding(ids), training=training)
-            sampling = self.sampling_probability if training else 0.0
             step_by_step = self._loops().run_stepwise
             return step_by_step(self.decoder_cell, inputs, memory, state, training=training, sampling=sampling)
         hidden = self._run_layers(ids, state, training)
@@ -317,22 +369,39 @@ class Seq2SeqDecoder(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {
-            "vocabulary_size": self.vocabulary_size,
-            "embedding_size": self.embedding_size,
-            "units": self.units,
+            **super().get_config(),
             "cell": self.cell,
-            "num_layers": self.num_layers,
             "attention": self.attention,
             "input_feeding": self.input_feeding,
-            "dropout": self.dropout,
-            "sampling_probability": self.sampling_probability,
-            "start_id": self.start_id,
-            "end_id": self.end_id,
-            "maximum_length": self.maximum_length,
+            "sampling_probability": keras.saving.serialize_keras_object(self._probability),
             "engine": self.engine,
-            "name": self.name,
-            "dtype": self.dtype_policy.name,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Seq2SeqDecoder:
+        """A decoder with the constructor's arguments."""
+        probability = config.get("sampling_probability")
+        if isinstance(probability, dict):
+            config = {**config, "sampling_probability": keras.saving.deserialize_keras_object(probability)}
+        return cls(**config)
+
+    def _sampling_at(self, step: tf.Tensor | None) -> tf.Tensor:
+        """The sampling probability at a step, a float32 scalar."""
+        probability = self._probability if self._probability_variable is None else self._probability_variable
+        if callable(self._probability):
+            if step is None:
+                raise ValueError(
+                    "`step` is needed for a `sampling_probability` that is a function of it. Received: step=None. "
+                    "Pass the number of updates so far, as a trainer does."
+                )
+            probability = self._probability(step)
+        probability = tf.cast(tf.convert_to_tensor(probability), tf.float32)
+        if probability.shape.rank != 0:
+            raise ValueError(
+                "`sampling_probability` must give one number at each step. Received: a tensor of shape "
+                f"{probability.shape}. Return a scalar."
+            )
+        return tf.clip_by_value(probability, 0.0, 1.0)
 
     def _loops(self, engine: str | None = None) -> Any:
         """The module of the requested engine, by default the constructor's."""
@@ -342,9 +411,6 @@ class Seq2SeqDecoder(keras.layers.Layer):
         if self.compute_dtype != "float32" or engine == "native":
             return _native_loops
         return _addons_loops if engine == "addons" or _addons_loops.is_installed() else _native_loops
-
-    def _length(self, maximum_length: int | None) -> int:
-        return self.maximum_length if maximum_length is None else maximum_length
 
     def _check(self, representation: Any) -> None:
         check_representation("representation", representation, ("outputs", "state", "mask"), type(self).__name__)
@@ -379,5 +445,5 @@ class Seq2SeqDecoder(keras.layers.Layer):
         else:
             hidden = self._run_layers(self.shift_right(ids), state, training=False)
         weights = self.attention_layer(hidden, memory)[1]
-        weights = tf.where(tf.equal(ids, 0)[:, :, tf.newaxis], tf.zeros([], weights.dtype), weights)
-        return tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])
+        weights = tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])
+        return tf.where(tf.sequence_mask(result.lengths, length)[..., tf.newaxis], weights, tf.zeros([], weights.dtype))

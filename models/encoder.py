@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ._checks import check_choice, check_count, check_ids, check_rate
+from ._checks import check_choice, check_count, check_id, check_rate, check_tokens
 from ._masks import mask_of_tokens, with_a_step
 from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_layer, state_of
 
@@ -16,8 +16,10 @@ from ._recurrent import CELLS, build_layer, dropout_layer, hidden_of, recurrent_
 class Seq2SeqEncoder(keras.layers.Layer):
     """Encodes token ids with an embedding and recurrent layers.
 
-    Id 0 is padding, at the end of a row. A row that contains only padding counts as one token, so that every row has a
-    last step. States are those after each row's last step; the result of a row does not depend on its padding.
+    Padding is skipped wherever it stands in a row; `outputs` and `mask` keep the places of the tokens. (On a GPU, the
+    recurrent layers of Keras 3 take padding at the end only, and raise an error otherwise.) A row that contains only padding
+    counts as one token, so that every row has a last step. States are those after each row's last token; the result of a
+    row does not depend on its padding.
 
     Args:
         vocabulary_size: Number of token ids, padding included.
@@ -28,6 +30,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         bidirectional: Whether each layer also reads from the end; its outputs and states are then concatenated, forward
             direction first, and twice as large.
         dropout: Fraction of each layer's inputs that is dropped in training.
+        padding_id: The id of padding.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own.
 
@@ -50,6 +53,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        padding_id: int = 0,
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
@@ -61,6 +65,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
         self.num_layers = check_count("num_layers", num_layers)
         self.bidirectional = bool(bidirectional)
         self.dropout = check_rate("dropout", dropout)
+        self.padding_id = check_id("padding_id", padding_id, vocabulary_size)
         policy = self.dtype_policy
         self.dropout_layer = dropout_layer(self.dropout, dtype=policy)
         self.embedding = keras.layers.Embedding(vocabulary_size, embedding_size, name="embedding", dtype=policy)
@@ -95,10 +100,10 @@ class Seq2SeqEncoder(keras.layers.Layer):
             width is `units`, twice that if bidirectional. For a batch of time 0 the results have time 1.
 
         Raises:
-            ValueError: If the tokens are not a matrix of integers.
+            ValueError: If the tokens are not a matrix of integers, or an id is out of range.
         """
-        tokens = with_a_step(check_ids("tokens", tokens))
-        mask = mask_of_tokens(tokens)
+        tokens = with_a_step(check_tokens(tokens, self.vocabulary_size), self.padding_id)
+        mask = mask_of_tokens(tokens, self.padding_id)
         outputs = self.embedding(tokens)
         states = []
         for index, forward in enumerate(self.forward_layers):
@@ -127,6 +132,7 @@ class Seq2SeqEncoder(keras.layers.Layer):
             "num_layers": self.num_layers,
             "bidirectional": self.bidirectional,
             "dropout": self.dropout,
+            "padding_id": self.padding_id,
             "name": self.name,
             "dtype": self.dtype_policy.name,
         }

@@ -8,14 +8,15 @@ import keras
 import tensorflow as tf
 
 from ._blocks import EPSILON, Attended, Cache, Embedded, FeedForward, StepMemory, bias_of
-from ._checks import check_choice, check_count, check_heads, check_id, check_ids, check_rate, check_representation
+from ._checks import check_choice, check_count, check_heads, check_ids, check_representation
+from ._ids import AbstractDecoder
 from ._loops import search_beams, search_rows
 from ._recurrent import build_layer, dropout_layer
-from ._search import Decoded, Search, SearchParts, excluded_ids, penalty, shift_right
+from ._search import Decoded, Search, SearchParts, excluded_ids, padded, penalty, shift_right
 
 
 @keras.saving.register_keras_serializable(package="models")
-class TransformerDecoder(keras.layers.Layer):
+class TransformerDecoder(AbstractDecoder):
     """Writes a sequence of token ids from an encoder's outputs, with attention to them and to the ids written so far.
 
     Each layer adds three parts to its input `x`: attention to the positions up to its own, attention to the encoder's
@@ -28,8 +29,9 @@ class TransformerDecoder(keras.layers.Layer):
     with a balancer at the representation, give other heads `pool=True`, so that they read `outputs`, too, and not `final`
     alone.
 
-    Ids: 0 is padding, `start_id` precedes the first token, `end_id` ends a sequence. Decoding returns neither padding nor
-    the start id before the end.
+    Ids: `start_id` precedes the first token, `end_id` ends a sequence, `padding_id` fills it up. Rows of targets hold the
+    tokens, the end id and padding, without the start id; a trainer checks this where the data are read (`check_labels`).
+    Decoding returns neither padding nor the start id before the end; the start id may be the end id, too.
 
     Sources: as for `TransformerEncoder`.
 
@@ -44,6 +46,7 @@ class TransformerDecoder(keras.layers.Layer):
             computed from that is dropped in training.
         start_id: The id that precedes the first token.
         end_id: The id that ends a sequence.
+        padding_id: The id of padding, as in the loss.
         maximum_length: Number of ids that `generate` returns.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own. Logits are always float32.
@@ -64,21 +67,26 @@ class TransformerDecoder(keras.layers.Layer):
         dropout: float = 0.0,
         start_id: int = 2,
         end_id: int = 3,
+        padding_id: int = 0,
         maximum_length: int = 64,
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
-        self.vocabulary_size = check_count("vocabulary_size", vocabulary_size)
-        self.embedding_size = check_count("embedding_size", embedding_size)
-        self.units = check_count("units", units)
+        super().__init__(
+            vocabulary_size,
+            embedding_size,
+            units,
+            num_layers=num_layers,
+            dropout=dropout,
+            start_id=start_id,
+            end_id=end_id,
+            padding_id=padding_id,
+            maximum_length=maximum_length,
+            name=name,
+            dtype=dtype,
+        )
         self.num_heads = check_heads(units, num_heads)
-        self.num_layers = check_count("num_layers", num_layers)
         self.feed_forward_units = feed_forward_units and check_count("feed_forward_units", feed_forward_units)
-        self.dropout = check_rate("dropout", dropout)
-        self.start_id = check_id("start_id", start_id, vocabulary_size)
-        self.end_id = check_id("end_id", end_id, vocabulary_size)
-        self.maximum_length = check_count("maximum_length", maximum_length)
         self._create_layers()
 
     def _create_layers(self) -> None:
@@ -147,7 +155,7 @@ class TransformerDecoder(keras.layers.Layer):
                 transformer.
 
         Returns:
-            ids, int32 `[batch, maximum_length]`, up to and including the end id, then padding, 0.
+            ids, int32 `[batch, maximum_length]`, up to and including the end id, then padding.
 
         Raises:
             ValueError: If an argument is out of its range.
@@ -156,8 +164,10 @@ class TransformerDecoder(keras.layers.Layer):
         search = Search(self._length(maximum_length), self.end_id, beam_width, length_penalty=length_penalty)
         parts, starts = self._begin(representation, search)
         if beam_width == 1:
-            return search_rows(parts.step, starts, parts.state, parts.memory, search)[0]
-        return search_beams(parts.step, starts, parts.state, parts.memory, search).ids[:, 0]
+            ids, lengths, _ = search_rows(parts.step, starts, parts.state, parts.memory, search)
+        else:
+            ids, lengths = (each[:, 0] for each in search_beams(parts.step, starts, parts.state, parts.memory, search)[:2])
+        return padded(ids, lengths, self.padding_id)
 
     def decode(
         self,
@@ -208,7 +218,9 @@ class TransformerDecoder(keras.layers.Layer):
             ids, lengths, totals = search_rows(parts.step, starts, parts.state, parts.memory, search, scored=True)
             scores = totals / penalty(lengths, length_penalty)
             result = Decoded(ids[:, tf.newaxis], lengths[:, tf.newaxis], scores[:, tf.newaxis], None)
-        return result._replace(attention=self._weights(result, representation)) if return_attention else result
+        if return_attention:
+            result = result._replace(attention=self._weights(result, representation))
+        return result._replace(ids=padded(result.ids, result.lengths, self.padding_id))
 
     def begin_search(
         self, representation: dict[str, Any], *, beam_width: int = 1, maximum_length: int | None = None
@@ -250,24 +262,15 @@ class TransformerDecoder(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {
-            "vocabulary_size": self.vocabulary_size,
-            "embedding_size": self.embedding_size,
-            "units": self.units,
+            **super().get_config(),
             "num_heads": self.num_heads,
-            "num_layers": self.num_layers,
             "feed_forward_units": self.feed_forward_units,
-            "dropout": self.dropout,
-            "start_id": self.start_id,
-            "end_id": self.end_id,
-            "maximum_length": self.maximum_length,
-            "name": self.name,
-            "dtype": self.dtype_policy.name,
         }
 
     def _run(self, representation: dict[str, Any], ids: tf.Tensor, num_layers: int, training: bool | None) -> tf.Tensor:
         """Results of the first layers for a whole input sequence `[batch, time]`, `[batch, time, units]`."""
         outputs, mask = representation["outputs"], representation["mask"]
-        vectors = self.embedded(ids, training=training)
+        vectors = self.embedded(ids, tf.range(tf.shape(ids)[1])[tf.newaxis], training=training)
         for own, source, feed_forward in zip(self.own_layers, self.source_layers, self.feed_forward_layers[:num_layers]):
             vectors = own(vectors, causal=True, training=training)
             vectors = feed_forward(source(vectors, outputs, mask, training=training), training=training)
@@ -277,9 +280,6 @@ class TransformerDecoder(keras.layers.Layer):
         """What a search needs, and the ids before the first."""
         parts = self.begin_search(representation, beam_width=search.beam_width, maximum_length=search.maximum_length)
         return parts, tf.fill(tf.shape(parts.state.place), self.start_id)
-
-    def _length(self, maximum_length: int | None) -> int:
-        return self.maximum_length if maximum_length is None else maximum_length
 
     def _check(self, representation: Any) -> None:
         check_representation("representation", representation, ("outputs", "mask"), type(self).__name__)
@@ -301,8 +301,8 @@ class TransformerDecoder(keras.layers.Layer):
         vectors = self._run(entries, shift_right(ids, self.start_id), self.num_layers - 1, training=False)
         vectors = self.own_layers[-1](vectors, causal=True, training=False)
         weights = self.source_layers[-1].weights_of(vectors, entries["outputs"], entries["mask"])
-        weights = tf.where(tf.equal(ids, 0)[:, :, tf.newaxis], tf.zeros([], weights.dtype), weights)
-        return tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])
+        weights = tf.reshape(weights, [-1, num_best, length, tf.shape(weights)[-1]])
+        return tf.where(tf.sequence_mask(result.lengths, length)[..., tf.newaxis], weights, tf.zeros([], weights.dtype))
 
 
 class TransformerState(NamedTuple):
@@ -354,5 +354,5 @@ class TransformerStep:
             vectors = source.step(vectors, source.norm(vectors), memory.caches[index], memory.bias)
             vectors = decoder.feed_forward_layers[index](tf.reshape(vectors, [-1, 1, decoder.units]), training=False)
         logits = decoder.output_layer(decoder.norm(vectors)[:, 0])
-        logits += excluded_ids(decoder.start_id, decoder.vocabulary_size)
+        logits += excluded_ids(decoder)
         return logits, TransformerState(state.place + 1, tuple(caches))

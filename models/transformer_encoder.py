@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from ._blocks import EPSILON, Attended, Embedded, FeedForward
-from ._checks import check_count, check_heads, check_ids, check_rate
-from ._masks import mask_of_tokens, with_a_step
+from ._checks import check_count, check_heads, check_id, check_rate, check_tokens
+from ._masks import mask_of_tokens, places_of, with_a_step
 from ._recurrent import build_layer
 
 
@@ -21,8 +21,8 @@ class TransformerEncoder(keras.layers.Layer):
     the normalized result of the last layer. Positions are sinusoidal, so that sentences may be longer than in training. The
     layers are Keras's own (`MultiHeadAttention`, `LayerNormalization`, `Dense`, `Embedding`, `Dropout`).
 
-    Id 0 is padding, at the end of a row. A row that contains only padding counts as one token. No token reads padding, so
-    the result of a row does not depend on it.
+    Padding may stand anywhere in a row: no token reads it, and positions count tokens, so the result of a row does not
+    depend on it. A row that contains only padding counts as one token.
 
     Sources: Vaswani et al. (2017), arXiv 1706.03762; Xiong et al. (2020), arXiv 2002.04745, for the normalization before
     each part, which needs no warm-up of the learning rate.
@@ -36,6 +36,7 @@ class TransformerEncoder(keras.layers.Layer):
         feed_forward_units: Size of the inner layer of the feed-forward part; None for `4 * units`.
         dropout: Fraction of the embedded tokens, of the attention weights and of each part's result that is dropped in
             training.
+        padding_id: The id of padding.
         name: Name of the layer.
         dtype: Dtype or dtype policy; by default Keras's own.
 
@@ -58,6 +59,7 @@ class TransformerEncoder(keras.layers.Layer):
         num_layers: int = 2,
         feed_forward_units: int | None = None,
         dropout: float = 0.0,
+        padding_id: int = 0,
         name: str | None = None,
         dtype: Any = None,
     ) -> None:
@@ -69,6 +71,7 @@ class TransformerEncoder(keras.layers.Layer):
         self.num_layers = check_count("num_layers", num_layers)
         self.feed_forward_units = feed_forward_units and check_count("feed_forward_units", feed_forward_units)
         self.dropout = check_rate("dropout", dropout)
+        self.padding_id = check_id("padding_id", padding_id, vocabulary_size)
         policy, inner = self.dtype_policy, self.feed_forward_units or 4 * units
         self.embedded = Embedded(vocabulary_size, embedding_size, units, self.dropout, dtype=policy)
         self.attention_layers = [
@@ -100,11 +103,11 @@ class TransformerEncoder(keras.layers.Layer):
             have time 1.
 
         Raises:
-            ValueError: If the tokens are not a matrix of integers.
+            ValueError: If the tokens are not a matrix of integers, or an id is out of range.
         """
-        tokens = with_a_step(check_ids("tokens", tokens))
-        mask = mask_of_tokens(tokens)
-        outputs = self.embedded(tokens, training=training)
+        tokens = with_a_step(check_tokens(tokens, self.vocabulary_size), self.padding_id)
+        mask = mask_of_tokens(tokens, self.padding_id)
+        outputs = self.embedded(tokens, places_of(mask), training=training)
         states = []
         for attention, feed_forward in zip(self.attention_layers, self.feed_forward_layers):
             outputs = feed_forward(attention(outputs, None, mask, training=training), training=training)
@@ -127,6 +130,7 @@ class TransformerEncoder(keras.layers.Layer):
             "num_layers": self.num_layers,
             "feed_forward_units": self.feed_forward_units,
             "dropout": self.dropout,
+            "padding_id": self.padding_id,
             "name": self.name,
             "dtype": self.dtype_policy.name,
         }

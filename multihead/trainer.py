@@ -194,7 +194,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Args:
             name: The key of the head's targets, sample weights and logs.
             module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
-                training and evaluation and `module.generate(representation)` in prediction.
+                training and evaluation and `module.generate(representation)` in prediction. If its `call` has an argument
+                `step`, it gets the number of updates applied so far there in training.
             loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
             weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
                 that returns one. With a weight of 0 the head is idle.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
+from examples.seq2seq_price.rows import QUOTES, SEPARATORS
 
 PROGRAM = "examples.convergence_study"
 ARMS = (
@@ -60,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--orders", type=whole(1), metavar="N", help=orders)
     data.add_argument("--train", metavar="FILE", nargs=1, help="CSV or TSV file to train on, plain or gzipped")
     data.add_argument("--dev", metavar="FILE", nargs=1, help="validation file of the same format; required with --train")
+    data.add_argument("--separator", choices=tuple(SEPARATORS), help="what separates the cells of a row (default: found)")
+    data.add_argument("--quotes", choices=QUOTES, help="what quotes are: marks around cells, or text (default: found)")
     for name, default, what in (
         ("source", "text", "source texts"),
         ("target", "meaning", "target sequences"),
@@ -134,7 +137,7 @@ def _run(options: argparse.Namespace) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    made = study.Study(options, load_data(options))
+    made = study.Study(options, load_data(options, say))
     results: dict[str, study.Result] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

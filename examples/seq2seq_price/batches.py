@@ -43,7 +43,7 @@ class Examples(NamedTuple):
 
     Attributes:
         texts: Source texts.
-        targets: Target texts.
+        targets: Target texts; without a token, there is none.
         labels: Class numbers of the price ranges, int32 `[rows]`.
         additional: The targets of each additional head, by its name.
     """
@@ -125,9 +125,10 @@ def vectorizer(vocabulary: Sequence[str], standardize: Standardize) -> keras.lay
 
 
 def append_end(ids: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Appends the end id to each row of target ids."""
-    ends = tf.fill([ids.nrows(), 1], tf.constant(END_ID, ids.dtype))
-    return tf.concat([ids, ends], axis=1)
+    """Appends the end id to each row of target ids; a row without ids has no target, and remains as it is."""
+    has_target = ids.row_lengths() > 0
+    ends = tf.fill([tf.math.count_nonzero(has_target)], tf.constant(END_ID, ids.dtype))
+    return tf.concat([ids, tf.RaggedTensor.from_row_lengths(ends, tf.cast(has_target, tf.int64))], axis=1)
 
 
 class TargetReader:
@@ -277,11 +278,11 @@ def _as_batch(
     source: tf.Tensor, target: tf.Tensor, labels: dict[str, tf.Tensor], bucket: tf.Tensor
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     labels = {head: _with_a_step(label) for head, label in labels.items()}
-    return tf.cast(source, tf.int32), {"reply": tf.cast(target, tf.int32), **labels}
+    return tf.cast(source, tf.int32), {"reply": tf.cast(_with_a_step(target), tf.int32), **labels}
 
 
 def _with_a_step(label: tf.Tensor) -> tf.Tensor:
-    """A batch of labels; those of tokens have at least one step, as the encoder's outputs have."""
+    """A batch of labels; those of tokens have at least one step, as the encoder's outputs have, and so has a reply."""
     if label.shape.rank != 2 or label.shape[1]:
         return label
     return tf.pad(label, [[0, 0], [0, tf.maximum(0, 1 - tf.shape(label)[1])]])

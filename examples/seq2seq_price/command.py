@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from examples import _cluster
 from examples._command_line import InputError, Parser, fail, what_to_install, whole
+from examples.seq2seq_price.rows import QUOTES, SEPARATORS
 
 PROGRAM = "examples.seq2seq_price"
 DEFAULT_OUTPUT = "runs/seq2seq_price"
+CHECKPOINT, SETTINGS_FILE, OPTIONS_FILE = "checkpoint", "model.json", "options.json"
+"""In `--output`: the folder of an interrupted run's checkpoint; what is saved with a model; the options of the run."""
+MAY_CHANGE = (
+    "output", "resume", "load", "predict", "export", "beam", "test", "strategy", "port", "ray_workers", "ray_restarts"
+)  # fmt: skip
+"""The options that a resumed run need not have in common with the run that was interrupted."""
 DESCRIPTION = """\
 Trains one encoder with two heads: a decoder that generates a sequence, and a classifier that predicts a price range.
 Without --train, it generates its own data, orders at a furniture workshop. With --load, it uses a trained model to predict
@@ -34,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         "per line; these are lowercased, and have no prices")
     add("--dev", **FILES, help="validation data of the same format; required with --train")
     add("--test", **FILES, help="test data of the same format")
+    add("--separator", choices=tuple(SEPARATORS), help="what separates the cells of a row (default: found, and shown)")
+    add("--quotes", choices=QUOTES, help="what quotes are: marks around cells, or text (default: found, and shown)")
     add("--source", **COLUMN, default="text", help="column with the source texts")
     add("--target", **COLUMN, default="meaning", help="column with the target sequences")
     add("--label", **COLUMN, nargs="+", default=["price_range"],
@@ -43,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--bands", metavar="N", type=whole(2),
         help="divide a numeric label column (the first one) into N price ranges with equal numbers of rows")
     add("--missing", choices=("ignore", "class"), default="ignore",
-        help="treat an empty label as missing, or as a class of its own")
+        help="treat an empty label as missing, or as a class of its own; an empty target is missing in any case")
     add("--swap-column", **COLUMN, nargs="+", default=[], help="columns whose values are swapped at random in source and "
         "target in every epoch (for names that happen to correlate with a price range)")
     add("--max-tokens", **COUNT, default=200, help="maximum length of a source or target")
@@ -139,6 +148,61 @@ def _fill_in(parser: argparse.ArgumentParser, options: argparse.Namespace) -> No
     options.learning_rate = options.learning_rate or (2e-3 if is_transformer else 4e-3)
 
 
+def check_output(options: argparse.Namespace) -> bool:
+    """Checks that no run in `--output` would be overwritten, and that there is one to resume.
+
+    Returns:
+        Whether a run of several workers, which is started again, has already finished.
+
+    Raises:
+        InputError: A run would be overwritten, or there is none to resume.
+    """
+    folder = Path(options.output)
+    is_interrupted = (folder / CHECKPOINT / "run.checkpoint").is_file()
+    is_finished = (folder / SETTINGS_FILE).is_file() and not is_interrupted
+    if not options.resume and (is_interrupted or is_finished):
+        kind = "an interrupted one" if is_interrupted else "a finished one"
+        remedy = "Add --resume to continue it, or pass" if is_interrupted else "Pass"
+        raise InputError(
+            f"`--output` must be a folder without a run. Received: {options.output!r}, which has {kind}. "
+            f"{remedy} another --output, or remove the folder."
+        )
+    # Workers are started again by a program, which need not know how far they were.
+    if options.resume and not is_interrupted and options.strategy != "multi-worker":
+        remedy = "Pass the folder to --load to use its model, or another --output" if is_finished else "Omit --resume"
+        raise InputError(
+            f"`--resume` requires an interrupted run. Received: {options.output!r}, which has "
+            f"{'a finished one' if is_finished else 'none'}. {remedy}."
+        )
+    return is_finished
+
+
+def check_same_options(options: argparse.Namespace, saved: Path) -> None:
+    """Checks that the options of a resumed run are those that it began with, in a file; writes them for a new run.
+
+    Raises:
+        InputError: Some are not.
+    """
+    present = json.loads(json.dumps({name: value for name, value in vars(options).items() if name not in MAY_CHANGE}))
+    if not options.resume or not saved.is_file():
+        saved.write_text(json.dumps(present, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return
+    before = json.loads(saved.read_text(encoding="utf-8"))
+    changed = [name for name in present if name in before and present[name] != before[name]]
+    if changed:
+        option = {name: "--" + name.replace("_", "-") for name in changed}
+        raise InputError(
+            "`--resume` must have the options with which the run began. Received: "
+            f"{', '.join(f'{option[name]} {_shown(present[name])} instead of {_shown(before[name])}' for name in changed)}. "
+            "Pass what it was, or omit --resume and pass another --output."
+        )
+
+
+def _shown(value: Any) -> str:
+    """A value of an option, as it is typed as far as possible."""
+    return "(none)" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the example.
 
@@ -165,14 +229,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return fail(PROGRAM, str(error))
     except KeyboardInterrupt:
-        return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
+        if options.load is None and (Path(options.output) / CHECKPOINT / "run.checkpoint").is_file():
+            return fail(PROGRAM, "interrupted; what was trained is kept. Add --resume to the same command to continue.")
+        return fail(PROGRAM, "interrupted, before anything was saved. Start the same command again.")
     return 0
 
 
 def _by_ray(options: argparse.Namespace) -> int:
     try:
-        if not options.resume:
-            shutil.rmtree(Path(options.output) / "checkpoint", ignore_errors=True)
+        check_output(options)
         _cluster.run_by_ray(as_worker, vars(options), options.ray_workers, options.ray_restarts)
     except InputError as error:
         return fail(PROGRAM, str(error))
@@ -210,6 +275,8 @@ def _of_tables(options: argparse.Namespace) -> dict[str, Any]:
     """What was passed for options that need a table with columns; of the labels, those of additional heads."""
     return {
         "bands": options.bands,
+        "separator": options.separator,
+        "quotes": options.quotes,
         "swap-column": options.swap_column,
         "label": options.label[1:],
         "number": options.number,

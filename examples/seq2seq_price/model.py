@@ -25,11 +25,11 @@ from examples.seq2seq_price.batches import (
     vectorizer,
 )
 from examples.seq2seq_price.columns import Column, from_json, to_json
+from examples.seq2seq_price.command import SETTINGS_FILE
 from multihead import MultiHeadTrainer, balancing, clipping, losses, schedules
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
 
 WEIGHTS_FILE = "model.weights.h5"
-SETTINGS_FILE = "model.json"
 PREDICTION_ROWS = 256
 CLIPPINGS = {
     "value": clipping.ByValue,

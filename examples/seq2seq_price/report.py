@@ -264,8 +264,8 @@ def write_samples(
     wrong: list[list[str]] = []
     for row, (text, target, label) in enumerate(zip(examples.texts, examples.targets, examples.labels)):
         reply = answers.replies[row]
-        correct = " ".join(target.split()) == " ".join(reply.split())
-        wanted, got = target, reply
+        correct = not target.strip() or " ".join(target.split()) == " ".join(reply.split())
+        wanted, got = target if target.strip() else "no reply known", reply
         if ranges is not None:
             correct = correct and label in (ranges[row], NO_LABEL)
             wanted += f" | {'no label' if label == NO_LABEL else names[label]}"

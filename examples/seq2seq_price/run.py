@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from examples.seq2seq_price.batches import (
     training_batches,
 )
 from examples.seq2seq_price.columns import NO_LABEL, Column, LabelColumn, NumberColumn, TagColumn, band_names, head_names
+from examples.seq2seq_price.command import CHECKPOINT, OPTIONS_FILE, check_output, check_same_options
 from examples.seq2seq_price.model import Answers, Architecture, PriceModel, compile_trainer, load_model
 from examples.seq2seq_price.report import ProgressBar, overlap_figures, reply_figures
-from examples.seq2seq_price.rows import read_lines, read_table
+from examples.seq2seq_price.rows import Dialect, read_lines, read_table
 from multihead import balancing, callbacks
 
 WORKSHOP_COLUMNS = {"source": "text", "target": "order", "label": "price"}
@@ -78,8 +79,12 @@ def workshop_data(orders: int, held_out: int, seed: int) -> Data:
     return _as_data(tables, WORKSHOP_COLUMNS, ranges)
 
 
-def load_data(options: Namespace) -> Data:
+def load_data(options: Namespace, tell: Callable[[str], None] = lambda line: None) -> Data:
     """Generates the workshop's orders, or reads the files named in the options.
+
+    Args:
+        options: The command-line options.
+        tell: Is told in a line per file what was read, how, and what was left out.
 
     Raises:
         InputError: A file or a column cannot be used.
@@ -88,7 +93,7 @@ def load_data(options: Namespace) -> Data:
         return workshop_data(options.orders, options.orders // 10, options.seed)
     paths = {split: getattr(options, split) for split in ("train", "dev", "test") if getattr(options, split) is not None}
     if len(options.train) == 2:
-        return _parallel_data(paths)
+        return _parallel_data(paths, tell)
     label, *labels = options.label
     columns = {"source": options.source, "target": options.target, "label": label}
     tags = [] if options.tags is None else [options.tags]
@@ -97,9 +102,14 @@ def load_data(options: Namespace) -> Data:
     tables, files = {}, {}
     for split, (path,) in paths.items():
         wanted = [*columns.values(), *added, *(options.swap_column if split == "train" else ())]
-        parts = [read_table(file, wanted) for file in files_of(path)]
+        parts = [read_rows(options, file, wanted, tell) for file in files_of(path)]
         tables[split], files[split] = sum(parts, []), [len(part) for part in parts]
     cells = {column: _column(tables["train"], column) for column in [label, *added]}
+    if not any(_column(tables["train"], options.target)):
+        raise InputError(
+            f"The column `{options.target}` must contain a target in some training row. Received: only empty cells. Choose "
+            "another column with --target."
+        )
     missing_is_class = options.missing == "class"
     ranges = LabelColumn.fit("price", label, cells[label], bands=options.bands, missing_is_class=missing_is_class)
     additional = [
@@ -108,6 +118,42 @@ def load_data(options: Namespace) -> Data:
         *(TagColumn.fit(heads[name], name, cells[name]) for name in tags),
     ]
     return replace(_as_data(tables, columns, ranges, additional, options.swap_column), files=files["train"])
+
+
+def read_rows(
+    options: Namespace, path: str, columns: Iterable[str], tell: Callable[[str], None] = lambda line: None
+) -> list[dict[str, str]]:
+    """The rows of a table that have a source text and something to learn from it.
+
+    Args:
+        options: The command-line options.
+        path: The table.
+        columns: The columns to read, besides those to train on.
+        tell: Is told in one line what was read, how, and what was left out.
+
+    Raises:
+        InputError: The file or a column cannot be used, or no row is left.
+    """
+    tags = [] if options.tags is None else [options.tags]
+    answers = [options.target, *options.label, *options.number, *tags]
+    lines: list[str] = []
+    dialect = Dialect(options.separator, options.quotes)
+    rows = read_table(path, [options.source, *answers, *columns], dialect, tell=lines.append)
+    asked = [row for row in rows if row[options.source]]
+    is_class = options.missing == "class"  # then an empty label is an answer
+    kept = [row for row in asked if is_class or any(row[name] for name in answers)]
+    told = {
+        f"without `{options.source}` left out": len(rows) - len(asked),
+        "without anything to learn left out": len(asked) - len(kept),
+        f"without `{options.target}` train the other heads only": sum(not row[options.target] for row in kept),
+    }
+    tell("; ".join([*lines, *(f"{number} rows {what}" for what, number in told.items() if number)]))
+    if not kept:
+        raise InputError(
+            f"`{path}` must have rows with a text in the column `{options.source}` and something to learn from it. "
+            f"Received: {len(rows)} rows without. Correct the file, or choose other columns with --source and --target."
+        )
+    return kept
 
 
 def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None = None) -> PriceModel:
@@ -185,14 +231,9 @@ def train_model(
     bar, history, best = ProgressBar(console, steps), keras.callbacks.History(), best_weights(options, model.trainer.heads)
     trained = Batches()
     # Removed at the end of training; until then, the run can be interrupted and go on.
-    saver = callbacks.Checkpoint(Path(options.output) / "checkpoint", every=100, keep=False)
-    # Workers are started again by a program, which need not know how far they were.
-    if options.resume and options.strategy != "multi-worker" and not saver.path.is_file():
-        raise InputError(
-            f"`--resume` requires an interrupted run. Received: {options.output!r}, which has none. Omit --resume."
-        )
-    if not options.resume and worker.is_chief:
-        saver.path.unlink(missing_ok=True)
+    saver = callbacks.Checkpoint(Path(options.output) / CHECKPOINT, every=100, keep=False)
+    if not options.resume and saver.path.is_file():  # in the folder of a program that trains without saving a model
+        check_output(options)
     worker.wait()
     started = time.perf_counter()
     try:
@@ -203,6 +244,10 @@ def train_model(
             shuffle=False,
             verbose=0,
         )
+    except ValueError as error:
+        if not options.resume:
+            raise
+        raise InputError(f"`--resume` must have the data and the options with which the run began. {error}") from error
     except KeyboardInterrupt:
         if not history.history:
             raise
@@ -257,8 +302,9 @@ def evaluate(
     for head, column in model.columns.items():
         figures |= column.figures(examples.by_head[head], answers.by_head[head])
     if answers.replies is not None:
-        figures |= reply_figures(examples.targets, answers.replies)
-        figures |= overlap_figures(examples.targets, answers.replies)
+        replied = [pair for pair in zip(examples.targets, answers.replies) if pair[0].strip()]
+        for of_replies in (reply_figures, overlap_figures) if replied else ():
+            figures |= of_replies(*zip(*replied))
         figures["reply_token_accuracy"] = float(logs["reply_token_accuracy"])
     figures |= {name: float(value) for name, value in logs.items() if name.endswith("loss")}
     figures |= {
@@ -279,11 +325,14 @@ def train(options: Namespace, console: Console) -> None:
     worker = worker_of(options)  # before anything else of TensorFlow is used
     console = console if worker.is_chief else Console(quiet=True)
     _check_balancer(options.balancer)
+    if check_output(options):
+        console.print(f"the run in {options.output} has finished", highlight=False, soft_wrap=True)
+        return
     folder = _made("--output", options.output)
     if options.export is not None:
         _made("--export", options.export)
     keras.utils.set_random_seed(options.seed)
-    data = load_data(options)
+    data = load_data(options, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
     with worker.strategy.scope():
         model = build_model(options, data)
     sizes = ", ".join(f"{len(examples.texts)} {split}" for split, examples in data.splits.items())
@@ -293,6 +342,8 @@ def train(options: Namespace, console: Console) -> None:
     console.print(f"{sizes} rows; {prices}{heads}; {words} tokens", highlight=False)
     if worker.number > 1:
         print(worker, flush=True)
+    if worker.is_chief:
+        check_same_options(options, folder / OPTIONS_FILE)
     training, history, batches = train_model(options, model, data, console, worker)
     if "workers" in training:
         speed = training["workers"][worker.index]["examples_per_second"]
@@ -388,11 +439,20 @@ def _as_data(
     return Data(columns, ranges, splits, swaps, additional=additional)
 
 
-def _parallel_data(paths: dict[str, Sequence[str]]) -> Data:
+def _parallel_data(paths: dict[str, Sequence[str]], tell: Callable[[str], None]) -> Data:
     """Parallel text files, without prices. A target word that occurs only once is left out of the vocabulary."""
     splits = {}
     for split, (source, target) in paths.items():
-        texts, targets = read_lines(source, target)
+        pairs = list(zip(*read_lines(source, target)))
+        kept = [pair for pair in pairs if all(pair)]
+        left_out = f"; {len(pairs) - len(kept)} rows without a text on both sides left out" if len(kept) < len(pairs) else ""
+        tell(f"{len(kept)} rows of {source} and {target}{left_out}")
+        if not kept:
+            raise InputError(
+                f"`{source}` and `{target}` must have rows with a text on both sides. Received: none. Pass two parallel "
+                "files."
+            )
+        texts, targets = map(list, zip(*kept))
         splits[split] = Examples(texts, targets, np.full([len(texts)], NO_LABEL, np.int32))
     columns = {"source": "source", "target": "target", "label": "price"}
     return Data(columns, LabelColumn("price", "price", ()), splits, swaps=[], least_in_targets=2)

@@ -603,16 +603,16 @@ class InMode(keras.layers.Layer):
         """No other mask than those of the module."""
 
 
-def call_module(module: Callable[..., Any], *args: Any, training: bool) -> Any:
+def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Any = None) -> Any:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 
     `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
-    model. Losses added by an earlier call are cleared first.
+    model. A step is passed if the module accepts it. Losses added by an earlier call are cleared first.
     """
     if not isinstance(module, keras.layers.Layer):
         return call_users(module, *args)
     module._clear_losses()
     parameters = inspect.signature(module.call).parameters
     if "training" in parameters:
-        return module(*args, training=training)
+        return module(*args, training=training, **({"step": step} if step is not None and "step" in parameters else {}))
     return InMode(module)(args, training=training)

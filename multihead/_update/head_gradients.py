@@ -28,11 +28,13 @@ class LossFactors(NamedTuple):
         heads: For each head, weight divided by the count of the whole update if it is active, 0 if it is idle.
         fraction: Computes the micro-batch's fraction of the update's examples.
         scale: The factor of loss scaling, or None.
+        step: The number of updates applied so far.
     """
 
     heads: Sequence[tf.Tensor]
     fraction: Callable[[], tf.Tensor]
     scale: tf.Tensor | None
+    step: tf.Tensor
 
     @property
     def added(self) -> tf.Tensor:
@@ -115,7 +117,7 @@ def head_gradients(
     with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(sources)
         with in_inference_mode(network.frozen_layers):
-            predictions = head.predict(representation.nest, labels.targets, training=True)
+            predictions = head.predict(representation.nest, labels.targets, training=True, step=factors.step)
         losses = head.losses(labels.targets, predictions, labels.weights)
         added_loss = loss_of_call(head.module)
 

@@ -57,8 +57,9 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
 
             def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
                 with in_inference_mode(network.frozen_layers):
-                    predictions = network.heads[k].predict(representation, labels.targets, training=True)
-                return [network.heads[k].loss_sum(labels.targets, predictions, labels.weights)]
+                    head = network.heads[k]
+                    predictions = head.predict(representation, labels.targets, training=True, step=update.step)
+                return [head.loss_sum(labels.targets, predictions, labels.weights)]
 
             scalar = [tf.constant([], tf.int32)]
             sums.append(tf.constant(0.0) if labels is None else computed_if(active[k], loss_sum, scalar)[0])

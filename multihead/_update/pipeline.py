@@ -17,7 +17,7 @@ from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels
 from multihead._update.loops import each
-from multihead._update.micro_batches import split
+from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
@@ -62,7 +62,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
         def fraction() -> tf.Tensor:
             return tf.math.divide_no_nan(tf.cast(batch_size(inputs), tf.float32), counts.examples)
 
-        return LossFactors(heads=per_element, fraction=fraction, scale=scale)
+        return LossFactors(heads=per_element, fraction=fraction, scale=scale, step=step)
 
     gathered = encoder_pass.gather(network, micro_batches, factors_of, active, conditional)
     sums = gathered.sums

@@ -93,7 +93,8 @@ class Head:
         ignore_labels = tuple(label for label in labels if label is not None)
         self.scaling = self._scaling_of(target_scaling)
         above = None if self.scaling is None else self.scaling.scaling.above
-        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight, above)
+        rules = getattr(module, "target_problems", None)
+        self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight, above, rules)
         self.checks_range = True  # whether predictions that are no probabilities are an error where the loss takes those
         self._metrics: list[HeadMetric] | None = None
         self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
@@ -208,11 +209,18 @@ class Head:
         """Whether the encoder can learn from the head: its module receives a floating-point tensor."""
         return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
 
-    def predict(self, representation: Any, targets: Any, *, training: bool) -> tf.Tensor:
-        """The module's predictions for the loss; with teacher forcing, the module also reads the targets."""
+    def predict(self, representation: Any, targets: Any, *, training: bool, step: tf.Tensor | None = None) -> tf.Tensor:
+        """The module's predictions for the loss; with teacher forcing, the module also reads the targets.
+
+        Args:
+            representation: The encoder's representation.
+            targets: The targets, as the loss reads them.
+            training: Whether it runs in training mode.
+            step: The number of updates applied so far, for a module that has an argument of this name.
+        """
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
-        return call_module(self.module, *arguments, training=training)
+        return call_module(self.module, *arguments, training=training, step=step)
 
     def generate(self, representation: Any) -> Any:
         """The module's output without targets: `module.generate` with teacher forcing, otherwise a plain call.

@@ -144,8 +144,8 @@ def test_dropout_and_sampling_of_the_reference_models(engine, tmp_path):
             if int(self.model.update_count) == 2:
                 raise KeyboardInterrupt
 
-    tokens = np.random.default_rng(0).integers(1, 9, (6, 3))
-    targets = {"reply": tokens, "price": tokens[:, 0] % 3}
+    tokens = np.random.default_rng(0).integers(4, 9, (6, 3))
+    targets = {"reply": np.where([True, True, False], tokens, 3), "price": tokens[:, 0] % 3}
 
     def fit(trainer, folder, *others):
         given = [Checkpoint(tmp_path / folder, every=1), *others]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -27,6 +27,7 @@ class LabelSpec(NamedTuple):
         ignore_labels: The labels that mark an element without a label.
         class_weight: The weights of its classes, or None.
         above: The number that labels must be above to be scaled, or None.
+        of_module: The module's own rules, its method `target_problems`, or None.
     """
 
     name: str
@@ -34,6 +35,7 @@ class LabelSpec(NamedTuple):
     ignore_labels: tuple[float, ...]
     class_weight: ClassWeight | None
     above: float | None = None
+    of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
 
     def can_lack(self, dtype: tf.DType) -> bool:
         """Whether a target of this dtype can mark a missing label."""
@@ -54,8 +56,8 @@ class Problem(NamedTuple):
     """A rule for the values of labels or weights, and where a batch breaks it.
 
     Attributes:
-        broken: Booleans.
-        received: The values that the rule is about, of the same shape.
+        broken: Booleans, for each value or for each row of values.
+        received: The values that the rule is about.
         rule: The argument and the rule.
         remedy: What to do.
     """
@@ -66,10 +68,12 @@ class Problem(NamedTuple):
     remedy: str
 
     def message(self) -> list[Any]:
-        """The parts of an error message, with the first value that breaks the rule."""
+        """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
-        first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
-        parts = " (", tf.size(wrong), " of ", tf.size(self.broken), f" values break this). {self.remedy}"
+        first = tf.reshape(wrong[:1], [-1])[:10]
+        first = tf.cast(first, tf.float32) if wrong.dtype.is_floating else first
+        what = "values" if self.broken.shape.rank == self.received.shape.rank else "rows"
+        parts = " (", tf.shape(wrong)[0], " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
         return [f"{self.rule}. Received: ", first, *parts]
 
 
@@ -195,6 +199,10 @@ def find_problems(
         )
         remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
         problems.append(Problem(both(some & lacking, inside), numbers, rule, remedy))
+    if spec.of_module is not None and targets.shape.rank > 1:
+        every = tf.ones_like(targets, tf.bool)
+        for broken, rule, remedy in spec.of_module(targets, every if present is None else every & present):
+            problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
     if given is not None:
         labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=inner)
         broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))

@@ -167,5 +167,7 @@ def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
 
 def _of_elements(broken: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Which elements break a rule, from which of their labels do."""
+    while broken.shape.rank < weights.shape.rank:
+        broken = broken[..., tf.newaxis]
     axes = list(range(weights.shape.rank, broken.shape.rank))
     return tf.reduce_any(broken, axis=axes) if axes else broken

@@ -55,7 +55,7 @@ PER_HEAD = PassPerHead(RepresentationGradients.gramian)
 
 def computed(net, encoder_pass, scale=None, conditional=(False, False), active=ACTIVE):
     labels = Labels(Y, tf.ones([4]))
-    factors = LossFactors(tf.where(active, FACTORS, 0.0), lambda: tf.constant(1.0), scale)
+    factors = LossFactors(tf.where(active, FACTORS, 0.0), lambda: tf.constant(1.0), scale, tf.constant(0, tf.int64))
     return micro_batch_gradients(net, MicroBatch(X, [labels, labels]), factors, active, conditional, encoder_pass)
 
 
@@ -158,7 +158,7 @@ def test_a_head_that_trains_nothing_is_refused():
         micro_batch_gradients(
             net,
             MicroBatch(X, [Labels(Y, tf.ones([4]))]),
-            LossFactors(tf.ones([1]), lambda: tf.ones([]), None),
+            LossFactors(tf.ones([1]), lambda: tf.ones([]), None, tf.constant(0, tf.int64)),
             tf.constant([True]),
             [False],
             PassPerHead(None),

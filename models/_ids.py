@@ -1,0 +1,118 @@
+"""The ids of sequences that a decoder writes: where they start and end, padding, and targets that it can learn to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ._checks import check_count, check_id, check_rate
+
+
+class AbstractDecoder(keras.layers.Layer):
+    """What decoders have in common: their sizes, their ids, and the rules for their targets.
+
+    Args:
+        vocabulary_size: Number of token ids, padding included.
+        embedding_size: Size of a token's vector.
+        units: Size of a layer's state or result.
+        num_layers: Number of layers.
+        dropout: A dropout rate.
+        start_id: The id that precedes the first token.
+        end_id: The id that ends a sequence.
+        padding_id: The id of padding.
+        maximum_length: Number of ids that `generate` returns.
+        name: Name of the layer.
+        dtype: Dtype or dtype policy.
+
+    Raises:
+        ValueError: If an argument is out of its range, or padding has the end id.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        embedding_size: int,
+        units: int,
+        *,
+        num_layers: int,
+        dropout: float,
+        start_id: int,
+        end_id: int,
+        padding_id: int,
+        maximum_length: int,
+        name: str | None,
+        dtype: Any,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.vocabulary_size = check_count("vocabulary_size", vocabulary_size)
+        self.embedding_size = check_count("embedding_size", embedding_size)
+        self.units = check_count("units", units)
+        self.num_layers = check_count("num_layers", num_layers)
+        self.dropout = check_rate("dropout", dropout)
+        self.start_id = check_id("start_id", start_id, vocabulary_size)
+        self.end_id = check_id("end_id", end_id, vocabulary_size)
+        self.padding_id = check_id("padding_id", padding_id, vocabulary_size)
+        self.maximum_length = check_count("maximum_length", maximum_length)
+        if end_id == padding_id:
+            raise ValueError(
+                "`padding_id` must not be `end_id`, or no reply would learn to end. Received: "
+                f"padding_id={padding_id}, end_id={end_id}. Pad the rows after their end id with another id."
+            )
+
+    def target_problems(self, targets: tf.Tensor, present: tf.Tensor) -> list[tuple[tf.Tensor, str, str]]:
+        """What the decoder cannot learn to write; a trainer checks it where the data are read.
+
+        Args:
+            targets: Integer ids, `[batch, time]`.
+            present: Which of them are tokens, not padding, `[batch, time]`.
+
+        Returns:
+            Rules: which rows break it, bool `[batch]`; what the targets must do; the remedy.
+        """
+        start, end, longest = self.start_id, self.end_id, self.maximum_length
+        starts, ends = (tf.logical_and(present, tf.equal(targets, tf.cast(each, targets.dtype))) for each in (start, end))
+        has_ended = tf.cumsum(tf.cast(ends, tf.int32), axis=1, exclusive=True) > 0
+        lengths = tf.reduce_sum(tf.cast(present, tf.int32), axis=1)
+        is_open = tf.logical_and(~tf.reduce_any(ends, axis=1), tf.logical_and(lengths > 0, lengths < longest))
+        found = [
+            (
+                tf.reduce_any(tf.logical_and(present[:, 1:], ~present[:, :-1]), axis=1),
+                "have padding at the end of each row only",
+                'Pad with `keras.utils.pad_sequences(rows, padding="post")`. A token of sample weight 0 is padding, too.',
+            ),
+            (
+                tf.reduce_any(tf.logical_and(present, has_ended), axis=1),
+                f"have only padding after the end id, {end}",
+                "Cut each row after its first end id, leave out an end id in front, or correct `end_id`.",
+            ),
+            (
+                is_open,
+                f"have the end id, {end}, at the end of each row with fewer than `maximum_length` ({longest}) ids",
+                "Append it to the rows, or correct `end_id` or `maximum_length`.",
+            ),
+        ]
+        if start != end:  # else it may stand at the end
+            rule = f"not contain the start id, {start}, which the decoder itself puts in front of each row and never writes"
+            found.insert(0, (tf.reduce_any(starts, axis=1), rule, "Pass `targets[:, 1:]`, or correct `start_id`."))
+        return found
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments that all decoders have."""
+        return {
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_size": self.embedding_size,
+            "units": self.units,
+            "num_layers": self.num_layers,
+            "dropout": self.dropout,
+            "start_id": self.start_id,
+            "end_id": self.end_id,
+            "padding_id": self.padding_id,
+            "maximum_length": self.maximum_length,
+            "name": self.name,
+            "dtype": self.dtype_policy.name,
+        }
+
+    def _length(self, maximum_length: int | None) -> int:
+        return self.maximum_length if maximum_length is None else maximum_length

@@ -1,0 +1,204 @@
+"""Files in every dialect give the rows that were written, and what was found and left out is told."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+
+import numpy as np
+import pytest
+
+from examples._command_line import InputError
+from examples.seq2seq_price import command, run
+from examples.seq2seq_price.batches import (
+    Examples,
+    Vectorizers,
+    build_vocabulary,
+    evaluation_batches,
+    standardize_source,
+    standardize_target,
+    training_batches,
+    vectorizer,
+)
+from examples.seq2seq_price.rows import SEPARATORS, Dialect, read_table
+from tests.helpers.cases import pairwise
+
+pytestmark = pytest.mark.programs
+
+COLUMNS = ["text", "meaning", "price_range"]
+PLAIN = [["two chairs", "count[2]", "low"], ["un café", "count[1]", ""], ["", "count[0]", "high"]]
+MARKED = [*PLAIN, ["a, b; c|d\te", "x", "low"], ['7 stools 18"', '"', "low"], ["one\ntwo", 'say "yes"', "high"]]
+QUOTES_IN_TEXT = [
+    *PLAIN, ['"Big" is what I want', "count[1]", "high"], ['"large chairs', "x", "low"], ['7 stools 18"', "y", "low"],
+    ['he said "no"', '"', "low"],
+]  # fmt: skip
+BLANK = ["", "{0}{0}", " {0} {0} ", "\t " + "{0}\u00a0{0}", "{0}\u200b{0}\u2007"]
+
+
+def text_of(rows, separator, quoting, end):
+    file = io.StringIO()
+    csv.writer(file, delimiter=separator, quoting=quoting, lineterminator=end).writerows([COLUMNS, *rows])
+    return file.getvalue()
+
+
+def written(path, text, bom=False):
+    content = text.encode("utf-8-sig" if bom else "utf-8")
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def cells(rows):
+    return [[row[name] for name in COLUMNS] for row in rows]
+
+
+DIALECTS = pairwise(list(SEPARATORS), ["\n", "\r\n"], [False, True], ["rows.csv", "rows.tsv", "rows.txt.gz"])
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize(("separator", "end", "bom", "name"), DIALECTS)
+def test_quotes_that_mark_cells(separator, end, bom, name, quoting, tmp_path):
+    told = []
+    path = written(tmp_path / name, text_of(MARKED, SEPARATORS[separator], quoting, end), bom)
+    assert cells(read_table(path, COLUMNS, tell=told.append)) == MARKED
+    assert told == [f"{len(MARKED)} rows of {path} (separated by {separator}s, quotes mark cells)"]
+    few = written(tmp_path / name, text_of(PLAIN, SEPARATORS[separator], quoting, end), bom)
+    assert cells(read_table(few, COLUMNS)) == PLAIN
+
+
+@pytest.mark.parametrize(("separator", "end", "bom", "name"), DIALECTS)
+def test_quotes_that_are_text(separator, end, bom, name, tmp_path):
+    for number in range(1, len(QUOTES_IN_TEXT) + 1):  # whether any of them alone, or two, could be marks
+        for rows in (QUOTES_IN_TEXT[:number], QUOTES_IN_TEXT[number - 1 :]):
+            text = end.join(SEPARATORS[separator].join(row) for row in [COLUMNS, *rows])
+            assert cells(read_table(written(tmp_path / name, text, bom), COLUMNS)) == rows
+
+
+def test_two_quotes_around_a_line_break_are_text_if_both_lines_are_rows(tmp_path):
+    rows, told = [['"large', "x", "low"], ["a chair", "y", "low"], ['18"', "z", "high"]], []
+    path = written(tmp_path / "rows.csv", "\n".join(",".join(row) for row in [COLUMNS, *rows]))
+    assert cells(read_table(path, COLUMNS, tell=told.append)) == rows
+    assert told == [f"3 rows of {path} (separated by commas, quotes are text)"]
+    assert len(read_table(path, COLUMNS, Dialect(quotes="cells"))) == 1
+
+
+def test_quotes_around_whole_cells(tmp_path):
+    row = ['"Big"', "x", "low"]
+    for name, separator, expected in (("a.csv", ",", "Big"), ("a.tsv", "\t", '"Big"')):
+        path = written(tmp_path / name, "\n".join(separator.join(each) for each in (COLUMNS, row, *PLAIN)))
+        assert read_table(path, COLUMNS)[0]["text"] == expected
+        assert read_table(path, COLUMNS, Dialect(quotes="text"))[0]["text"] == '"Big"'
+        assert read_table(path, COLUMNS, Dialect(quotes="cells"))[0]["text"] == "Big"
+
+
+@pytest.mark.parametrize(("separator", "blank"), list(itertools.product(SEPARATORS, BLANK)))
+def test_rows_of_nothing_are_left_out(separator, blank, tmp_path):
+    lines = [SEPARATORS[separator].join(row) for row in [COLUMNS, *PLAIN]]
+    for place in range(2, 5):
+        given, told = [*lines[:place], blank.format(SEPARATORS[separator]), *lines[place:], "", ""], []
+        path = written(tmp_path / "rows.csv", "\n".join(given))
+        assert cells(read_table(path, COLUMNS, tell=told.append)) == PLAIN
+        assert told[0].startswith(f"3 rows of {path} (separated by {separator}s); ")
+        assert told[0].endswith(" blank rows left out")
+
+
+def test_white_space_and_headers(tmp_path):
+    path = written(
+        tmp_path / "rows.csv", "\ufeff id ; text\u00a0;\u00a0price_range;meaning\n1; a\u00a0 chair ;20\u202f€;x \n"
+    )
+    assert cells(read_table(path, COLUMNS)) == [["a  chair", "x", "20 €"]]
+    path = written(tmp_path / "rows.csv", '"text, long"|"meaning"|price_range\na|b|c\n')
+    assert read_table(path, ["text, long"]) == [{"text, long": "a"}]
+    path = written(tmp_path / "one.csv", 'text\n"a\nb"\nc\n')
+    assert read_table(path, ["text"]) == [{"text": "a\nb"}, {"text": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"text;meaning\na;b\n",
+            r"must have the column 'price_range'\. Received: the columns 'text', 'meaning', separated by semi",
+        ),
+        (b"text:meaning:price_range\na:b:c\n", r"'text:meaning:price_range', separated by commas.* --separator"),
+        (b"text;meaning;price_range\na;b;c\nd;e\n", r"3 fields in every row.* 2 fields .* line 3 \(separated by semicolons"),
+        (b'text,meaning,price_range\n"a, b",c,d\n"e" f,"g, h",i\n', r"must be CSV or TSV\. .*--quotes text if quotes are"),
+        (b"text,meaning,price_range\n , ,\n", r"must have rows below its column names"),
+        ("text,meaning,price_range\na,b,c\n".encode("utf-16"), r"must be UTF-8 text\. Received: .* 0xff\. Save it as UTF-8"),
+        (
+            "text,meaning,price_range\né,b,c\n".encode("latin-1"),
+            r"must be UTF-8 text\. Received: .* 0xe9\. Save it as UTF-8",
+        ),
+    ],
+)
+def test_what_is_said_of_files_that_cannot_be_read(content, message, tmp_path):
+    (tmp_path / "rows.csv").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_table(tmp_path / "rows.csv", COLUMNS)
+
+
+def loaded(path, *arguments):
+    told = []
+    options = command.parse(["--train", str(path), "--dev", str(path), *arguments])
+    return run.load_data(options, told.append), told
+
+
+def test_empty_cells_of_each_column(tmp_path):
+    rows = [["a", "x", "low"], ["b", "", "high"], ["c", "y", ""], ["", "z", "low"], ["d", "", ""], ["", "", "low"]]
+    path = written(tmp_path / "rows.csv", text_of(rows, ",", csv.QUOTE_MINIMAL, "\n"))
+    data, told = loaded(path)
+    assert data.splits["train"].texts == ["a", "b", "c"] and data.splits["train"].targets == ["x", "", "y"]
+    assert data.splits["dev"].labels.tolist() == [1, 0, -1]
+    assert (
+        told[0]
+        == told[1]
+        == (
+            f"6 rows of {path} (separated by commas); 2 rows without `text` left out; 1 rows without anything to learn left out; "
+            "1 rows without `meaning` train the other heads only"
+        )
+    )
+    data, _ = loaded(path, "--missing", "class")
+    assert data.splits["train"].texts == ["a", "b", "c", "d"]
+    data, told = loaded(path, "--separator", "comma", "--quotes", "text")
+    assert data.splits["train"].texts == ["a", "b", "c"]
+    empty = written(tmp_path / "empty.csv", text_of([["a", "", "low"], ["b", "", "high"]], ",", csv.QUOTE_MINIMAL, "\n"))
+    with pytest.raises(
+        InputError, match=r"The column `meaning` must contain a target in some training row\. Received: only"
+    ):
+        loaded(empty)
+    empty = written(tmp_path / "empty.csv", text_of([["", "x", "low"]], ",", csv.QUOTE_MINIMAL, "\n"))
+    with pytest.raises(InputError, match=r"must have rows with a text in the column `text` .* Received: 1 rows without"):
+        loaded(empty)
+
+
+def test_lines_without_a_text_on_one_side(tmp_path):
+    source, target = written(tmp_path / "a", "A b\n\nc\nd"), written(tmp_path / "b", "x\ny\n \nz")
+    told = []
+    options = command.parse(["--train", str(source), str(target), "--dev", str(source), str(target)])
+    data = run.load_data(options, told.append)
+    assert data.splits["train"].texts == ["a b", "d"] and data.splits["train"].targets == ["x", "z"]
+    assert told[0] == f"2 rows of {source} and {target}; 2 rows without a text on both sides left out"
+
+
+@pytest.mark.parametrize("swaps", [[], [["chair", "table", "chair", "table"]]])
+def test_a_row_without_a_reply_has_no_target(swaps):
+    texts, replies = ["a chair", "two table", "a chair", "a table"], ["count[1] chair", "", " ", "x table"]
+    read = Vectorizers(
+        vectorizer(build_vocabulary(texts, standardize_source), standardize_source),
+        vectorizer(build_vocabulary(replies, standardize_target), standardize_target),
+    )
+    examples = Examples(texts, replies, np.array([0, 1, -1, 0], np.int32))
+    training, _ = training_batches(examples, read, 2, seed=0, swaps=swaps)
+    for batches in (training, evaluation_batches(examples, read, 3)):
+        rows = [row for _, targets in batches for row in targets["reply"].numpy()]
+        assert sum(bool(row.any()) for row in rows) == 2
+        assert all(np.count_nonzero(row == 3) == row.any() for row in rows)
+        assert all(targets["reply"].shape[1] for _, targets in batches)
+
+
+def test_options_of_a_table(capsys):
+    for arguments in (["--separator", "tab"], ["--train", "a", "b", "--dev", "a", "b", "--quotes", "text"]):
+        with pytest.raises(SystemExit):
+            command.parse(arguments)
+        assert "requires" in capsys.readouterr().err
