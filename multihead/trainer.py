@@ -27,6 +27,7 @@ from multihead._ground.keras import (
     SCALING,
     InMode,
     KerasHooks,
+    Untracked,
     add_state,
     callbacks_of,
     check_one_step,
@@ -49,6 +50,7 @@ from multihead._trainer.custom_loop import ComputedGradients, pairs_of, to_apply
 from multihead._trainer.data import check_every_head, with_checked_labels
 from multihead._trainer.directions import tell_directions
 from multihead._trainer.export import export_heads, heads_to_export
+from multihead._trainer.from_model import compiled_of, optimizer_of, parts_of
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, refuse_unknown
@@ -135,6 +137,46 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._built: Built | None = None
         self._session: FitSession | None = None
         self._idle = IdleHeads()
+        self._optimizer_of_model = Untracked(None)
+
+    @classmethod
+    def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
+        """Makes a trainer of a functional Keras model with several outputs, from the same layers.
+
+        The encoder is what at least two outputs depend on, the representation every tensor that leaves this part (one, or a
+        dict by layer name), and a head is the rest of the way to one output. The model can still be used, and sees what the
+        trainer trains. The heads have the keys of a dict of outputs as names, otherwise Keras's output names.
+
+        The losses, `loss_weights`, metrics and weighted metrics of a compiled model become those of the heads, and
+        `compile` without an optimizer creates one with the options of the model's. An output without a loss, as all are if
+        the model is not compiled, is predicted and measured, but not trained.
+
+        Args:
+            model: The model.
+            representation: The names of the layers whose outputs are the representation, if the heads should begin
+                elsewhere; a tensor that passes these layers by is also part of it.
+
+        Raises:
+            TypeError: `model` is not a Keras model.
+            ValueError: `model` is not functional, has one output, or outputs that share no layer with weights;
+                or `representation` names no layer of it.
+
+        Example:
+            >>> inputs = keras.Input((6,))
+            >>> hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+            >>> outputs = {"price": keras.layers.Dense(1)(hidden), "size": keras.layers.Dense(1)(hidden)}
+            >>> model = keras.Model(inputs, outputs)
+            >>> model.compile("adam", loss={"price": "mse", "size": "mae"})
+            >>> trainer = MultiHeadTrainer.from_model(model)
+            >>> trainer.compile(balancer="UPGrad")
+        """
+        parts = parts_of(model, representation)
+        compiled = compiled_of(model, list(parts.heads))
+        trainer = cls(parts.encoder, name=model.name)
+        trainer._optimizer_of_model = Untracked(optimizer_of(model))
+        for name, (module, reads) in parts.heads.items():
+            trainer.add_head(name, module, reads=reads, **compiled[name])
+        return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
 
@@ -319,7 +361,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: Any = None,
         *others: Any,
         weighting: Any = None,
         balancer: Any = None,
@@ -345,7 +387,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
         Args:
-            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself.
+            optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: that of the
+                model of `from_model`, otherwise `"rmsprop"`, as in Keras.
             *others: Not accepted: the other arguments are passed by name.
             weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
                 the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
@@ -420,6 +463,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
+        if optimizer is None:
+            optimizer = self._optimizer_of_model.value or "rmsprop"
         heads = scale_targets(self._setup.heads, target_scaling)
         optimizer, checked = check_compile(optimizer, options, heads, self.distribute_strategy)
         if heads != self._setup.heads:

@@ -24,6 +24,9 @@ KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 STACK = "Keras 3" if KERAS_3 else "Keras 2"
 """Which of the two it is, in words."""
 
+METRICS_OF_A_LIST_ARE_FOR_ALL = not KERAS_3
+"""Whether each metric in a flat list given to `compile` is for all outputs even if there are as many of each."""
+
 SEQUENCES_BEGIN_ANEW = not KERAS_3
 """Whether each epoch of `fit` begins with the first batch of a `Sequence` if `steps_per_epoch` is below its length."""
 
@@ -502,6 +505,13 @@ def with_keras_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     if mask is not None:
         tensor._keras_mask = mask
     return tensor
+
+
+def with_masks_of_layers(model: keras.Model) -> keras.Model:
+    """A functional model that leaves masks to its layers without a warning, as on Keras 2."""
+    if KERAS_3:
+        model.supports_masking, model.compute_mask = True, lambda inputs, previous_mask: None
+    return model
 
 
 def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:

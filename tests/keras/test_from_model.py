@@ -1,0 +1,412 @@
+"""`from_model`: a Keras model with several outputs as a trainer that predicts, evaluates and trains as the model does."""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+
+layers = keras.layers
+NUM_EXAMPLES = 16
+# Keras 3 compiles predictions by XLA, which rounds one graph in another way than two halves of it.
+PLAIN = {"jit_compile": False}
+
+
+def by_name(trainer, outputs):
+    """Labels, or predictions, by head name."""
+    if isinstance(outputs, dict) and set(outputs) == set(trainer.heads):
+        return outputs
+    return dict(zip(trainer.heads, tf.nest.flatten(outputs)))
+
+
+def targets_like(model, inputs, seed=1):
+    """Random targets of the shapes of a model's outputs."""
+    rng = np.random.default_rng(seed)
+    outputs = model.predict(inputs, verbose=0)
+    return tf.nest.map_structure(lambda each: rng.normal(size=each.shape).astype("float32"), outputs)
+
+
+def assert_same(model, inputs, targets=None, *, representation=None, tolerance=1e-6, **compiled):
+    """Compares predictions bit for bit, evaluations, and the weights after one update."""
+    compiled = {"optimizer": keras.optimizers.SGD(0.05), "loss": "mse", **compiled, **PLAIN}
+    model.compile(**compiled)
+    targets = targets_like(model, inputs) if targets is None else targets
+    predicted = model.predict(inputs, verbose=0)
+    evaluated = model.evaluate(inputs, targets, verbose=0, return_dict=True)
+    before = model.get_weights()
+    trainer = MultiHeadTrainer.from_model(model, representation=representation)
+    found = trainer.predict(inputs, verbose=0)
+    expected = by_name(trainer, predicted)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    trainer.compile(**PLAIN)
+    assert type(trainer.optimizer) is type(model.optimizer) and trainer.optimizer is not model.optimizer
+    found = trainer.evaluate(inputs, by_name(trainer, targets), verbose=0, return_dict=True)
+    unique = len(set(model.output_names)) == len(model.output_names)  # Keras 3 logs a layer that is called twice once
+    for name, value in evaluated.items() if unique else [("loss", evaluated["loss"])]:
+        np.testing.assert_allclose(found[logged(name, model, trainer)], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    keras.utils.set_random_seed(5)
+    model.fit(inputs, targets, batch_size=NUM_EXAMPLES, shuffle=False, verbose=0)
+    after = model.get_weights()
+    model.set_weights(before)
+    keras.utils.set_random_seed(5)
+    trainer.fit(inputs, by_name(trainer, targets), batch_size=NUM_EXAMPLES, shuffle=False, verbose=0)
+    assert any(np.any(a != b) for a, b in zip(model.get_weights(), before))  # the model sees the training
+    for a, b in zip(model.get_weights(), after):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    return trainer
+
+
+def logged(name, model, trainer):
+    """The name in the trainer's logs of what a model logs.
+
+    Keras puts the key of an output in front, or the name of its layer, or both of several keys.
+    """
+    name = name.rpartition("/")[2]
+    by_layer = dict(zip(model.output_names, trainer.heads))
+    by_key = {path[-1]: head for path, head in zip(paths(model.output), trainer.heads) if path}
+    for names in (dict.fromkeys(trainer.heads), by_layer, by_key):
+        for key in names:
+            if name.startswith(f"{key}_"):
+                return (names[key] or key) + name[len(key) :]
+    return name
+
+
+def paths(structure):
+    """The keys that lead to each leaf of a structure of dicts, in the order of `tf.nest.flatten`."""
+    if not isinstance(structure, dict):
+        return [()] * len(tf.nest.flatten(structure))
+    return [(key, *path) for key in sorted(structure) for path in paths(structure[key])]
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(NUM_EXAMPLES, *shape)).astype("float32")
+
+
+def trunk(units=8):
+    inputs = keras.Input((6,))
+    return inputs, layers.Dense(units, activation="tanh", name="trunk")(inputs)
+
+
+# ------------------------------------------------------------------------------------------- graphs
+
+
+def generated_graph(seed):
+    """A random graph of dense layers, products and sums with two to four outputs in any structure."""
+    rng = np.random.default_rng(seed)
+    inputs = [keras.Input((4,)) for _ in range(rng.integers(1, 3))]
+    tensors = [layers.Dense(4, activation="tanh")(each) for each in inputs]
+    if len(tensors) > 1:
+        tensors.append(layers.Add()(tensors))
+    repeated = layers.Dense(4, activation="sigmoid")
+    for _ in range(rng.integers(3, 9)):
+        one, other = (tensors[i] for i in rng.integers(len(tensors), size=2))
+        kind = rng.integers(6)
+        if kind == 0:
+            tensors.append(layers.Add()([one, other]))
+        elif kind == 1:
+            tensors.append(layers.Multiply()([one, other]))
+        elif kind == 2:
+            tensors.append(layers.Dense(4)(layers.Concatenate()([one, other, inputs[0]])))
+        elif kind == 3:
+            tensors.append(repeated(one))
+        elif kind == 4:
+            inner = keras.Input((4,))
+            nested = keras.Model(inner, [layers.Dense(4, activation="tanh")(inner), layers.Dense(4)(inner)])
+            tensors.extend(nested(one))
+        else:
+            tensors.append(layers.BatchNormalization()(layers.Dense(4, kernel_regularizer="l2")(one)))
+    count = int(rng.integers(2, 5))
+    ends = [layers.Dense(int(rng.integers(1, 4)), name=f"out{k}")(tensors[-1 - int(k > 0) * k]) for k in range(count)]
+    if rng.random() < 0.3:  # an output that another one reads
+        ends[-1] = layers.Dense(1, name="reads_another")(layers.Concatenate()([ends[0], tensors[-1]]))
+    structure = [ends, tuple(ends), {f"key{k}": end for k, end in enumerate(ends)}][int(rng.integers(3))]
+    return keras.Model(inputs if len(inputs) > 1 else inputs[0], structure)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # Keras: some layers of nested models have no successor
+@pytest.mark.parametrize("seed", range(20))
+def test_generated_graphs(seed):
+    keras.utils.set_random_seed(seed)
+    model = generated_graph(seed)
+    inputs = [normal(4, seed=k) for k in range(len(model.inputs))]
+    assert_same(model, inputs if len(inputs) > 1 else inputs[0], tolerance=2e-6)
+
+
+@pytest.mark.parametrize("structure", ["list", "tuple", "dict", "nested dict", "nested list"])
+def test_every_structure_of_outputs(structure):
+    inputs, hidden = trunk()
+    a, b, c = (layers.Dense(1, name=name)(hidden) for name in ("a", "b", "c"))
+    outputs = {
+        "list": [a, b, c],
+        "tuple": (a, b, c),
+        "dict": {"z": a, "y": b, "x": c},
+        "nested dict": {"z": a, "inner": {"p": b, "q": c}},
+        "nested list": [a, [b, c]],
+    }[structure]
+    trainer = assert_same(keras.Model(inputs, outputs), normal(6))
+    expected = {"dict": ["x", "y", "z"], "nested dict": ["b", "c", "a"]}.get(structure, ["a", "b", "c"])
+    assert list(trainer.heads) == expected
+
+
+def test_a_skip_connection_over_the_boundary_and_an_input_of_one_head_are_part_of_the_representation():
+    inputs, other = keras.Input((6,), name="one"), keras.Input((3,), name="other")
+    hidden = layers.Dense(4, activation="tanh", name="trunk")(inputs)
+    a = layers.Dense(1, name="a")(layers.Concatenate()([hidden, inputs]))
+    b = layers.Dense(1, name="b")(layers.Concatenate()([hidden, other]))
+    trainer = assert_same(keras.Model([inputs, other], [a, b]), [normal(6), normal(3)])
+    assert set(trainer.encoder.output) == {"trunk", "one", "other"}
+
+
+def test_an_output_that_another_output_reads():
+    inputs, hidden = trunk()
+    a = layers.Dense(1, name="a")(hidden)
+    b = layers.Dense(1, name="b")(layers.Concatenate()([hidden, a]))
+    trainer = assert_same(keras.Model(inputs, [a, b]), normal(6))
+    assert set(trainer.encoder.output) == {"trunk", "a"}
+
+
+def test_a_layer_that_two_outputs_share_and_one_that_encoder_and_head_share():
+    inputs, hidden = trunk(6)
+    shared, twice = layers.Dense(2, name="shared"), layers.Dense(6, name="twice", activation="tanh")
+    first = twice(hidden)
+    a, b = shared(layers.Dense(3)(first)), shared(layers.Dense(3)(twice(first)))
+    trainer = assert_same(keras.Model(inputs, [a, b]), normal(6))
+    assert list(trainer.heads) == ["shared", "shared_1"]
+
+
+def test_dict_inputs_and_a_mask_that_crosses_the_boundary():
+    ids = keras.Input((5,), dtype="int32", name="ids")
+    numbers = keras.Input((2,), name="numbers")
+    embedded = layers.Embedding(9, 4, mask_zero=True)(ids)
+    states = layers.LSTM(6, return_sequences=True, name="states")(embedded)
+    tags = layers.Dense(2, name="tags")(states)
+    price = layers.Dense(1, name="price")(layers.Concatenate()([layers.GlobalAveragePooling1D()(states), numbers]))
+    model = keras.Model({"ids": ids, "numbers": numbers}, {"tags": tags, "price": price})
+    given = {"ids": np.random.default_rng(0).integers(0, 9, (NUM_EXAMPLES, 5)).astype("int32"), "numbers": normal(2)}
+    given["ids"][:, 0] = 1  # no row of padding alone
+    trainer = assert_same(model, given)
+    assert set(trainer.encoder.output) >= {"states", "numbers"}  # Keras 3 also passes the mask as a tensor
+
+
+@pytest.mark.parametrize("representation", ["trunk", "middle", ["trunk", "middle"], "forked"])
+def test_the_boundary_stands_where_the_user_wants_it(representation):
+    inputs, hidden = trunk()
+    middle = layers.Dense(5, activation="tanh", name="middle")(hidden)
+    forked = layers.Dense(4, activation="tanh", name="forked")(middle)
+    model = keras.Model(inputs, [layers.Dense(1, name="a")(forked), layers.Dense(1, name="b")(middle)])
+    trainer = assert_same(model, normal(6), representation=representation)
+    expected = {"trunk": {"trunk"}, "middle": {"middle"}, "forked": {"forked", "middle"}}
+    output = trainer.encoder.output
+    found = set(output) if isinstance(output, dict) else {output._keras_history[0].name}
+    assert found == expected.get(representation if isinstance(representation, str) else "middle")
+
+
+# ------------------------------------------------------------------------------------------- Keras's own models
+
+
+def applications():
+    """The functions of `keras.applications` that make a model."""
+    found = {name: each for name, each in vars(keras.applications).items() if callable(each) and name[0].isupper()}
+    return {name: each for name, each in found.items() if "include_top" in inspect.signature(each).parameters}
+
+
+QUICK = ("MobileNetV3Small",)
+TOO_LARGE = ("NASNetLarge", "EfficientNetB7", "EfficientNetB6", "EfficientNetV2L", "ConvNeXtXLarge", "ConvNeXtLarge")
+"""With a copy of their weights, these need more memory than a test should."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in sorted(applications())]
+)
+def test_models_of_keras_with_two_heads(name):
+    if name in TOO_LARGE:
+        pytest.skip("too large for a test")
+    keras.utils.set_random_seed(0)
+    size = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}.get(name, 32)
+    base = applications()[name](include_top=False, weights=None, input_shape=(size, size, 3), pooling="avg")
+    features = base.output
+    model = keras.Model(base.input, [layers.Dense(3, name="kind")(features), layers.Dense(1, name="size")(features)])
+    images = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
+    model.compile(keras.optimizers.SGD(1e-3), "mse", **PLAIN)
+    expected = model.predict(images, verbose=0)
+    trainer = MultiHeadTrainer.from_model(model)
+    found = trainer.predict(images, verbose=0)
+    for head, values in zip(trainer.heads, expected):
+        np.testing.assert_array_equal(found[head], values)
+
+
+def test_the_guide_to_the_functional_api_rebuilt():
+    """Tickets with a title, a text and tags: a priority and a department."""
+    title, body = (keras.Input((None,), dtype="int32", name=name) for name in ("title", "body"))
+    tags = keras.Input((4,), name="tags")
+    words = layers.Embedding(20, 6)
+    features = layers.concatenate([layers.LSTM(5)(words(title)), layers.LSTM(4)(layers.Embedding(20, 6)(body)), tags])
+    outputs = {
+        "priority": layers.Dense(1, name="priority")(features),
+        "department": layers.Dense(3, name="department")(features),
+    }
+    model = keras.Model([title, body, tags], outputs)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 20, (NUM_EXAMPLES, length)).astype("int32") for length in (4, 7)]
+    targets = {
+        "priority": rng.integers(0, 2, (NUM_EXAMPLES, 1)).astype("float32"),
+        "department": np.eye(3, dtype="float32")[rng.integers(0, 3, NUM_EXAMPLES)],
+    }
+    assert_same(
+        model,
+        [*ids, normal(4)],
+        targets,
+        tolerance=1e-5,
+        optimizer=keras.optimizers.SGD(0.1),
+        loss={
+            "priority": keras.losses.BinaryCrossentropy(from_logits=True),
+            "department": keras.losses.CategoricalCrossentropy(from_logits=True),
+        },
+        loss_weights={"priority": 1.0, "department": 0.2},
+    )
+
+
+# ------------------------------------------------------------------------------------------- what was compiled
+
+
+def three_outputs():
+    inputs, hidden = trunk()
+    return keras.Model(inputs, [layers.Dense(2, name=name)(hidden) for name in ("a", "b", "c")])
+
+
+KERAS_2 = keras.__version__ < "3"
+FORMS = {
+    "one loss": {"loss": "mse"},
+    "a class": {"loss": keras.losses.Huber()},
+    "a function": {"loss": keras.losses.mean_absolute_error},
+    "a list": {"loss": ["mse", "mae", keras.losses.Huber()]},
+    "a dict": {"loss": {"a": "mse", "b": "mae", "c": "log_cosh"}},
+    "weights in a list": {"loss": ["mse", "mse", "mae"], "loss_weights": [1.0, 0.5, 2.0]},
+    "weights in a dict": {"loss": dict.fromkeys("abc", "mse"), "loss_weights": {"a": 0.1, "b": 0.2, "c": 3.0}},
+    "metrics in a dict": {"loss": "mse", "metrics": {"a": "mae", "c": ["mse", keras.metrics.MeanAbsoluteError(name="m")]}},
+    "lists of metrics": {"loss": "mse", "metrics": [["mae"], [], ["mse", "mae"]]},
+    "weighted metrics": {"loss": "mse", "metrics": {"b": ["mae"]}, "weighted_metrics": {"a": ["mae"]}},
+    "a list of one metric for each output": {"loss": "mse", "metrics": ["mae", "mse", "cosine_similarity"]},
+    **(
+        {"metrics for all": {"loss": "mse", "metrics": ["mae", "mse"]}, "one metric": {"loss": "mse", "metrics": "mae"}}
+        if KERAS_2
+        else {}
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_losses_and_metrics(form):
+    assert_same(three_outputs(), normal(6), **FORMS[form])
+
+
+def test_an_output_without_a_loss_is_predicted_and_not_trained():
+    model = three_outputs()
+    model.compile("sgd", loss=["mse", None, "mae"])
+    trainer = MultiHeadTrainer.from_model(model)
+    assert trainer.heads["b"].loss is None
+    trainer.compile()
+    before = model.get_layer("b").get_weights()
+    trainer.fit(normal(6), {"a": normal(2), "c": normal(2)}, verbose=0)
+    assert set(trainer.predict(normal(6), verbose=0)) == {"a", "b", "c"}
+    for one, other in zip(before, model.get_layer("b").get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_compile_takes_the_optimizer_of_the_model_and_a_balancer():
+    model = three_outputs()
+    model.compile(keras.optimizers.Adam(0.03, beta_1=0.8), "mse")
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile(balancer="UPGrad")
+    assert isinstance(trainer.optimizer, keras.optimizers.Adam)
+    np.testing.assert_allclose(trainer.optimizer.learning_rate, 0.03, rtol=1e-6)
+    assert trainer.optimizer.beta_1 == 0.8
+    trainer.fit(normal(6), dict.fromkeys("abc", normal(2)), verbose=0)
+
+
+def test_a_saved_trainer_of_a_model_predicts_and_trains_as_before(tmp_path):
+    model = three_outputs()
+    model.compile("sgd", "mse")
+    trainer = MultiHeadTrainer.from_model(model)
+    trainer.compile()
+    data = normal(6), dict.fromkeys("abc", normal(2))
+    trainer.fit(*data, verbose=0)
+    trainer.save(tmp_path / "trainer.keras")
+    loaded = keras.models.load_model(tmp_path / "trainer.keras")
+    for each in (trainer, loaded):
+        each.fit(*data, verbose=0, shuffle=False)
+    for one, other in zip(trainer.get_weights(), loaded.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+class Subclassed(keras.Model):
+    def call(self, inputs):
+        return inputs, inputs
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def one_output():
+    inputs, hidden = trunk()
+    return keras.Model(inputs, layers.Dense(1, name="only")(hidden))
+
+
+def nothing_shared():
+    inputs = keras.Input((6,), name="given")
+    return keras.Model(inputs, [layers.Dense(1)(inputs), layers.Dense(1)(inputs)])
+
+
+def all_in_one_nested_model():
+    inputs = keras.Input((6,))
+    nested = three_outputs()
+    return keras.Model(inputs, nested(inputs))
+
+
+def own_step():
+    inputs, hidden = trunk()
+    return OwnStep(inputs, [layers.Dense(1)(hidden), layers.Dense(1)(hidden)])
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (one_output, r"`model` must have at least two outputs.*'only'.*add_head"),
+        (Subclassed, r"`model` must be a functional model.*Subclassed.*MultiHeadTrainer\(encoder\)"),
+        (own_step, r"`model` must be a functional model.*OwnStep.*code of its own"),
+        (nothing_shared, r"layers with weights that at least two outputs depend on.*'given'.*representation="),
+        (all_in_one_nested_model, r"outside of nested models.*get_layer\("),
+    ],
+)
+def test_models_that_cannot_be_taken_apart(make, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadTrainer.from_model(make())
+
+
+@pytest.mark.parametrize("representation", ["trunkk", ["trunk", "none"], []])
+def test_a_representation_that_is_no_layer(representation):
+    with pytest.raises(ValueError, match=r"`representation` must be the name of a layer.*Received: representation="):
+        MultiHeadTrainer.from_model(three_outputs(), representation=representation)
+
+
+def test_something_that_is_no_model():
+    with pytest.raises(TypeError, match="`model` must be a Keras model"):
+        MultiHeadTrainer.from_model(layers.Dense(1))
+
+
+def test_a_loss_for_an_output_that_does_not_exist():
+    model = three_outputs()
+    model.compile("sgd", loss={"a": "mse", "misspelt": "mse"})
+    with pytest.raises(ValueError, match=r"`model` must be compiled with `loss` for its outputs.*misspelt.*'a', 'b', 'c'"):
+        MultiHeadTrainer.from_model(model)
