@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import Call, named_arguments, read_batches, read_evaluate, read_fit, read_inputs
+from multihead._data.arguments import Call, read_batches, read_evaluate, read_fit, read_inputs
 from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of_update
@@ -496,22 +496,52 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return InMode(predictions)((), training=training)
 
     @errors_in_words()
-    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains the heads and the encoder; accepts the arguments of `keras.Model.fit`, with `accumulate_steps` too.
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[str, Mapping[int, float]] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains the heads and the encoder, as `keras.Model.fit` does.
 
         Args:
             x: The inputs of all examples: an array, or a list, a dict or another structure of arrays, data frames, lists of
-                numbers, ragged or sparse tensors. Or something that yields batches `(inputs, targets)` or
+                numbers, ragged or sparse tensors. Or an iterable of batches `(inputs, targets)` or
                 `(inputs, targets, sample_weights)`: a `tf.data.Dataset`, a generator, a `PyDataset` (Keras 2: `Sequence`),
-                or another iterable. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then
-                have no labels in it; each head must have targets in one of the first 64 batches.
+                or another one. A batch of a generator or a `PyDataset` may lack the targets of some heads, which then have
+                no labels in it; each head must have targets in one of the first 64 batches.
             y: The targets by head name, if `x` are arrays: a dict of arrays or series, or a data frame whose columns are
                 the heads.
-            *args: The other arguments of `keras.Model.fit`, in its order.
-            **kwargs: The other arguments of `keras.Model.fit` by name. `sample_weight` is a dict like `y`; the examples
-                of a head that it does not name weigh 1. `class_weight` is a dict by head name of weights by class, which
-                in this `fit` replace those of `add_head`; they count in training only, not in validation. With
-                `accumulate_steps`, `steps_per_epoch` counts updates.
+            batch_size: As in Keras, as are all that are not described here.
+            epochs: The number of the last epoch.
+            verbose: 0, 1, 2 or `"auto"`.
+            callbacks: Keras callbacks.
+            validation_split: The fraction of the last examples that is held out for validation.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or an iterable of batches.
+            shuffle: Whether arrays are shuffled before each epoch.
+            class_weight: By head name, the weights of labels by class number. In this `fit` they replace those of
+                `add_head`; they count in training only, not in validation.
+            sample_weight: A dict like `y`, if `x` are arrays; the examples of a head that it does not name weigh 1.
+            initial_epoch: The number of epochs that are over already.
+            steps_per_epoch: The number of updates in an epoch.
+            validation_steps: The number of batches in a validation.
+            validation_batch_size: The batch size of validation data.
+            validation_freq: Every how many epochs, or after which, the validation data are evaluated.
+            **kwargs: What else this version of Keras takes.
 
         Returns:
             Keras's `History`.
@@ -522,18 +552,69 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             TypeError: Some of the data cannot be converted to an array.
         """
         options = self._assert_ready("fit")
-        given = {"x": x, "y": y, **named_arguments(keras.Model.fit, args, kwargs)}
-        checkpoint, given["callbacks"] = checkpoint_of(given.get("callbacks"))
+        checkpoint, callbacks = checkpoint_of(callbacks)
+        given = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "verbose": verbose,
+            "callbacks": callbacks,
+            "validation_split": validation_split,
+            "validation_data": validation_data,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+            "sample_weight": sample_weight,
+            "initial_epoch": initial_epoch,
+            "steps_per_epoch": steps_per_epoch,
+            "validation_steps": validation_steps,
+            "validation_batch_size": validation_batch_size,
+            "validation_freq": validation_freq,
+            **kwargs,
+        }
         with opened(self, checkpoint) as opening:
             return self._fit(given, options, opening)
 
     @errors_in_words()
-    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates the heads that have targets in the data; accepts the arguments of `keras.Model.evaluate`."""
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Evaluates the heads that have targets in the data, as `keras.Model.evaluate` does.
+
+        Args:
+            x: The data, as for `fit`.
+            y: The targets by head name, if `x` are arrays.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
+            verbose: 0, 1, 2 or `"auto"`.
+            sample_weight: The sample weights by head name, if `x` are arrays.
+            steps: The number of batches; None: all.
+            callbacks: Keras callbacks.
+            return_dict: Whether to return a dict by name instead of a list in the order of `metrics_names`.
+            **kwargs: What else this version of Keras takes.
+        """
         self._assert_ready("evaluate")
         session = self._session
         check_known(self._setup.heads, "evaluate")
-        given = {"x": x, "y": y, **named_arguments(keras.Model.evaluate, args, kwargs)}
+        given = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "verbose": verbose,
+            "sample_weight": sample_weight,
+            "steps": steps,
+            "callbacks": callbacks,
+            "return_dict": return_dict,
+            **kwargs,
+        }
         call = read_evaluate(given, list(self.heads))
         if session is not None and session.replay is not None and call.data.is_arrays:
             return {}  # the validation of an epoch before the place of the checkpoint
@@ -544,26 +625,83 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             return super().evaluate(**call.for_keras())
 
     @errors_in_words()
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every head's predictions by name; accepts the arguments of `keras.Model.predict`."""
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Every head's predictions by name, as `keras.Model.predict` returns them.
+
+        Args:
+            x: Inputs, as for `fit`, or an iterable of batches.
+            batch_size: The batch size, if `x` are arrays; 32 by default.
+            verbose: 0, 1, 2 or `"auto"`.
+            steps: The number of batches; None: all.
+            callbacks: Keras callbacks.
+            **kwargs: What else this version of Keras takes.
+        """
         check_known(self._setup.heads, "predict")
-        return super().predict(read_inputs(x), **named_arguments(keras.Model.predict, args, kwargs, ["x"]))
+        return super().predict(read_inputs(x), batch_size, verbose, steps, callbacks, **kwargs)
 
     @errors_in_words()
     def predict_on_batch(self, x: Any) -> Any:
         """Every head's predictions by name, for one batch."""
         return super().predict_on_batch(as_arrays("x", x))
 
-    def summary(self, *args: Any, **kwargs: Any) -> None:
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
         """Prints tables of what was configured: modules with their sizes, losses, weights, and the parts of an update.
 
-        Takes the arguments of `keras.Model.summary`; if any but `print_fn` is given, Keras's own summary follows.
+        If any argument but `print_fn` is given, Keras's own summary follows.
+
+        Args:
+            line_length: As in Keras, as are all others.
+            positions: As in Keras.
+            print_fn: Called with each line; None: `print`.
+            expand_nested: As in Keras.
+            show_trainable: As in Keras.
+            layer_range: As in Keras.
         """
-        print_summary(self, named_arguments(keras.Model.summary, args, kwargs, []), super().summary)
+        others = {
+            "line_length": line_length,
+            "positions": positions,
+            "expand_nested": expand_nested,
+            "show_trainable": show_trainable,
+            "layer_range": layer_range,
+        }
+        given = {name: value for name, value in (*others.items(), ("print_fn", print_fn)) if value not in (None, False)}
+        print_summary(self, given, super().summary)
 
     @errors_in_words()
-    def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """One update, from one batch; accepts the arguments of `keras.Model.train_on_batch`.
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[str, Mapping[int, float]] | None = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """One update, from one batch, as `keras.Model.train_on_batch` makes it.
+
+        Args:
+            x: The inputs of the batch.
+            y: The targets by head name.
+            sample_weight: The sample weights by head name.
+            class_weight: The weights of classes by head name, as for `fit`.
+            return_dict: Whether to return a dict by name instead of a list.
+            **kwargs: What else this version of Keras takes.
 
         Raises:
             ValueError: `accumulate_steps` is above 1, so that an update needs several batches.
@@ -577,28 +715,35 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             )
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
-        arguments = named_arguments(keras.Model.train_on_batch, args, kwargs)
-        class_weight = arguments.pop("class_weight", None)
-        data = read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads))
-        data = self._checked_for_xla(data)
-        arguments = {**arguments, "x": data.x, "y": data.y, "sample_weight": data.sample_weight}
+        data = self._checked_for_xla(read_arrays(x, y, sample_weight, list(self.heads)))
         session = self._session
         if class_weight is not None:
             self._build_for(data)
             session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
         self.make_train_function().trace_without_assumptions()
         with self._in_session(session):
-            return super().train_on_batch(**arguments)
+            return super().train_on_batch(
+                data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
+            )
 
     @errors_in_words()
-    def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates one batch; accepts the arguments of `keras.Model.test_on_batch`."""
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False, **kwargs: Any
+    ) -> Any:
+        """Evaluates one batch, as `keras.Model.test_on_batch` does.
+
+        Args:
+            x: The inputs of the batch.
+            y: The targets by head name.
+            sample_weight: The sample weights by head name.
+            return_dict: Whether to return a dict by name instead of a list.
+            **kwargs: What else this version of Keras takes.
+        """
         self._assert_ready("test_on_batch")
         check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")
-        arguments = named_arguments(keras.Model.test_on_batch, args, kwargs)
-        data = self._checked_for_xla(read_arrays(x, y, arguments.pop("sample_weight", None), list(self.heads)))
-        return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, **arguments)
+        data = self._checked_for_xla(read_arrays(x, y, sample_weight, list(self.heads)))
+        return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""
@@ -759,8 +904,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- saving
 
-    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Saves the trainer, with the optimizer's state, as a `.keras` file; accepts the arguments of `keras.Model.save`.
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the trainer, with the optimizer's state, as a `.keras` file.
 
         `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
         the state of the optimizer, of methods and of dropout, so that `fit` goes on where it stopped. Import `multihead`
@@ -768,29 +913,29 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
         Args:
             filepath: A path that ends in `.keras`.
-            *args: The other arguments of `keras.Model.save`, in its order.
-            **kwargs: The other arguments by name.
+            overwrite: Whether an existing file is replaced; otherwise Keras asks.
+            **kwargs: What else this version of Keras takes.
 
         Raises:
             ValueError: `filepath` does not end in `.keras`.
         """
         saving.check_path(filepath, kwargs)
-        super().save(filepath, **named_arguments(keras.Model.save, args, kwargs, ["filepath"]))
+        super().save(filepath, overwrite, **kwargs)
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the weights, and what else changes in training; accepts the arguments of `keras.Model.save_weights`."""
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the weights, and what else changes in training, as `keras.Model.save_weights` does."""
         self._build_again()
-        super().save_weights(**named_arguments(keras.Model.save_weights, args, kwargs, []))
+        super().save_weights(filepath, overwrite, **kwargs)
 
-    def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads what `save_weights` saved; accepts the arguments of `keras.Model.load_weights`."""
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any) -> Any:
+        """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
         self._build_again()
-        return super().load_weights(**named_arguments(keras.Model.load_weights, args, kwargs, []))
+        return super().load_weights(filepath, skip_mismatch, **kwargs)
 
     def export(
         self,
-        path: str | os.PathLike[str],
-        head: str | Sequence[str] | None = None,
+        filepath: str | os.PathLike[str],
+        heads: str | Sequence[str] | None = None,
         *,
         preprocess: Callable[[Any], Any] | None = None,
         inputs: Any = None,
@@ -804,8 +949,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
 
         Args:
-            path: A folder; an existing export in it is replaced.
-            head: The head's name, or a list of names; None: all heads.
+            filepath: A folder; an existing export in it is replaced.
+            heads: The name of a head, or a list of names; None: all heads.
             preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
                 encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
             inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
@@ -819,19 +964,19 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 several or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
 
         Raises:
-            ValueError: There is no such head, it is not built yet, the path is a file, or the result of `preprocess` or
+            ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        names = heads_to_export(head, list(self.heads), self._shapes.predictions)
+        names = heads_to_export(heads, list(self.heads), self._shapes.predictions)
         check_known([self.heads[name] for name in names], "export")
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
-            path,
+            filepath,
             self.encoder,
             [self.heads[name] for name in names],
             encoder_specs,
-            by_head=head is None or len(names) > 1,
+            by_head=heads is None or len(names) > 1,
             preprocess=preprocess,
             inputs=inputs,
             generate=generate,

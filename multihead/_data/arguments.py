@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -67,28 +66,6 @@ def gives_batches(x: Any) -> bool:
     return hasattr(x, "element_spec") or not (hasattr(x, "shape") or hasattr(x, "__array__") or is_number(x))
 
 
-def named_arguments(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], first: Sequence[str] = ("x", "y")
-) -> dict[str, Any]:
-    """The arguments of a method of `keras.Model` by name.
-
-    Args:
-        method: The method.
-        args: Its arguments by position, after the first ones.
-        kwargs: Its arguments by name.
-        first: The names of its first arguments, which are passed on their own.
-
-    Raises:
-        TypeError: The method does not take them. If it takes any keyword, Keras itself checks them.
-    """
-    signature = inspect.signature(method)
-    try:
-        signature.bind(None, *first, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"`{method.__name__}` {error}. Its arguments are those of Keras: {signature}.") from None
-    return {**dict(zip(list(signature.parameters)[1 + len(first) :], args)), **kwargs}
-
-
 class Call(NamedTuple):
     """A call of `fit` or `evaluate`, on its way to Keras.
 
@@ -119,7 +96,7 @@ class Call(NamedTuple):
         """The arguments as Keras's `fit` takes them."""
         arguments, x = self.for_keras(), self.data.x
         if not self.data.is_arrays and not isinstance(x, keras.utils.Sequence):
-            arguments.setdefault("shuffle", False)  # Keras 3 would warn of its own default
+            arguments["shuffle"] = False  # Keras 3 would warn of its own default
         return arguments
 
     def as_dataset(self, num_batches: int | None, argument: str, seed: int | None = None) -> Call:
@@ -132,8 +109,8 @@ class Call(NamedTuple):
         """
         others = dict(self.others)
         batch_size, shuffle = others.pop("batch_size", None), others.pop("shuffle", True)
-        if batch_size is not None:  # Keras would use it for the validation data, too
-            others.setdefault("validation_batch_size", batch_size)
+        if batch_size is not None and others.get("validation_batch_size") is None:  # as Keras does with arrays
+            others["validation_batch_size"] = batch_size
         dataset = self.data.as_dataset(batch_size, num_batches, shuffle, argument, seed)
         if SEQUENCES_BEGIN_ANEW and num_batches is not None and self.is_made_by_python and self.data.length is not None:
             dataset = dataset.take(num_batches)

@@ -33,10 +33,10 @@ def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> l
     """
     asked = list(names) if head is None else [head] if isinstance(head, str) else list(head)
     for name in asked or [head]:
-        check_choice("head", name, names)
+        check_choice("heads", name, names)
         if name not in built:
             raise ValueError(
-                f"`head` must be built before it is exported. Received: head={name!r}, without data since it was added. "
+                f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was added. "
                 "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
     return asked
@@ -61,7 +61,7 @@ def export_heads(
     """
     if os.path.isfile(path):
         raise ValueError(
-            f"`path` must be a folder or a new path. Received: path={os.fspath(path)!r}, which is a file. Choose another."
+            f"`filepath` must be a folder or a new path. Received: filepath={os.fspath(path)!r}, which is a file. Choose another."
         )
     names = [head.name for head in heads]
     generators = _steps("generate", generate, names)

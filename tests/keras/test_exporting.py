@@ -101,20 +101,20 @@ def exports_of_heads(trainer):
         "price": lambda probabilities: {"best": tf.argmax(probabilities, 1)},
     }
     return {
-        "plain": {"head": "price"},
-        "layer": {"head": "price", "preprocess": learned},
+        "plain": {"heads": "price"},
+        "layer": {"heads": "price", "preprocess": learned},
         "function": {
-            "head": "price",
+            "heads": "price",
             "preprocess": lambda texts: tf.cast(holder.inner[0]["counter"](texts), tf.float32),
             "inputs": tf.TensorSpec([None], tf.string, name="texts"),
             "postprocess": functools.partial(labels_from, name_table()),
         },
-        "generated": {"head": "letter"},
-        "told": {"head": "letter", "generate": lambda hidden: module.generate(hidden, number=9)},
-        "finished": {"head": "letter", "postprocess": lambda output: output["letter"] + 1},
+        "generated": {"heads": "letter"},
+        "told": {"heads": "letter", "generate": lambda hidden: module.generate(hidden, number=9)},
+        "finished": {"heads": "letter", "postprocess": lambda output: output["letter"] + 1},
         "all": {},
-        "some": {"head": ["letter"], "postprocess": {"letter": lambda output: output["letter"] + 1}},
-        "both finished": {"head": ["price", "letter"], "postprocess": finish},
+        "some": {"heads": ["letter"], "postprocess": {"letter": lambda output: output["letter"] + 1}},
+        "both finished": {"heads": ["price", "letter"], "postprocess": finish},
     }
 
 
@@ -256,19 +256,19 @@ def test_no_kernel_for_graphics_cards_alone(tmp_path, monkeypatch):
 
 WRONG = {
     "head": (
-        {"head": "prize"},
+        {"heads": "prize"},
         ValueError,
-        r"`head` must be one of 'price', 'letter'\. Received: head='prize'\. Did you mean",
+        r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'\. Did you mean",
     ),
-    "heads": ({"head": ["price", "prize"]}, ValueError, r"`head` must be one of 'price', 'letter'\. Received: head='prize'"),
-    "none": ({"head": []}, ValueError, r"`head` must be one of 'price', 'letter'\. Received: head=\[\]"),
+    "head": ({"heads": ["price", "prize"]}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'"),
+    "none": ({"heads": []}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads=\[\]"),
     "step": (
-        {"head": None, "postprocess": tf.identity},
+        {"heads": None, "postprocess": tf.identity},
         TypeError,
         r"`postprocess` must be a dict by head name if several heads are exported\. Received: .*Pass, for example, \{'price'",
     ),
     "step's head": (
-        {"head": None, "generate": {"prize": tf.identity}},
+        {"heads": None, "generate": {"prize": tf.identity}},
         ValueError,
         r"`generate` must name only heads: 'prize'",
     ),
@@ -303,7 +303,7 @@ WRONG = {
 def test_what_cannot_be_exported(case, shared, tmp_path):
     options, kind, message = WRONG[case]
     with pytest.raises(kind, match=message):
-        shared.export(**{"head": "price", "path": tmp_path / "x", **options})
+        shared.export(**{"heads": "price", "filepath": tmp_path / "x", **options})
     assert not (tmp_path / "x").exists()
 
 
@@ -324,13 +324,13 @@ def test_a_table_that_cannot_be_found(shared, tmp_path):
 
 def test_a_path_that_is_a_file(shared, tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(ValueError, match=r"`path` must be a folder or a new path\. Received: path='.*x', which is a file\."):
+    with pytest.raises(ValueError, match=r"`filepath` must be a folder or a new path\. Received: filepath='.*x', which is a file\."):
         shared.export(tmp_path / "x", "price")
 
 
 def test_a_head_without_variables_yet(tmp_path):
     trainer = tiny.trainer(heads=("price",))
-    message = r"`head` must be built before it is exported\. Received: head='{}', without data since it was added\. Call"
+    message = r"`heads` must be built before they are exported\. Received: heads='{}', without data since it was added\. Call"
     with pytest.raises(ValueError, match=message.format("price")):
         trainer.export(tmp_path / "x", "price")
     inputs, targets = tiny.data(4)
