@@ -260,7 +260,7 @@ WRONG = {
         ValueError,
         r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'\. Did you mean",
     ),
-    "head": ({"heads": ["price", "prize"]}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'"),
+    "several": ({"heads": ["price", "prize"]}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'"),
     "none": ({"heads": []}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads=\[\]"),
     "step": (
         {"heads": None, "postprocess": tf.identity},
