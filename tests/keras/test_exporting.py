@@ -260,7 +260,11 @@ WRONG = {
         ValueError,
         r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'\. Did you mean",
     ),
-    "several": ({"heads": ["price", "prize"]}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'"),
+    "several": (
+        {"heads": ["price", "prize"]},
+        ValueError,
+        r"`heads` must be one of 'price', 'letter'\. Received: heads='prize'",
+    ),
     "none": ({"heads": []}, ValueError, r"`heads` must be one of 'price', 'letter'\. Received: heads=\[\]"),
     "step": (
         {"heads": None, "postprocess": tf.identity},
@@ -324,13 +328,17 @@ def test_a_table_that_cannot_be_found(shared, tmp_path):
 
 def test_a_path_that_is_a_file(shared, tmp_path):
     (tmp_path / "x").write_text("")
-    with pytest.raises(ValueError, match=r"`filepath` must be a folder or a new path\. Received: filepath='.*x', which is a file\."):
+    with pytest.raises(
+        ValueError, match=r"`filepath` must be a folder or a new path\. Received: filepath='.*x', which is a file\."
+    ):
         shared.export(tmp_path / "x", "price")
 
 
 def test_a_head_without_variables_yet(tmp_path):
     trainer = tiny.trainer(heads=("price",))
-    message = r"`heads` must be built before they are exported\. Received: heads='{}', without data since it was added\. Call"
+    message = (
+        r"`heads` must be built before they are exported\. Received: heads='{}', without data since it was added\. Call"
+    )
     with pytest.raises(ValueError, match=message.format("price")):
         trainer.export(tmp_path / "x", "price")
     inputs, targets = tiny.data(4)
