@@ -36,8 +36,8 @@ def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> l
         check_choice("heads", name, names)
         if name not in built:
             raise ValueError(
-                f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was added. "
-                "Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
+                f"`heads` must be built before they are exported. Received: heads={name!r}, without data since it was "
+                "added. Call `compute_gradients(batch)` or `fit`, or load a saved trainer, first."
             )
     return asked
 
@@ -61,7 +61,8 @@ def export_heads(
     """
     if os.path.isfile(path):
         raise ValueError(
-            f"`filepath` must be a folder or a new path. Received: filepath={os.fspath(path)!r}, which is a file. Choose another."
+            f"`filepath` must be a folder or a new path. Received: filepath={os.fspath(path)!r}, which is a file. "
+            "Choose another."
         )
     names = [head.name for head in heads]
     generators = _steps("generate", generate, names)
