@@ -53,7 +53,7 @@ from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.from_model import compiled_of, optimizer_of, parts_of
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
-from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, refuse_unknown
+from multihead._trainer.options import BALANCE_AT, CompileOptions, Setup, check_compile, check_methods, refuse_unknown
 from multihead._trainer.progress import with_progress
 from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scale_targets, scaling_variables
 from multihead._trainer.session import FitSession
@@ -62,6 +62,7 @@ from multihead._trainer.spec import build_spec
 from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
+from multihead._update.by_head import HeadGradients, gradients_by_head
 from multihead._update.encode import call_encoder
 from multihead._update.evaluate import evaluate_batch
 from multihead._update.labels import read_labels
@@ -835,6 +836,47 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         with tf.control_dependencies(checks):
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
         return pairs_of(spec.network, update)
+
+    @errors_in_words()
+    def head_gradients(self, batch: Any, at: str = "representation") -> HeadGradients:
+        """Computes each head's gradients on a batch, without training: no variable changes.
+
+        All heads with labels in the batch take part, whatever the schedule. A row is the gradient of the head's weighted
+        mean loss; a balancer of the trainer is not applied.
+
+        Args:
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors.
+            at: `"representation"`: the gradients with respect to each floating-point leaf of the representation, with the
+                leaf's shape, `[batch, ...]`; on several replicas, of the replica's own examples. `"parameters"`: those with
+                respect to each trainable variable of the encoder, over all replicas.
+
+        Returns:
+            A dict from head name to a list of gradients: dense tensors, `tf.IndexedSlices`, or None where the head does not
+            depend on the leaf or the variable. It also has `gramian` (`[num_heads, num_heads]` float64, over all replicas),
+            `norms` (`[num_heads]`), `cosines` (`[num_heads, num_heads]`, NaN for a head without a gradient), and `own`:
+            pairs of gradient and variable for the variables of the heads' own modules. Read these in the `tf.function` in
+            which the gradients are computed. `balancing.balance` takes it as it is.
+
+        Raises:
+            ValueError: The batch has targets for an unknown head, or `at` is another string.
+
+        Example:
+            >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
+            >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
+            >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
+            >>> trainer.compile("adam")
+            >>> inputs, targets = tf.ones([8, 3]), {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
+            >>> found = trainer.head_gradients((inputs, targets), at="parameters")
+            >>> [tuple(gradient.shape) for gradient in found["price"]], tuple(found.cosines.shape)
+            ([(3, 4), (4,)], (2, 2))
+        """
+        self._assert_ready("head_gradients")
+        check_known(self._setup.heads, "head_gradients")
+        check_choice("at", at, BALANCE_AT)
+        prepared = self._prepared(batch)
+        spec, checks = self._spec_at_step()
+        with tf.control_dependencies(checks):
+            return gradients_by_head(spec, at, prepared, self.update_count, loss_scale(self.optimizer))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> tf.Tensor:
         """Clips and applies gradients as one update, for a custom training loop.

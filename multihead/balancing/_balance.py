@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ from multihead.balancing._base import Balancer, check_finite_rows, get, known_by
 
 
 def balance(
-    gradients: Sequence[Sequence[Any]],
+    gradients: Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]],
     balancer: Balancer | str,
     *,
     step: Any = None,
@@ -26,7 +26,8 @@ def balance(
 
     Args:
         gradients: One list per head, each with one gradient per shared variable, in the same order: dense tensors,
-            `tf.IndexedSlices` or None, as `tape.gradient` returns them.
+            `tf.IndexedSlices` or None, as `tape.gradient` returns them. Or a dict of these by head name, such as
+            `MultiHeadTrainer.head_gradients` returns.
         balancer: A balancer or its name. If the balancer has state, pass the same instance each time.
         step: The number of updates applied so far, for balancers that use it (0 if None).
         losses: `[num_heads]` losses, for balancers that use them.
@@ -49,6 +50,10 @@ def balance(
     chosen = get(balancer)
     if chosen is None:
         raise ValueError("`balancer` must be a balancer or its name. Received: None. Pass 'sum' for the plain sum.")
+    if isinstance(gradients, Mapping):
+        if chosen.head_names != tuple(gradients):
+            chosen.bind(list(gradients))
+        gradients = list(gradients.values())
     lengths = [len(row) for row in gradients]
     if not lengths or len(set(lengths)) > 1:
         raise ValueError(
@@ -59,17 +64,18 @@ def balance(
     kept = [index for index, column in enumerate(columns) if any(gradient is not None for gradient in column)]
     if not kept:
         return [None] * lengths[0]
-    shapes = [_common_shape(index, columns[index]) for index in kept]
-    matrices = [_rows(columns[index], shape) for index, shape in zip(kept, shapes)]
+    for index in kept:
+        _check_shapes(index, columns[index])
+    matrices = [_rows(columns[index]) for index in kept]
     check_finite_rows(matrices, chosen.head_names)
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
     used = chosen.used(**known_by_name(step, losses))
     results: list[tf.Tensor | None] = [None] * lengths[0]
-    for index, shape, combined in zip(kept, shapes, chosen.combine(matrices, **used)):
-        dtype = next(gradient.dtype for gradient in columns[index] if gradient is not None)
-        results[index] = tf.cast(tf.reshape(combined, shape), dtype)
+    for index, combined in zip(kept, chosen.combine(matrices, **used)):
+        like = next(gradient for gradient in columns[index] if gradient is not None)
+        results[index] = tf.cast(tf.reshape(combined, _shape_of(like)), like.dtype)
     return results
 
 
@@ -79,20 +85,21 @@ def _dense(gradient: Any) -> tf.Tensor | None:
     return tf.convert_to_tensor(deduplicate(gradient))
 
 
-def _common_shape(index: int, column: Sequence[tf.Tensor | None]) -> tf.TensorShape:
-    shapes = {tuple(gradient.shape) for gradient in column if gradient is not None}
-    if len(shapes) > 1 or None in next(iter(shapes)):
+def _check_shapes(index: int, column: Sequence[tf.Tensor | None]) -> None:
+    shapes = [gradient.shape for gradient in column if gradient is not None]
+    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
         raise ValueError(
-            f"`gradients` of variable {index} must all have the variable's static shape. "
-            f"Received: shapes {sorted(shapes, key=str)}. Compute each head's gradients for the same list of variables."
+            f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
+            f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
         )
-    return tf.TensorShape(shapes.pop())
 
 
-def _rows(column: Sequence[tf.Tensor | None], shape: tf.TensorShape) -> tf.Tensor:
+def _shape_of(tensor: tf.Tensor) -> Any:
+    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
+
+
+def _rows(column: Sequence[tf.Tensor | None]) -> tf.Tensor:
     """`[num_heads, size]`, float64 if a gradient is float64, otherwise float32; zeros for None."""
     dtype = tf.float64 if any(each is not None and each.dtype == tf.float64 for each in column) else tf.float32
-    size = shape.num_elements()
-    return tf.stack(
-        [tf.zeros([size], dtype) if each is None else tf.cast(tf.reshape(each, [size]), dtype) for each in column]
-    )
+    zero = tf.zeros_like(next(each for each in column if each is not None))
+    return tf.stack([tf.cast(tf.reshape(zero if each is None else each, [-1]), dtype) for each in column])

@@ -9,21 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead import schedules
 from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import as_rows, gramian, norm_of_present, scaled
+from multihead._ground.gradients import as_rows, gramian, norm_of_present
 from multihead._ground.keras import Gradient, tensor_variable
-from multihead._update.backward import GradientsPerHead
 from multihead._update.batch import Batch, batch_size
-from multihead._update.combine import Combiner, SumHeads
-from multihead._update.combined import Combined
+from multihead._update.by_head import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
-from multihead._update.pipeline import compute_update
-from multihead._update.products import products_of
-from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
-from multihead._update.weights import Losses
 from multihead.diagnosis._probabilities import ranges_of, unchecked
 from multihead.losses._shapes import with_columns
 
@@ -63,25 +56,6 @@ class Measured(NamedTuple):
     labels: list[list[Labels | None]]
 
 
-class Measure(Combiner):
-    """The plain sum, which also keeps each head's gradients of the encoder's parameters.
-
-    Attributes:
-        rows: For each head, the gradients of its weighted loss in the latest update, one per encoder variable.
-    """
-
-    measure = staticmethod(RepresentationGradients.gramian)
-
-    def __init__(self) -> None:
-        self.rows: list[list[Gradient]] = []
-
-    def combine_heads(self, network: Network, gathered: GradientsPerHead, losses: Losses) -> Combined:
-        factors, rows = losses.factors, enumerate(gathered.per_head)
-        self.rows = [[g if factors is None else scaled(g, factors[k]) for g in row] for k, row in rows]
-        found = SumHeads(self.measure).combine_heads(network, gathered, losses)
-        return found._replace(gramian=products_of(self.rows))
-
-
 def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Measured:
     """Measures batches. Metrics and the modules' state change as in training, and the caller must restore them.
 
@@ -92,16 +66,13 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         loss_scale: The factor of loss scaling, or None.
     """
     network = unchecked(spec.network)
-    together = schedules.Together()
-    together.bind([head.name for head in network.heads])
+    alone = replace(spec, network=network)
     names, layers = spec.layers
 
     def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
-        combiner = Measure()
-        alone = replace(spec, network=network, schedule=together, num_micro_batches=1, combiner=combiner, layers_every=0)
-        update = compute_update(alone, [batch], step, loss_scale)
+        update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
-        rows = _dense_rows(network, combiner.rows)
+        rows = _dense_rows(network, by_head)
         labels = read_labels(network, spec.predictions, batch, check=False)
         found = {
             "losses": update.loss_sums,
