@@ -139,10 +139,10 @@ def test_a_loop_of_ones_own_makes_the_update_of_the_trainer():
 
 
 @pytest.mark.parametrize("at", ["representation", "parameters"])
-def test_the_gramian_is_that_of_all_replicas(at):
+def test_the_gramian_is_that_of_all_replicas(at, two_replicas):
     trainer, expected = by_hand(at)
     flat = np.stack([np.concatenate([np.ravel(each) for each in rows]) for rows in expected.values()]).astype("float64")
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas
     with strategy.scope():
         spread, _ = plain(is_built=False)
         spread.encoder.build((None, 5))
