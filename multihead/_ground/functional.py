@@ -72,3 +72,9 @@ def called_again(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
     given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
     return tf.nest.flatten(layer_of(node)(*args, **kwargs))
+
+
+def compiled_with(model: Any) -> dict[str, Any]:
+    """The arguments of `compile` that a model was compiled with; none if it was not."""
+    found = getattr(model, "_compile_config", None)
+    return {} if found is None else dict(found.config)

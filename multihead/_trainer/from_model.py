@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.functional import (
     called_again,
+    compiled_with,
     inputs_of,
     is_functional,
     layer_of,
@@ -186,7 +187,7 @@ def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     An output without a loss has None. Metrics are copies, which do not share their state with the model.
     """
-    options = _options(model)
+    options = compiled_with(model)
     losses = _by_output(model, "loss", options.get("loss"), for_all=True)
     weights = _by_output(model, "loss_weights", options.get("loss_weights"), for_all=False)
     found = {}
@@ -204,11 +205,6 @@ def optimizer_of(model: Any) -> Any:
     """A new optimizer with the options of the one that a model was compiled with; None without one."""
     optimizer = getattr(model, "optimizer", None)
     return None if optimizer is None else type(optimizer).from_config(optimizer.get_config())
-
-
-def _options(model: Any) -> dict[str, Any]:
-    found = getattr(model, "_compile_config", None)
-    return {} if found is None else dict(found.config)
 
 
 def _by_output(model: Any, argument: str, given: Any, *, for_all: bool) -> list[Any]:

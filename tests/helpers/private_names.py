@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _OF_BOTH: dict[str, tuple[str, ...]] = {
     "Probabilities": ("_keras_logits",),
+    "Functional": ("_inbound_nodes", "_nodes_by_depth", "_compile_config"),
+    "Symbolic": ("_keras_history",),
     "Loss": ("_fn_kwargs",),
     "Metric": ("_fn", "_fn_kwargs"),
     "Tensor": ("_keras_mask",),

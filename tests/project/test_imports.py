@@ -49,6 +49,7 @@ STAGES = [
     {"spec"},
     {"scale"},
     {"pipeline"},
+    {"by_head"},
     {"apply"},
     {"observe"},
 ]
@@ -172,8 +173,16 @@ def test_core_imports_tensorflow_keras_numpy_and_the_standard_library_only() -> 
 
 
 def test_trainer_knows_no_method_by_name() -> None:
-    words = set(re.findall(r"\w+", (ROOT / "multihead" / "trainer.py").read_text(encoding="utf-8")))
+    tree = ast.parse((ROOT / "multihead" / "trainer.py").read_text(encoding="utf-8"))
+    words = set(re.findall(r"\w+", ast.unparse(_without_docstrings(tree))))
     assert words & (set(balancing.__all__) - {"Balancer", "balance", "get"}) == set()
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
 
 
 def test_no_step_leaves_the_graph() -> None:
