@@ -17,7 +17,7 @@ from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
 from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels
 from multihead._update.loops import each
-from multihead._update.micro_batches import split
+from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
