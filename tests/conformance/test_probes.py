@@ -56,7 +56,7 @@ def check(make_options, place=2):
     return after
 
 
-ONLY_AT_PARAMETERS = ("DBMTL", "ExcessMTL", "MoCo", "SDMGrad")
+ONLY_AT_PARAMETERS = ("DBMTL", "ExcessMTL", "MoCo")
 AT = [(name, "parameters") for name in ALL] + [(name, "representation") for name in ALL if name not in ONLY_AT_PARAMETERS]
 AT = sorted(AT, key=lambda case: (ALL.index(case[0]) + (case[1] == "parameters")) % 2)  # each level in every other case
 
@@ -84,11 +84,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 2])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options(name, place):
-    if name == "a schedule" and not hasattr(schedules, "WhileConflicting"):
-        pytest.skip("no such schedule")
+@pytest.mark.parametrize(("place", "name"), quick(len(OPTIONS), [(place, name) for place in (0, 2) for name in OPTIONS]))
+def test_options(place, name):
     after = check(OPTIONS[name], place)
     assert not any("probe" in name and name.endswith("cosine") and "update" not in name for name in after.logged[0])
 
