@@ -122,6 +122,6 @@ class UpdateSpec:
     def state(self) -> list[tf.Variable]:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
         of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
-        metrics = [metric for head in self.network.heads for metric in head.metrics or []]
+        metrics = [metric for head in self.network.heads for metric in (*(head.metrics or []), *head.counters)]
         of_metrics = [variable for metric in metrics for variable in metric.variables]
         return [*(tensor_variable(variable) for variable in (*of_methods, *of_metrics)), *self.network.state]

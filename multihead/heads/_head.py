@@ -15,6 +15,7 @@ from multihead._ground.autograph import call_users
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
 from multihead._ground.validation import as_python, is_number
+from multihead._ground.where import where
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
 from multihead.heads._labels.missing import mask_missing, with_same_sizes, with_valid_labels, without_class_weights
@@ -137,6 +138,27 @@ class Head:
         self._weight_variable = None if self.has_weight_function else variable
 
     @property
+    def counters(self) -> list[Any]:
+        """Keras metrics of the number of rows that count in a metric, which may be none although there are labels."""
+        return [each.counted for each in self._metrics or [] if each.counted is not None]
+
+    @property
+    def runs_in_xla(self) -> bool:
+        """Whether XLA can compile a step that updates the metrics."""
+        return all(each.runs_in_xla for each in self._metrics or [])
+
+    def results(self) -> dict[str, Any]:
+        """The results of the metrics by name; NaN if no row counts."""
+        found: dict[str, Any] = {}
+        for each in self._metrics or []:
+            result = each.metric.result()
+            named = result if isinstance(result, dict) else {each.metric.name: result}
+            if each.counted is not None:
+                named = {name: or_nan(value, each.counted.result() > 0) for name, value in named.items()}
+            found.update(named)
+        return found
+
+    @property
     def metrics(self) -> list[Any] | None:
         """The Keras metrics, or None before `build`."""
         return None if self._metrics is None else [each.metric for each in self._metrics]
@@ -247,15 +269,14 @@ class Head:
             ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
                 `class_weight` does not fit them.
         """
-        check_specs(self.label_spec, targets, predictions)
+        rank = check_specs(self.label_spec, targets, predictions)
         if self.scaling is not None:
             self.scaling.build_for(targets, predictions, self.loss.over)
         if self._metrics is not None:
             return
-        metrics = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
-        for metric in metrics:
-            metric.check(self.name, targets, predictions)
-        self._metrics = metrics
+        found = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
+        seen = targets if self.scaling is None else tf.TensorSpec(targets.shape, tf.float32)
+        self._metrics = [each.built(self.name, seen, predictions, rank, self.loss, is_counted=False) for each in found]
 
     def mask_missing(
         self,
@@ -330,6 +351,12 @@ class Head:
 def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
     return tf.reduce_sum(tf.math.multiply_no_nan(losses, weights))
+
+
+def or_nan(value: Any, condition: tf.Tensor) -> tf.Tensor:
+    """A value where the condition holds, otherwise NaN; values of other dtypes than floating ones are unchanged."""
+    value = tf.convert_to_tensor(value)
+    return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
 
 def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:

@@ -21,6 +21,7 @@ from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.heads import Head
+from multihead.heads._head import or_nan
 from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
@@ -139,7 +140,7 @@ class LogMetrics:
     @property
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
-        own = [metric for head in self.heads for metric in head.metrics or []]
+        own = [metric for head in self.heads for metric in (*(head.metrics or []), *head.counters)]
         return [self.sums, *self.figures.metrics, *own]
 
     @unchecked()
@@ -254,7 +255,7 @@ class LogMetrics:
             total = tf.reduce_sum(losses)
         else:
             total = self.weighting.weigh(losses, active, **self.weighting.used(step=step))[1]
-        return {"loss": _or_nan(total + read.means.rest, tf.reduce_any(active)), **logs}
+        return {"loss": or_nan(total + read.means.rest, tf.reduce_any(active)), **logs}
 
 
 def _names_of(head: Head) -> list[str]:
@@ -264,18 +265,8 @@ def _names_of(head: Head) -> list[str]:
 
 def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
     """A head's loss and metrics; NaN without labels."""
-    logs: dict[str, Any] = {f"{head.name}_loss": loss}
-    for metric in head.metrics or []:
-        result = metric.result()
-        found = result if isinstance(result, dict) else {metric.name: result}
-        logs.update({f"{head.name}_{name}": _or_nan(value, has_labels) for name, value in found.items()})
-    return logs
-
-
-def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
-    """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
-    figure = tf.convert_to_tensor(figure)
-    return where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
+    found = {f"{head.name}_{name}": or_nan(value, has_labels) for name, value in head.results().items()}
+    return {f"{head.name}_loss": loss, **found}
 
 
 class _Report(keras.callbacks.Callback):
