@@ -287,7 +287,7 @@ class PerHead(keras.callbacks.Callback):
         name = figure.removeprefix("val_").removeprefix(f"{head}_")
         own = ["loss", *(log_name(spec) for spec in self.model.heads[head].metric_specs)]
         near = nearest(name, own)
-        if near is not None:
+        if near is not None and name not in own:
             raise ValueError(
                 f"`monitor` must have names in the logs. Received: {figure!r}; the figures of head {head!r} are "
                 f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{figure.removesuffix(name)}{near}'? For a "

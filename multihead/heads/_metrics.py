@@ -37,8 +37,7 @@ _OVER_ELEMENTS = (
     "SensitivityAtSpecificity SpecificityAtSensitivity"
 )
 _OVER_ROWS = (
-    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy "
-    "PearsonCorrelation ConcordanceCorrelation"
+    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy"
 )
 _OVER_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
 _KERAS = {
@@ -74,7 +73,9 @@ class HeadMetric(NamedTuple):
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
-            return cls(metric, None if function is None else function.over)
+            # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
+            is_finite = function is not None and "correlation" not in wrapped_function(metric).__name__
+            return cls(metric, function.over if function is not None and is_finite else None)
         if not is_keras(type(metric)) or options.get("axis", -1) != -1:
             return cls(metric, None)
         if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
@@ -88,7 +89,14 @@ class HeadMetric(NamedTuple):
         return cls(metric, _KERAS.get(type(metric).__name__), by_column, column)
 
     def built(
-        self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss, *, is_counted: bool
+        self,
+        head: str,
+        targets: tf.TensorSpec,
+        predictions: tf.TensorSpec,
+        rank: int,
+        loss: ElementLoss,
+        *,
+        is_counted: bool,
     ) -> HeadMetric:
         """The metric for targets and predictions of some specs.
 
@@ -215,7 +223,7 @@ def _check_arguments(spec: Any, head: str) -> None:
     """
     spec = _found(spec, head) if isinstance(spec, str) and spec not in _BY_SHAPE else spec
     is_metric = isinstance(spec, keras.metrics.Metric) or (isinstance(spec, type) and issubclass(spec, keras.metrics.Metric))
-    kind = spec if isinstance(spec, type) else type(spec)
+    kind: Any = spec if isinstance(spec, type) else type(spec)
     called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
         parameters = inspect.signature(called).parameters.values()
@@ -228,8 +236,8 @@ def _check_arguments(spec: Any, head: str) -> None:
         what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
         raise ValueError(
             f"`metrics` of head {head!r} must compare targets with predictions: {what}. Received: {log_name(spec)!r}, which "
-            f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a function "
-            "of targets and predictions that returns the values to average."
+            f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a "
+            "function of targets and predictions that returns the values to average."
         )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.autograph import graph_function
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import function_values, tensor_variable
 from multihead._ground.where import where
@@ -26,7 +29,7 @@ from multihead.losses._shapes import aligned_shape
 
 ELEMENTS, WEIGHTS, COLUMNS, WHOLE = "elements", "weights", "columns", "whole"
 _MOST_RUNS = 600
-_Run = Callable[..., list[np.ndarray]]
+_Data = tuple[np.ndarray, np.ndarray]
 
 
 class Reading:
@@ -41,6 +44,7 @@ class Reading:
         way: What it is told where only some labels of a row are there. `"elements"`: each labelled element as a row of its
             own; `"weights"`: a weight for each element; `"columns"`: the rows with a label in a column, for one column after
             another; `"whole"`: the rows in which each column that it reads has a label.
+        sizes: The sizes of the axes of a row's columns.
         reads: Which columns it reads, booleans; None for all.
         weighs: Whether it uses `sample_weight`.
     """
@@ -51,6 +55,7 @@ class Reading:
         self._function = is_function(metric)
         self._of_batch = False  # whether the function's values are not those of rows
         self.rank, self.way = 1, WHOLE
+        self.sizes: list[int | None] = []
         self.reads: np.ndarray | None = None
         self.weighs = takes_weights(type(metric))
 
@@ -78,12 +83,12 @@ class Reading:
         weights = _flat(weights, rows, inner) if self.way == WEIGHTS else tf.reshape(weights, [rows, columns])
         if self.way == ELEMENTS:
             targets, predictions, weights = (tf.reshape(each, [-1, 1]) for each in (targets, predictions, weights))
-        if self.way == COLUMNS:
+        if self.way == COLUMNS and inner.as_list() == self.sizes:
             return self._update_columns(targets, predictions, weights)
         if self.way == WEIGHTS:
             axes = list(range(1, weights.shape.rank))
             return self._add(targets, predictions, weights, tf.reduce_any(weights > 0, axis=axes))
-        if self.reads is not None:
+        if self.reads is not None and inner.as_list() == self.sizes:
             weights = tf.gather(weights, np.flatnonzero(self.reads), axis=1)
         labelled = tf.reduce_all(weights > 0, axis=1)
         return self._add(targets, predictions, where(labelled, tf.reduce_mean(weights, axis=1), 0.0), labelled)
@@ -100,14 +105,15 @@ class Reading:
         if self._selects():
             _if_any(labelled, lambda: update(*self._selected(labelled, targets, predictions, weights)), lambda: None)
         else:
-            update(targets, predictions, weights)
+            update(*_filled(labelled, targets, predictions), weights)
         return tf.reduce_sum(tf.cast(labelled, tf.float32))
 
     def _update_columns(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """Updates the metric once for each column, with the column's labelled rows, and keeps the column's part of each."""
         variables = [] if self._of_batch else [tensor_variable(variable) for variable in self.metric.variables]
         before = [tf.identity(variable) for variable in variables]
-        number = int(predictions.shape[-1])
+        inner = [int(size or 0) for size in self.sizes]
+        number = int(np.prod(inner))
 
         def found(selected: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             if self._of_batch:
@@ -118,7 +124,7 @@ class Reading:
             return [tf.identity(variable) for variable in variables]
 
         if self._of_batch:
-            before = [tf.zeros([number])]
+            before = [tf.zeros(inner)]
 
         def of_column(k: tf.Tensor, kept: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
             of_rows = tf.gather(weights, k, axis=1)
@@ -128,14 +134,16 @@ class Reading:
                     labelled, lambda: found(self._selected(labelled, targets, predictions, of_rows)), lambda: before
                 )
             else:
-                results = found([targets, predictions, of_rows])
+                results = found([*_filled(labelled, targets, predictions), of_rows])
             is_column = tf.equal(tf.range(number), k)
-            return k + 1, [where(_along(is_column, each, number), each, own) for each, own in zip(results, kept)]
+            return k + 1, [where(_along(is_column, each, inner), each, own) for each, own in zip(results, kept)]
 
         _, kept = tf.while_loop(lambda k, _: k < number, of_column, (tf.constant(0), before), parallel_iterations=1)
         if self._of_batch:
             exist = tf.reduce_any(weights > 0, axis=0)
-            keras.metrics.Mean.update_state(self.metric, kept[0], sample_weight=tf.cast(exist, tf.float32))
+            keras.metrics.Mean.update_state(
+                self.metric, tf.reshape(kept[0], [number]), sample_weight=tf.cast(exist, tf.float32)
+            )
         for variable, value in zip(variables, kept):
             variable.assign(value)
         return tf.reduce_sum(tf.cast(tf.reduce_any(weights > 0, axis=1), tf.float32))
@@ -168,12 +176,8 @@ class Reading:
         """
         with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            for y, p in _made_data(targets, predictions, loss):
-                try:
-                    _Probe(self, rank).find(y, p)
-                    break
-                except Exception:  # noqa: BLE001, S112 - whatever a metric raises for data that it does not expect
-                    continue
+            with suppress(Exception):  # whatever a metric raises for data that it does not expect
+                _Probe(self, rank, predictions.shape[1:].as_list()).find(_made_data(targets, predictions, loss))
             self.metric.reset_state()
         return self
 
@@ -184,122 +188,134 @@ class _Probe:
     Args:
         reading: What is to be found.
         rank: How many axes tell the elements of the loss apart.
+        sizes: The sizes of the predictions' axes, except the first; None where they are open.
     """
 
-    def __init__(self, reading: Reading, rank: int) -> None:
-        self._reading, self._metric, self._rank = reading, reading.metric, rank
+    def __init__(self, reading: Reading, rank: int, sizes: Sequence[int | None]) -> None:
+        self._reading, self._metric, self._rank, self._sizes = reading, reading.metric, rank, sizes
         self._rng = np.random.default_rng(0)
         self._num_runs = 0
+        strategy, update = tf.distribute.get_strategy(), partial(_update, self._metric)
+        self._update: Callable[..., Any] = update
+        if strategy.num_replicas_in_sync > 1:  # outside of replicas, variables of theirs cannot be added to
+            self._update = graph_function(lambda *tensors: strategy.run(update, tensors))
 
-    def find(self, y: np.ndarray, p: np.ndarray) -> None:
-        """Sets what is found; raises whatever the metric raises."""
+    def find(self, made: Iterable[list[_Data]]) -> None:
+        """Sets what is found, with the first of several lists of data that the metric takes some of.
+
+        Raises:
+            ValueError: The metric takes none of the data.
+        """
         reading = self._reading
+        data = next(filter(None, ([each for each in several if self._is_taken(each)] for several in made)), [])
+        if not data:
+            raise ValueError("The metric takes other data.")
         if reading._function:
-            values = np.shape(function_values(self._metric, tf.constant(y), tf.constant(p)))
-            reading._of_batch = values[:1] != (len(y),)
-        reading.rank = self._found_rank(y, p)
-        y, p = (_merged(each, reading.rank) for each in (y, p))
-        if self._rank > reading.rank:
-            self._find_columns(y, p)
+            y, p = data[0]
+            reading._of_batch = np.shape(function_values(self._metric, tf.constant(y), tf.constant(p)))[:1] != (len(y),)
+        reading.rank = self._found_rank(data)
+        data = [_merged(each, reading.rank) for each in data]
+        inner = data[0][1].shape[1 : 1 + self._rank - reading.rank]
+        number = int(np.prod(inner))
+        if number > 1 and all(y.shape[1 : 1 + len(inner)] == inner for y, _ in data):
+            reading.sizes = list(self._sizes[reading.rank - 1 :][: len(inner)])
+            self._find_way(data, inner, number)
         if reading.way == ELEMENTS:
-            y, p = y.reshape(-1, 1), p.reshape(-1, 1)
-        some = self._rng.random(len(y)) < 0.6
-        reading.weighs = reading.way == WEIGHTS or (
-            reading.weighs
-            and not reading._of_batch
-            and self._agree((y, p, some.astype("float32")), (y[some], p[some]))
-        )
+            data = [_elements(each) for each in data]
+        inner = inner if reading.way == WEIGHTS else ()
+        reading.weighs = reading.weighs and not reading._of_batch and all(self._weighs_rows(*each, inner) for each in data)
 
-    def _found_rank(self, y: np.ndarray, p: np.ndarray) -> int:
+    def _is_taken(self, data: _Data) -> bool:
+        """Whether the metric can be computed, possibly of rows alone, and depends on the data."""
+        for rank in range(max(min(self._rank, data[1].ndim - 1), 1), 0, -1):
+            with suppress(Exception):
+                merged = _merged(data, rank)
+                whole = self._changed(*merged, np.ones(len(merged[0]), bool))
+                found, other = self._run(merged), self._run(whole)
+                if all(np.all(np.isfinite(each)) for each in found[1]):
+                    return not all(map(_equal, found, other))
+        return False
+
+    def _found_rank(self, data: Sequence[_Data]) -> int:
         """The number of axes that can be merged into one of rows."""
-        ranks = list(range(min(self._rank, p.ndim - 1), 0, -1))
-        for rank in ranks[:-1]:
-            try:
-                merged = self._result(_merged(y, rank), _merged(p, rank))
-            except Exception:  # noqa: BLE001, S112
-                continue
-            try:
-                whole = self._result(y, p)
-            except Exception:  # noqa: BLE001 - it takes rows alone
-                return rank
-            if _equal(merged, whole):
-                return rank
+        for rank in range(min(self._rank, data[0][1].ndim - 1), 1, -1):
+            with suppress(Exception):
+                merged = [self._result(*_merged(each, rank)) for each in data]
+                try:
+                    whole = [self._result(*each) for each in data]
+                except Exception:  # noqa: BLE001 - it takes rows alone
+                    return rank
+                if all(map(_equal, merged, whole)):
+                    return rank
         return 1
 
-    def _find_columns(self, y: np.ndarray, p: np.ndarray) -> None:
+    def _find_way(self, data: Sequence[_Data], inner: tuple[int, ...], number: int) -> None:
         """How the metric treats the columns of a row, each of which may lack its label."""
-        reading, base = self._reading, self._result(y, p)
-        num_axes = self._rank - reading.rank
-        sizes = p.shape[1 : 1 + num_axes]
-        number = int(np.prod(sizes))
-        if not all(np.all(np.isfinite(each)) for each in base) or y.shape[1 : 1 + num_axes] != sizes:
-            raise ValueError("This data show nothing.")
-        if number > 1 and self._weighs_elements(y, p, sizes):
+        reading, are_known = self._reading, None not in self._reading.sizes
+        if all(self._weighs_elements(*each, inner) and self._weighs_rows(*each, inner) for each in data):
             reading.way = WEIGHTS
-        elif num_axes == 1 and number > 1 and y.ndim == p.ndim == 2 and self._keeps_columns_apart(y, p, number):
+        elif are_known and all(self._keeps_columns_apart(*each, inner, number) for each in data):
             reading.way = COLUMNS
         else:
-            found = self._columns_read(y, p, num_axes, number)
-            if found and len(found) < number:
-                reading.reads = np.isin(np.arange(number), found)
-            elif number > 1 and y.shape == p.shape and self._agree((y, p), (y.reshape(-1, 1), p.reshape(-1, 1))):
+            found = {column for each in data for column in self._columns_read(*each, inner, number)}
+            if are_known and 0 < len(found) < number:
+                reading.reads = np.isin(np.arange(number), list(found))
+            elif all(y.shape == p.shape and self._agree((y, p), _elements((y, p))) for y, p in data):
                 reading.way = ELEMENTS
 
-    def _weighs_elements(self, y: np.ndarray, p: np.ndarray, sizes: tuple[int, ...]) -> bool:
+    def _weighs_rows(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
+        """Whether rows of weight 0 count as little as rows that are not there."""
+        some = self._rng.random(len(y)) < 0.6
+        weights = np.broadcast_to(some.reshape(-1, *[1] * len(inner)), [len(y), *inner])
+        return self._agree((y, p, weights.astype("float32")), (y[some], p[some]))
+
+    def _weighs_elements(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
         """Whether it takes a weight for each element, and those of weight 0 do not matter."""
         if not self._reading.weighs or self._reading._of_batch:
             return False
-        some = self._rng.random((len(y), *sizes)) < 0.6
-        rows = np.broadcast_to(some[(slice(None), *[slice(1)] * len(sizes))], some.shape)
-        chosen = rows.reshape(len(y), -1)[:, 0]
-        return all(
-            self._agree((y, p, some.astype("float32")), (*self._changed(y, p, ~some), some.astype("float32")))
-            for _ in range(4)
-        ) and self._agree((y, p, rows.astype("float32")), (y[chosen], p[chosen]))
+        some = self._rng.random((len(y), *inner)) < 0.6
+        weights, ones = some.astype("float32"), np.ones(some.shape, "float32")
+        changed = [self._changed(y, p, ~some) for _ in range(4)]
+        return self._agree((y, p, ones), (y, p)) and all(self._agree((y, p, weights), (*each, weights)) for each in changed)
 
-    def _keeps_columns_apart(self, y: np.ndarray, p: np.ndarray, number: int) -> bool:
+    def _keeps_columns_apart(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...], number: int) -> bool:
         """Whether each part of its state that the result depends on belongs to one column."""
-        state = self._state(y, p)
-        matter = [each for each in state if self._matters(each, state, y, p)]
-        if not matter or any(each.shape.count(number) != 1 for each in matter):
+        state, result = self._run((y, p))
+        places = [_place(each.shape, inner) for each in state]
+        if any(place is None and self._matters(i, (y, p), result) for i, place in enumerate(places)):
             return False
-        if self._reading._of_batch and state[0].shape != (number,):
+        if self._reading._of_batch and state[0].shape != inner:
             return False
-        changes = np.zeros([number, number], bool)
+        changes = np.zeros(inner, bool)
         for _ in range(12):
-            others = self._rng.permutation(number) < max(number // 2, 1)
-            mask = np.broadcast_to(others, y.shape)
-            for before, after in zip(state, self._state(*self._changed(y, p, mask))):
-                if number in before.shape:
-                    axes = tuple(i for i in range(before.ndim) if i != before.shape.index(number))
-                    has_changed = ~np.all(np.isclose(before, after, rtol=1e-5, atol=1e-6, equal_nan=True), axis=axes)
-                    changes[:, others] |= has_changed[:, None]
+            others = (self._rng.permutation(number) < max(number // 2, 1)).reshape(inner)
+            after = self._run(self._changed(y, p, np.broadcast_to(others, (len(y), *inner))))[0]
+            for place, one, other in zip(places, state, after):
+                if place is not None:
+                    axes = tuple(i for i in range(one.ndim) if not place <= i < place + len(inner))
+                    has_changed = ~np.all(np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True), axis=axes)
                     if np.any(has_changed & ~others):
                         return False
-        return bool(np.all(np.diag(changes)))
+                    changes |= has_changed
+        return bool(np.all(changes))
 
-    def _matters(self, part: np.ndarray, state: Sequence[np.ndarray], y: np.ndarray, p: np.ndarray) -> bool:
-        """Whether the result depends on a part of the state."""
+    def _matters(self, place: int, data: _Data, result: Sequence[np.ndarray]) -> bool:
+        """Whether the result depends on a variable of the state."""
         if self._reading._of_batch:
             return True
-        before = self._result(y, p)
-        variables = [tensor_variable(variable) for variable in self._metric.variables]
-        place = next(i for i, each in enumerate(state) if each is part)
-        variables[place].assign(tf.cast(part * 2 + 3, variables[place].dtype))
-        return not _equal(before, [np.array(each) for each in tf.nest.flatten(self._metric.result())])
+        self._run(data)
+        variable = tensor_variable(self._metric.variables[place])
+        variable.assign(tf.convert_to_tensor(variable) * 2 + 3)
+        return not _equal(result, [np.array(each) for each in tf.nest.flatten(self._metric.result())])
 
-    def _columns_read(self, y: np.ndarray, p: np.ndarray, num_axes: int, number: int) -> list[int]:
+    def _columns_read(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...], number: int) -> list[int]:
         """The columns whose values matter; all of them if that takes too many runs."""
-        base = self._state(y, p) + self._result(y, p)
+        base = sum(self._run((y, p)), [])
 
         def matter(columns: np.ndarray) -> bool:
-            mask = np.broadcast_to(np.isin(np.arange(number), columns), (len(y), number))
-            mask = mask.reshape(len(y), *p.shape[1 : 1 + num_axes])
-            for _ in range(8):
-                changed = self._changed(y, p, mask)
-                if not _equal(base, self._state(*changed) + self._result(*changed)):
-                    return True
-            return False
+            mask = np.broadcast_to(np.isin(np.arange(number), columns).reshape(inner), (len(y), *inner))
+            changed = (self._changed(y, p, mask) for _ in range(8))
+            return any(not _equal(base, sum(self._run(each), [])) for each in changed)
 
         def search(columns: np.ndarray) -> Iterator[int]:
             if self._num_runs > _MOST_RUNS:
@@ -313,7 +329,7 @@ class _Probe:
 
         return list(search(np.arange(number)))
 
-    def _changed(self, y: np.ndarray, p: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _changed(self, y: np.ndarray, p: np.ndarray, mask: np.ndarray) -> _Data:
         """The same data with other values at some elements: those of other rows."""
         others = [each[self._rng.integers(0, len(each), len(each))] for each in (y, p)]
         masks = [mask.reshape(*mask.shape, *[1] * (each.ndim - mask.ndim)) for each in (y, p)]
@@ -321,36 +337,25 @@ class _Probe:
 
     def _agree(self, first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
         """Whether two updates give one result; False if one of them fails."""
-        try:
+        with suppress(Exception):
             return _equal(self._result(*first), self._result(*second))
-        except Exception:  # noqa: BLE001
-            return False
-
-    def _state(self, *data: np.ndarray) -> list[np.ndarray]:
-        """The state after an update from the start; for a function of the batch, its values."""
-        return self._run(data)[0]
+        return False
 
     def _result(self, *data: np.ndarray) -> list[np.ndarray]:
         """The result after an update from the start."""
         return self._run(data)[1]
 
     def _run(self, data: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The state and the result after an update from the start; the state of a function of the batch are its values."""
         self._num_runs += 1
         tensors = [tf.constant(each) for each in data]
         if self._reading._of_batch:
-            values = [np.array(function_values(self._metric, *tensors[:2]), "float64")]
-            return values, [each.mean() for each in values]
-        strategy = tf.distribute.get_strategy()
-
-        def run() -> None:
-            _update(self._metric, *tensors)
-
+            values = np.array(function_values(self._metric, *tensors), "float64")
+            return [values], [values.mean()]
         self._metric.reset_state()
-        if strategy.num_replicas_in_sync == 1:
-            run()
-        else:
-            tf.function(lambda: strategy.run(run), autograph=False)()
-        state = [np.array(replicas.local(strategy, tensor_variable(each))) for each in self._metric.variables]
+        self._update(*tensors)
+        variables = [tensor_variable(variable) for variable in self._metric.variables]
+        state = [np.array(replicas.local(tf.distribute.get_strategy(), variable)) for variable in variables]
         return state, [np.array(each) for each in tf.nest.flatten(self._metric.result())]
 
 
@@ -386,6 +391,15 @@ def _if_any(labelled: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[]
     return tf.cond(tf.reduce_any(labelled), lambda: branch(then), lambda: branch(otherwise))
 
 
+def _filled(labelled: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The same with a labelled row wherever there is none: its weight is 0, but what is computed of it must be finite."""
+    place = tf.argmax(tf.cast(labelled, tf.int32))
+    return [
+        tf.where(tf.reshape(labelled, [-1, *[1] * (tensor.shape.rank - 1)]), tensor, tf.gather(tensor, place))
+        for tensor in tensors
+    ]
+
+
 def _flat(tensor: tf.Tensor, rows: tf.Tensor, inner: Any) -> tf.Tensor:
     """A tensor with one axis of rows."""
     start = tensor.shape.rank - len(inner)
@@ -402,50 +416,64 @@ def _broadcast(weights: tf.Tensor, predictions: tf.Tensor, rank: int) -> tf.Tens
     return tf.broadcast_to(weights, tf.shape(predictions)[:rank])
 
 
-def _along(is_column: tf.Tensor, tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """A condition on columns, for a tensor one of whose axes are the columns; a tensor without them stays as it was."""
+def _along(is_column: tf.Tensor, tensor: tf.Tensor, inner: Sequence[int]) -> tf.Tensor:
+    """A condition on columns, for a tensor that has their axes; one that does not have them stays as it was."""
     shape = tensor.shape.as_list()
-    if number not in shape:
+    place = _place(shape, inner)
+    if place is None:
         return tf.zeros(shape, tf.bool)
-    sizes = [number if i == shape.index(number) else 1 for i in range(len(shape))]
+    sizes = [size if place <= i < place + len(inner) else 1 for i, size in enumerate(shape)]
     return tf.broadcast_to(tf.reshape(is_column, sizes), shape)
 
 
-def _merged(array: np.ndarray, rank: int) -> np.ndarray:
-    return array.reshape(-1, *array.shape[rank:])
+def _merged(data: _Data, rank: int) -> _Data:
+    return data[0].reshape(-1, *data[0].shape[rank:]), data[1].reshape(-1, *data[1].shape[rank:])
+
+
+def _elements(data: _Data) -> _Data:
+    return data[0].reshape(-1, 1), data[1].reshape(-1, 1)
+
+
+def _place(shape: Sequence[int], inner: Sequence[int]) -> int | None:
+    """Where the sizes of columns occur in a shape; None if not once."""
+    shape, inner = list(shape), list(inner)
+    found = [i for i in range(len(shape) - len(inner) + 1) if shape[i : i + len(inner)] == inner]
+    return found[0] if len(found) == 1 else None
 
 
 def _equal(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
     """Whether two lists of arrays are equal up to rounding."""
     return len(first) == len(second) and all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
-        for a, b in zip(first, second)
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in zip(first, second)
     )
 
 
-def _made_data(
-    targets: tf.TensorSpec, predictions: tf.TensorSpec, loss: ElementLoss
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Targets and predictions such as the loss takes: numbers of every size, or labels of 0 and 1 and probabilities."""
+def _made_data(targets: tf.TensorSpec, predictions: tf.TensorSpec, loss: ElementLoss) -> Iterator[list[_Data]]:
+    """Targets and predictions such as the loss takes: numbers of every size and labels of 0 and 1; rows with a single 1."""
     rng, known = np.random.default_rng(0), loss.known
     sizes = [[3 if size is None else size for size in spec.shape[1:]] for spec in (targets, predictions)]
     rows = max([37, *(2 * size + 1 for size in (*sizes[0], *sizes[1]) if size < 500)])
     inner = sizes[1] or [1]
     y_shape = aligned_shape(tf.TensorShape([rows, *sizes[0]]), tf.TensorShape([rows, *inner]), None).as_list()
-    p_dtype = predictions.dtype.as_numpy_dtype if predictions.dtype in (tf.float32, tf.float64) else np.float32
-    are_classes = loss.over == CLASSES or (known is None and y_shape[1:] in (inner[:-1], [*inner[:-1], 1]) and inner != [1])
-    are_numbers = known is None or (loss.over not in (CLASSES, ROWS) and known.low is None)
-    if are_numbers and targets.dtype.is_floating and not are_classes:
-        scale = 10.0 ** rng.integers(-1, 4, [rows] + [1] * len(inner))
-        p = rng.normal(size=[rows, *inner]) * scale
-        y = rng.normal(size=y_shape) * scale.reshape([rows] + [1] * (len(y_shape) - 1))
-        yield y.astype(targets.dtype.as_numpy_dtype), p.astype(p_dtype)
+    dtypes = [spec.dtype if spec.dtype not in (tf.float16, tf.bfloat16) else tf.float32 for spec in (targets, predictions)]
+
+    def cast(y: np.ndarray, p: np.ndarray) -> _Data:
+        return y.astype(dtypes[0].as_numpy_dtype), p.astype(dtypes[1].as_numpy_dtype)
+
     p = rng.random([rows, *inner])
-    if are_classes or loss.over == ROWS:
-        p /= p.sum(axis=-1, keepdims=True)
-    if loss.over == ROWS and y_shape[1:] == inner:
-        y = np.eye(inner[-1])[rng.integers(0, inner[-1], y_shape[:-1])]
-    else:
-        y = rng.integers(0, max(inner[-1], 2) if are_classes else 2, y_shape)
-        y = 2 * y - 1 if known is not None and known.low == -1 else y
-    yield y.astype(targets.dtype.as_numpy_dtype), p.astype(p_dtype)
+    in_rows = p / p.sum(axis=-1, keepdims=True)
+    single = np.eye(inner[-1])[rng.integers(0, inner[-1], [rows, *inner[:-1]])]
+    are_classes = loss.over == CLASSES or (known is None and y_shape[1:] in (inner[:-1], [*inner[:-1], 1]) and inner != [1])
+    if are_classes:
+        yield [cast(rng.integers(0, inner[-1], y_shape), in_rows)]
+        return
+    if loss.over != ROWS:
+        low = -1 if known is not None and known.low == -1 else 0
+        binary = cast(np.where(rng.random(y_shape) < 0.5, low, 1), p)
+        scale = 10.0 ** rng.integers(-1, 4, [rows])
+        scales = [scale.reshape([rows] + [1] * (len(shape) - 1)) for shape in (y_shape, p.shape)]
+        numbers = cast(rng.normal(size=y_shape) * scales[0], rng.normal(size=p.shape) * scales[1])
+        takes_numbers = targets.dtype.is_floating and (known is None or known.low is None)
+        yield [numbers, binary] if takes_numbers else [binary]
+    if y_shape == [rows, *inner]:
+        yield [cast(single, in_rows)]
