@@ -193,6 +193,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
                 training and evaluation and `module.generate(representation)` in prediction.
             loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
+                None: the output is predicted and exported, and its metrics are computed where there are targets, which it
+                does not need; but it is not trained.
             weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
                 that returns one. With a weight of 0 the head is idle.
             metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
@@ -279,7 +281,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
         """
-        check_choice("name", name, list(self.heads))
+        check_choice("name", name, self._setup.names)
         if self.heads[name].has_weight_function:
             raise ValueError(
                 f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
@@ -304,11 +306,11 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: There is no head with such a name.
         """
-        check_head_names("heads", heads, list(self.heads))
+        check_head_names("heads", heads, self._setup.names)
         self._idle.may_change = True
         self._allow_idle_heads()
         self._built = None if self._built is None else self._built.with_idle_heads()
-        self._idle.set(heads, list(self.heads))
+        self._idle.set(heads, self._setup.names)
 
     def compile(
         self,
@@ -407,7 +409,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             steps_per_execution=steps_per_execution,
             jit_compile=jit_compile,
         )
-        optimizer, checked = check_compile(optimizer, options, self._setup.heads, self.distribute_strategy)
+        optimizer, checked = check_compile(optimizer, options, self._setup.trained, self.distribute_strategy)
         self._forget()
         super().compile(optimizer=optimizer, **checked.of_keras())
         self._adopt(checked)
@@ -542,8 +544,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         spec, logs = built.spec, built.logs
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         step = self.update_count
-        weights = head_weights_at(self._setup.heads, step)
-        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights))
+        weights = head_weights_at(self._setup.trained, step)
+        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -797,7 +799,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _change_heads(self, heads: tuple[Head, ...]) -> None:
         """Replaces the heads, keeps their weights in saved variables, and drops what depends on the heads."""
         with self.distribute_strategy.scope():
-            replace_layers(self, head_weights=kept_weights(heads))
+            replace_layers(self, head_weights=kept_weights([head for head in heads if head.is_trained]))
         self._forget()
         self._setup = Setup(heads)
 
@@ -861,6 +863,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 spec = self._spec_of(heads, options)
                 logs = None if self._built is None else self._built.logs
                 self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.updates_at_once))
+                if options.jit_compile is not True and not all(head.runs_in_xla for head in heads):
+                    self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True
 
     def _build_again(self) -> None:
@@ -877,7 +881,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             options=options,
             balancer=self.balancer,
             optimizer=self.optimizer,
-            awake=self._idle.create(list(self.heads)),
+            awake=self._idle.create(self._setup.names),
             may_be_idle=self._idle.may_change,
             earlier=None if self._built is None else self._built.spec,
         )
@@ -897,7 +901,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         names = list(self.heads)
         batch = unpack(data.specs, names)
         if every_head:
-            check_every_head(batch.targets, names)
+            check_every_head(batch.targets, self._setup.trained)
 
         def sample() -> Batch | None:
             found = data.sample() if self._runs_eagerly else None
@@ -911,7 +915,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, names))
         if every_head:
-            check_every_head(batch.targets, names)
+            check_every_head(batch.targets, self._setup.trained)
         check_rows(batch)
         specs = open_batch_size(batch)
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
@@ -948,7 +952,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         call = with_progress(call, self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
-        self._idle.set([], list(self.heads))
+        self._idle.set([], self._setup.names)
         run, call = (None, call) if start is None else make_run(self, start, call)
         assumptions = Assumptions(are_checked)
         if type(self).train_step is MultiHeadTrainer.train_step:  # another one may change labels before it calls this one
@@ -961,7 +965,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _heads_stay(self) -> bool:
         """Whether all heads are awake, with weights above 0, and remain so unless `set_weight` or `set_idle` is called."""
-        weights = [head.weight for head in self._setup.heads]
+        weights = [head.weight for head in self._setup.trained]
         return self._idle.never and not any(map(is_zero, weights))
 
     def _allow_idle_heads(self) -> None:
@@ -990,7 +994,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             return None
         self._require_built()
         with self.distribute_strategy.scope():
-            return self._spec_of(weigh_classes(self._setup.heads, class_weight), self._assert_ready("fit"))
+            heads = weigh_classes(self._setup.trained, class_weight)
+            return self._spec_of([*heads, *self._setup.measured], self._assert_ready("fit"))
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""

@@ -70,6 +70,7 @@ class Network:
         learned_by: For each variable in `variables.weighting`, the heads that train it.
         stateful: For each head, whether a forward pass in training mode may change variables of its module.
         with_state: The layers that may change variables of their own in such a pass, each with its module.
+        measured: The heads that are not trained, and have metrics.
         frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
@@ -81,10 +82,11 @@ class Network:
     learned_by: tuple[list[int], ...]
     stateful: tuple[bool, ...]
     with_state: tuple[tuple[Any, Any], ...] = ()
+    measured: tuple[Head, ...] = ()
     frozen: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None) -> Network:
+    def of(cls, encoder: Any, heads: Sequence[Head], weighting: Any = None, measured: Sequence[Head] = ()) -> Network:
         """Collects the trainable variables of built modules and of a built weighting, if any."""
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
@@ -113,6 +115,7 @@ class Network:
             learned_by=owners,
             stateful=tuple(bool(state_variables(head.module)) for head in heads),
             with_state=tuple(with_state.values()),
+            measured=tuple(measured),
         )
 
     @property

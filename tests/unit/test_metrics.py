@@ -46,8 +46,7 @@ OVER_ROWS = {
     "divergence": lambda: metrics.KLDivergence(),
     "top": lambda: metrics.TopKCategoricalAccuracy(2),
     "precision": lambda: metrics.Precision(top_k=2),
-    "f1": lambda: metrics.F1Score(threshold=0.3),
-    "r2": lambda: metrics.R2Score(),
+    "f1": lambda: metrics.F1Score(),
     "wrapped": lambda: metrics.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(tf.cast(y, p.dtype) - p), axis=-1)),
 }
 OVER_CLASSES = {
