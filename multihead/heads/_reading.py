@@ -84,9 +84,17 @@ class Reading:
         if self.way == ELEMENTS:
             targets, predictions, weights = (tf.reshape(each, [-1, 1]) for each in (targets, predictions, weights))
         if self.way == COLUMNS and inner.as_list() == self.sizes:
-            return self._update_columns(targets, predictions, weights)
+            are_equal, row = tf.reduce_all(tf.equal(weights, weights[:, :1])), weights[:, 0]
+            return _either(
+                are_equal,  # no row lacks the labels of some columns only, so that one update does for all
+                lambda: self._add(targets, predictions, row, row > 0),
+                lambda: self._update_columns(targets, predictions, weights),
+            )
         if self.way == WEIGHTS:
-            axes = list(range(1, weights.shape.rank))
+            axes, valid = list(range(1, weights.shape.rank)), tf.reshape(targets, [-1])
+            if targets.shape.rank == weights.shape.rank:  # what is computed of a missing label must be finite
+                valid = tf.gather(valid, tf.argmax(tf.reshape(tf.cast(weights > 0, tf.int32), [-1])))
+                targets = tf.where(weights > 0, targets, valid)
             return self._add(targets, predictions, weights, tf.reduce_any(weights > 0, axis=axes))
         if self.reads is not None and inner.as_list() == self.sizes:
             weights = tf.gather(weights, np.flatnonzero(self.reads), axis=1)
@@ -103,7 +111,8 @@ class Reading:
                 _update(self.metric, *selected)
 
         if self._selects():
-            _if_any(labelled, lambda: update(*self._selected(labelled, targets, predictions, weights)), lambda: None)
+            selected = partial(self._selected, labelled, targets, predictions, weights)
+            _either(tf.reduce_any(labelled), lambda: update(*selected()), lambda: None)  # it need not be able to take no row
         else:
             update(*_filled(labelled, targets, predictions), weights)
         return tf.reduce_sum(tf.cast(labelled, tf.float32))
@@ -130,9 +139,8 @@ class Reading:
             of_rows = tf.gather(weights, k, axis=1)
             labelled = of_rows > 0
             if self._selects():
-                results = _if_any(
-                    labelled, lambda: found(self._selected(labelled, targets, predictions, of_rows)), lambda: before
-                )
+                selected = partial(self._selected, labelled, targets, predictions, of_rows)
+                results = _either(tf.reduce_any(labelled), lambda: found(selected()), lambda: before)
             else:
                 results = found([*_filled(labelled, targets, predictions), of_rows])
             is_column = tf.equal(tf.range(number), k)
@@ -252,16 +260,17 @@ class _Probe:
     def _find_way(self, data: Sequence[_Data], inner: tuple[int, ...], number: int) -> None:
         """How the metric treats the columns of a row, each of which may lack its label."""
         reading, are_known = self._reading, None not in self._reading.sizes
-        if all(self._weighs_elements(*each, inner) and self._weighs_rows(*each, inner) for each in data):
+        are_apart = are_known and all(self._keeps_columns_apart(*each, inner, number) for each in data)
+        if not are_apart and all(y.shape == p.shape and self._agree((y, p), _elements((y, p))) for y, p in data):
+            reading.way = ELEMENTS
+        elif all(self._weighs_elements(*each, inner) and self._weighs_rows(*each, inner) for each in data):
             reading.way = WEIGHTS
-        elif are_known and all(self._keeps_columns_apart(*each, inner, number) for each in data):
+        elif are_apart:
             reading.way = COLUMNS
-        else:
+        elif are_known:
             found = {column for each in data for column in self._columns_read(*each, inner, number)}
-            if are_known and 0 < len(found) < number:
+            if 0 < len(found) < number:
                 reading.reads = np.isin(np.arange(number), list(found))
-            elif all(y.shape == p.shape and self._agree((y, p), _elements((y, p))) for y, p in data):
-                reading.way = ELEMENTS
 
     def _weighs_rows(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
         """Whether rows of weight 0 count as little as rows that are not there."""
@@ -379,16 +388,16 @@ def _update(metric: Any, targets: tf.Tensor, predictions: tf.Tensor, weights: tf
         metric.update_state(targets, predictions, sample_weight=weights)
 
 
-def _if_any(labelled: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`then()` if anything is labelled: a metric need not be able to compute without any row."""
+def _either(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`then()` or `otherwise()`, of which only one runs."""
     if tf.executing_eagerly():
-        return then() if bool(tf.reduce_any(labelled)) else otherwise()
+        return then() if bool(condition) else otherwise()
 
     def branch(function: Callable[[], Any]) -> Any:
         result = function()
         return tf.no_op() if result is None else result
 
-    return tf.cond(tf.reduce_any(labelled), lambda: branch(then), lambda: branch(otherwise))
+    return tf.cond(condition, lambda: branch(then), lambda: branch(otherwise))
 
 
 def _filled(labelled: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:

@@ -93,6 +93,13 @@ class ScaledError(M.Mean):
         return super().update_state(error, sample_weight)
 
 
+class RelativeError(ScaledError):
+    """Not finite for a target of 0, and each column in units of its own."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true / (y_true + 1e-30), y_pred / y_true, sample_weight)
+
+
 class ByColumn(M.Metric):
     """The mean over columns of the share of correct labels."""
 
@@ -437,6 +444,19 @@ def test_what_compares_nothing_with_targets_is_refused():
             return x
 
         Head("a", tf.identity, "mse", metrics=[one])
+
+
+def test_what_is_not_finite_for_a_target_of_0_counts_labels_alone():
+    y, p, there = labels_of(2, "columns", np.random.default_rng(0))
+    y += 1
+    scales = np.array([1.0, 2.0, 5.0])
+    found = found_by_head([RelativeError(name="own"), relative], "mse", with_all_missing(y, p, there))
+    assert found["own"] == pytest.approx((np.abs(1 - p / y) / scales)[there].mean(), rel=1e-5)
+    assert found["relative"] == pytest.approx((np.abs(y - p) / y)[there].mean(), rel=1e-5)
+
+
+def relative(y, p):
+    return tf.abs(y - p) / y
 
 
 def test_without_a_complete_row_a_metric_of_rows_is_nan():
