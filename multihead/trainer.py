@@ -240,6 +240,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 training and evaluation and `module.generate(representation)` in prediction. If its `call` has an argument
                 `step`, it gets the number of updates applied so far there in training.
             loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
+                None: the output is predicted and exported, and its metrics are computed where there are targets, which it
+                does not need; but it is not trained.
             weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
                 that returns one. With a weight of 0 the head is idle.
             metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
@@ -329,7 +331,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
         """
-        check_choice("name", name, list(self.heads))
+        check_choice("name", name, self._setup.names)
         if self.heads[name].has_weight_function:
             raise ValueError(
                 f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
@@ -354,11 +356,11 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: There is no head with such a name.
         """
-        check_head_names("heads", heads, list(self.heads))
+        check_head_names("heads", heads, self._setup.names)
         self._idle.may_change = True
         self._allow_idle_heads()
         self._built = None if self._built is None else self._built.with_idle_heads()
-        self._idle.set(heads, list(self.heads))
+        self._idle.set(heads, self._setup.names)
 
     def compile(
         self,
@@ -467,7 +469,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if optimizer is None:
             optimizer = self._optimizer_of_model.value or "rmsprop"
         heads = scale_targets(self._setup.heads, target_scaling)
-        optimizer, checked = check_compile(optimizer, options, heads, self.distribute_strategy)
+        optimizer, checked = check_compile(optimizer, options, Setup(heads).trained, self.distribute_strategy)
         if heads != self._setup.heads:
             self._rescale_heads(heads)
         self._forget()
@@ -776,8 +778,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         spec, logs = built.spec, built.logs
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         step = self.update_count
-        weights = head_weights_at(self._setup.heads, step)
-        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights))
+        weights = head_weights_at(self._setup.trained, step)
+        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -1075,7 +1077,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _change_heads(self, heads: tuple[Head, ...]) -> None:
         """Replaces the heads, keeps their weights in saved variables, and drops what depends on the heads."""
         with self.distribute_strategy.scope():
-            replace_layers(self, head_weights=kept_weights(heads))
+            replace_layers(self, head_weights=kept_weights([head for head in heads if head.is_trained]))
         self._forget()
         self._setup = Setup(heads)
 
@@ -1150,6 +1152,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 spec = self._spec_of(heads, options)
                 logs = None if self._built is None else self._built.logs
                 self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.updates_at_once))
+                if options.jit_compile is not True and not all(head.runs_in_xla for head in heads):
+                    self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True
 
     def _build_again(self) -> None:
@@ -1166,7 +1170,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             options=options,
             balancer=self.balancer,
             optimizer=self.optimizer,
-            awake=self._idle.create(list(self.heads)),
+            awake=self._idle.create(self._setup.names),
             may_be_idle=self._idle.may_change,
             earlier=None if self._built is None else self._built.spec,
         )
@@ -1186,7 +1190,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         names = list(self.heads)
         batch = unpack(data.specs, names)
         if every_head:
-            check_every_head(batch.targets, names)
+            check_every_head(batch.targets, self._setup.trained)
 
         def sample() -> Batch | None:
             found = data.sample() if self._runs_eagerly else None
@@ -1200,7 +1204,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, names))
         if every_head:
-            check_every_head(batch.targets, names)
+            check_every_head(batch.targets, self._setup.trained)
         check_rows(batch)
         specs = open_batch_size(batch)
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
@@ -1239,7 +1243,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         call = with_progress(call, self._log_metrics)
         if options.accumulate_steps > 1:
             call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
-        self._idle.set([], list(self.heads))
+        self._idle.set([], self._setup.names)
         run, call = (None, call) if start is None else make_run(self, start, call)
         assumptions = Assumptions(are_checked)
         if is_ours:
@@ -1252,7 +1256,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _heads_stay(self) -> bool:
         """Whether all heads are awake, with weights above 0, and remain so unless `set_weight` or `set_idle` is called."""
-        weights = [head.weight for head in self._setup.heads]
+        weights = [head.weight for head in self._setup.trained]
         return self._idle.never and not any(map(is_zero, weights))
 
     def _allow_idle_heads(self) -> None:
@@ -1281,7 +1285,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             return None
         self._require_built()
         with self.distribute_strategy.scope():
-            return self._spec_of(weigh_classes(self._setup.heads, class_weight), self._assert_ready("fit"))
+            heads = weigh_classes(self._setup.trained, class_weight)
+            return self._spec_of([*heads, *self._setup.measured], self._assert_ready("fit"))
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""

@@ -78,6 +78,8 @@ def described(method: Any) -> str:
 
 def weight_of(head: Any) -> str:
     """A head's weight, in words."""
+    if not head.is_trained:
+        return "not trained"
     return "a function of the step" if head.has_weight_function else f"{float(head.weight):g}"
 
 

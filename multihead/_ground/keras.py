@@ -288,6 +288,13 @@ def wrapped_function(metric: Any) -> Any:
     return metric._fn
 
 
+def function_values(metric: Any, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
+    if not KERAS_3:
+        targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
+    return tf.convert_to_tensor(call_users(wrapped_function(metric), targets, predictions, **options_of(metric)))
+
+
 def metric_direction(metric: Any) -> str | None:
     """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
     return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))

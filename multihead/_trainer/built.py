@@ -71,6 +71,9 @@ class Built:
         """The same for the logs of an evaluation after `step` updates."""
         heads = self.spec.network.heads
         present = [head.name for head in heads if f"{head.name}_loss" in logs]
+        present += [
+            each.name for each in self.spec.network.measured if any(f"{each.name}_{name}" in logs for name in each.results())
+        ]
         return _read_again(logs, self.logs.evaluation_logs(head_weights_at(heads, step), present, step))
 
 

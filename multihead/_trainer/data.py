@@ -13,20 +13,23 @@ from multihead._trainer.shapes import Shapes
 from multihead._update.batch import unpack
 from multihead.heads import Head
 from multihead.heads._labels.data import check_arrays, checked
+from multihead.heads._weights import is_zero
 
 
-def check_every_head(targets: Mapping[str, Any], head_names: Sequence[str]) -> None:
-    """Checks that there are targets for every head.
+def check_every_head(targets: Mapping[str, Any], heads: Sequence[Head]) -> None:
+    """Checks that there are targets for every head that is trained.
 
     Raises:
-        ValueError: There are none for some head.
+        ValueError: There are none for a head whose weight is not 0.
     """
-    absent = [name for name in head_names if name not in targets]
+    absent = [head.name for head in heads if head.name not in targets and not is_zero(head.weight)]
     if absent:
+        head_names = [head.name for head in heads]
         raise ValueError(
             f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
             f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(head_names)}. "
-            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing."
+            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing; with a weight of "
+            "0, a head needs none."
         )
 
 

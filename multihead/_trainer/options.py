@@ -229,6 +229,21 @@ class Setup:
         options: The options of `compile`; None before it, and again after `add_head` and `drop_head`.
     """
 
+    @property
+    def trained(self) -> tuple[Head, ...]:
+        """The heads that have a loss."""
+        return tuple(head for head in self.heads if head.is_trained)
+
+    @property
+    def measured(self) -> tuple[Head, ...]:
+        """The heads that have none."""
+        return tuple(head for head in self.heads if not head.is_trained)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the heads that have a loss."""
+        return [head.name for head in self.trained]
+
     heads: tuple[Head, ...] = ()
     options: CompileOptions | None = None
 
@@ -272,7 +287,9 @@ def check_compile(
         TypeError: An option has the wrong type.
     """
     if not heads:
-        raise ValueError("`compile` needs at least one head. Received: none. Call `add_head(name, module, loss)` first.")
+        raise ValueError(
+            "`compile` needs at least one head with a loss. Received: none. Call `add_head(name, module, loss)` first."
+        )
     optimizer = check_optimizer(optimizer, strategy.num_replicas_in_sync)
     checked = options.checked([head.name for head in heads])
     if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):

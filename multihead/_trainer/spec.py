@@ -54,11 +54,13 @@ def build_spec(
         may_be_idle: Whether that may change.
         earlier: The specification for the same heads and optimizer before they were built again; None at first.
     """
+    measured = [head for head in heads if not head.is_trained and head.metric_specs]
+    heads = [head for head in heads if head.is_trained]
     if options.weighting is not None:
         options.weighting.build((len(heads),))
     options.schedule.build((len(heads),))
     known = [shapes.predictions[head.name] for head in heads]
-    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known])
+    network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured)
     if balancer is not None:
         balancer.build(_shapes_of_rows(network, balancer, options.balance_at, shapes.num_leaves))
     if earlier is None:
@@ -89,6 +91,7 @@ def build_spec(
         check_labels=options.check_labels,
         periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
         layers=Layers.of(network),
+        of_measured=tuple(shapes.predictions[head.name] for head in measured),
         pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
     )

@@ -13,6 +13,7 @@ from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
 from multihead._update.added_losses import loss_of_call
 from multihead._update.encode import call_encoder
+from multihead._update.evaluate import measure
 from multihead._update.head_gradients import HeadGradients, LossFactors, gradients_of_heads, of_all, trained
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
@@ -120,6 +121,7 @@ class HeadsPass(NamedTuple):
             num_backward: As for `Encoded.of`.
         """
         encoded = Encoded.of(network, micro_batch.inputs, factors, num_backward=num_backward)
+        measure(network.measured, encoded.representation.nest, micro_batch.measured)
         return cls(encoded, gradients_of_heads(network, encoded.representation, micro_batch, factors, active, conditional))
 
     @property

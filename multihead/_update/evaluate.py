@@ -13,6 +13,7 @@ from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Labels, count_labels
 from multihead._update.network import Network
+from multihead.heads import Head
 
 
 class Evaluated(NamedTuple):
@@ -31,7 +32,27 @@ class Evaluated(NamedTuple):
     num_examples: tf.Tensor
 
 
-def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None], weights: tf.Tensor) -> Evaluated:
+def measure(heads: Sequence[Head], representation: Any, labels: Sequence[Labels | None]) -> None:
+    """Updates the metrics of heads that are not trained.
+
+    Args:
+        heads: The heads.
+        representation: The representation.
+        labels: Each head's labels; None for a head without targets.
+    """
+    for head, of_head in zip(heads, labels):
+        if of_head is not None:
+            predictions = head.predict(representation, of_head.targets, training=False)
+            head.update_metrics(of_head.targets, predictions, of_head.weights)
+
+
+def evaluate_batch(
+    network: Network,
+    inputs: Any,
+    labels: Sequence[Labels | None],
+    weights: tf.Tensor,
+    measured: Sequence[Labels | None] = (),
+) -> Evaluated:
     """Runs the modules in inference mode and updates the heads' metrics.
 
     Args:
@@ -39,8 +60,10 @@ def evaluate_batch(network: Network, inputs: Any, labels: Sequence[Labels | None
         inputs: The inputs.
         labels: Each head's labels; None for a head without targets.
         weights: `[num_heads]`: the heads' own weights.
+        measured: The labels of each head that is only measured.
     """
     representation = call_encoder(network.encoder, inputs, training=False)
+    measure(network.measured, representation, measured)
     counts = count_labels(labels)
     active = (counts > 0) & (weights > 0)
     sums, added = list[Any](), [loss_of_call(network.encoder)]

@@ -20,10 +20,17 @@ from multihead._update.loops import Stored, by_spec, can_loop, common_spec, comp
 
 
 class MicroBatch(NamedTuple):
-    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch)."""
+    """Some of a batch's examples, with each head's labels (None for a head without targets in the batch).
+
+    Attributes:
+        inputs: The inputs.
+        labels: The labels of each head that is trained.
+        measured: The labels of each head that is only measured.
+    """
 
     inputs: Any
     labels: list[Labels | None]
+    measured: Sequence[Labels | None] = ()
 
 
 class MicroBatches(Sequence[MicroBatch]):
@@ -62,15 +69,22 @@ def _copied(nest: Any) -> Any:
     return tf.nest.map_structure(lambda tensor: None if tensor is None else tf.identity(tensor), nest)
 
 
-def split(batches: Sequence[Batch], labels: Sequence[list[Labels | None]], num_micro_batches: int) -> MicroBatches:
+def split(
+    batches: Sequence[Batch],
+    labels: Sequence[list[Labels | None]],
+    num_micro_batches: int,
+    measured: Sequence[Sequence[Labels | None]] | None = None,
+) -> MicroBatches:
     """Splits each batch along its first axis into micro-batches whose sizes differ by at most one.
 
     Args:
         batches: The batches of one update.
         labels: Each head's labels in each batch.
         num_micro_batches: Micro-batches per batch. With fewer examples than that, some are empty.
+        measured: The labels in each batch of the heads that are only measured.
     """
-    return MicroBatches([MicroBatch(batch.inputs, found) for batch, found in zip(batches, labels)], num_micro_batches)
+    parts = zip(batches, labels, measured or [()] * len(batches))
+    return MicroBatches([MicroBatch(batch.inputs, found, own) for batch, found, own in parts], num_micro_batches)
 
 
 def _has_examples(micro_batch: MicroBatch) -> bool:

@@ -72,6 +72,7 @@ class Network:
         learned_by: For each variable in `variables.weighting`, the heads that train it.
         stateful: For each head, whether a forward pass in training mode may change variables of its module.
         with_state: The layers that may change variables of their own in such a pass, each with its module.
+        measured: The heads that are not trained, and have metrics.
         frozen: The positions in `variables.all` of variables that are not trained, and need no gradients.
     """
 
@@ -83,11 +84,17 @@ class Network:
     learned_by: tuple[list[int], ...]
     stateful: tuple[bool, ...]
     with_state: tuple[tuple[Any, Any], ...] = ()
+    measured: tuple[Head, ...] = ()
     frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(
-        cls, encoder: Any, heads: Sequence[Head], weighting: Any = None, read_by_losses: Sequence[Sequence[Any]] = ()
+        cls,
+        encoder: Any,
+        heads: Sequence[Head],
+        weighting: Any = None,
+        read_by_losses: Sequence[Sequence[Any]] = (),
+        measured: Sequence[Head] = (),
     ) -> Network:
         """Collects the trainable variables of built modules and of a built weighting, if any.
 
@@ -96,6 +103,7 @@ class Network:
             heads: The built heads.
             weighting: The built weighting, or None.
             read_by_losses: For each head, variables of these modules that its loss reads; empty for none.
+            measured: The heads without a loss.
         """
         of_encoder = list(getattr(encoder, "trainable_variables", []))
         in_encoder = {id(tensor_variable(variable)): i for i, variable in enumerate(of_encoder)}
@@ -128,6 +136,7 @@ class Network:
             learned_by=owners,
             stateful=tuple(bool(state_variables(head.module)) for head in heads),
             with_state=tuple(with_state.values()),
+            measured=tuple(measured),
         )
 
     @property

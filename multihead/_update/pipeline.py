@@ -40,7 +40,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     def labels_of(batch: Batch) -> list[Labels | None]:
         return read_labels(network, spec.predictions, batch, check=spec.check_labels, complete=spec.complete)
 
-    labels = each(labels_of, batches)
+    labels, only_measured = each(labels_of, batches), each(spec.labels_measured, batches)
     counts = count_over_replicas(batches, labels)
 
     # 2. Weights: which heads train at this step, and how much each loss counts.
@@ -52,7 +52,7 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 3. Gradients: one micro-batch after another, in the memory of one; their sums add up.
     combiner, measured = spec.combiner.of_update(weights), spec.measures_layers_at(step)
-    micro_batches = split(batches, labels, spec.num_micro_batches)
+    micro_batches = split(batches, labels, spec.num_micro_batches, only_measured)
     encoder_pass = combiner.encoder_pass(weights, len(micro_batches), measured)
     conditional = _may_be_idle(spec, batches)
 

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.method import Method
+from multihead._update.batch import Batch
 from multihead._update.combine import Combiner, Passes, Setting
 from multihead._update.faults import Faults
-from multihead._update.labels import Predictions
+from multihead._update.labels import Labels, Predictions, read_labels
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
@@ -29,6 +30,7 @@ class UpdateSpec:
     Attributes:
         network: The encoder and the heads.
         predictions: The rank and mask of each head's predictions.
+        of_measured: The same of each head that is only measured.
         weighting: A weighting, or None for the weighted sum.
         balancer: A balancer, or None for the plain sum.
         schedule: The schedule, which decides which heads train at a step.
@@ -69,6 +71,12 @@ class UpdateSpec:
     period: int = 0
     complete: frozenset[str] = frozenset()
     heads_stay: bool = False
+    of_measured: tuple[Predictions, ...] = ()
+
+    def labels_measured(self, batch: Batch) -> list[Labels | None]:
+        """The labels in a batch of the heads that are only measured."""
+        network = replace(self.network, heads=self.network.measured)
+        return read_labels(network, self.of_measured, batch, check=self.check_labels)
 
     @property
     def rates(self) -> Rates:
@@ -122,6 +130,7 @@ class UpdateSpec:
     def state(self) -> list[tf.Variable]:
         """The variables that computing an update may change, and that are restored if the update is skipped."""
         of_methods = [variable for method in self.methods for variable in method.non_trainable_variables]
-        metrics = [metric for head in self.network.heads for metric in head.metrics or []]
+        heads = (*self.network.heads, *self.network.measured)
+        metrics = [metric for head in heads for metric in (*(head.metrics or []), *head.counters)]
         of_metrics = [variable for metric in metrics for variable in metric.variables]
         return [*(tensor_variable(variable) for variable in (*of_methods, *of_metrics)), *self.network.state]

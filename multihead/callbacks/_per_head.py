@@ -152,7 +152,7 @@ class PerHead(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         heads = self.model.heads
-        figures = self.monitor or {head: f"val_{head}_loss" for head in heads}
+        figures = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.is_trained}
         check_head_names("monitor", figures, list(heads))
         for name in ("min_delta", "mode", "single_task"):
             value = getattr(self, name)
@@ -285,9 +285,10 @@ class PerHead(keras.callbacks.Callback):
     def _check_figure(self, head: str, figure: str) -> None:
         """Refuses a figure that no part of the library logs, if its name is similar to one that the head has."""
         name = figure.removeprefix("val_").removeprefix(f"{head}_")
-        own = ["loss", *(log_name(spec) for spec in self.model.heads[head].metric_specs)]
+        found = self.model.heads[head]
+        own = [*(["loss"] if found.is_trained else []), *(log_name(spec) for spec in found.metric_specs)]
         near = nearest(name, own)
-        if near is not None:
+        if near is not None and name not in own:
             raise ValueError(
                 f"`monitor` must have names in the logs. Received: {figure!r}; the figures of head {head!r} are "
                 f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{figure.removesuffix(name)}{near}'? For a "

@@ -14,7 +14,8 @@ from multihead import losses, scaling
 from multihead._ground.autograph import call_users
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
-from multihead._ground.validation import as_python, is_number
+from multihead._ground.validation import as_python, is_number, quoted
+from multihead._ground.where import where
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
 from multihead.heads._labels.missing import mask_missing, with_same_sizes, with_valid_labels, without_class_weights
@@ -22,6 +23,7 @@ from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
 from multihead.heads._scaling import Moments, TargetScaling
 from multihead.heads._weights import Weight, check_class_weights, check_weight, weight_at
+from multihead.losses._elements import no_loss
 from multihead.losses._known import CLASSES
 from multihead.losses._probabilities import with_checked_range
 from multihead.losses._shapes import aligned, with_columns
@@ -34,7 +36,7 @@ class Head:
     Args:
         name: The key of the head's targets, sample weights and logs.
         module: Called as `module(representation)`, or `module(representation, targets)` with `teacher_forcing`.
-        loss: Anything that `multihead.losses.get` accepts.
+        loss: Anything that `multihead.losses.get` accepts; None for predictions that are measured and not trained.
         weight: A number of at least 0, or a function of the step that returns one.
         metrics: Keras metrics or their names.
         teacher_forcing: Whether the module reads its targets.
@@ -78,7 +80,8 @@ class Head:
             )
         self.name = name
         self.module = module
-        self.loss = losses.get(loss)
+        self.is_trained = loss is not None
+        self.loss = losses.get(loss) if self.is_trained else no_loss()
         self._weight = check_weight(weight)
         self._weight_variable: Any = None
         self.metric_specs = check_metrics(metrics, name)
@@ -97,7 +100,30 @@ class Head:
         self.label_spec = LabelSpec(name, self.loss, ignore_labels, self.class_weight, above, rules)
         self.checks_range = True  # whether predictions that are no probabilities are an error where the loss takes those
         self._metrics: list[HeadMetric] | None = None
+        if not self.is_trained:
+            self._refuse_options_of_training()
         self.weight_at(tf.constant(0, tf.int64))  # a function that returns no number is an error here
+
+    def _refuse_options_of_training(self) -> None:
+        """Checks that a head without a loss has no option that only training has.
+
+        Raises:
+            ValueError: It has one.
+        """
+        given = {
+            "weight": self._weight != 1.0,
+            "class_weight": self.class_weight is not None,
+            "teacher_forcing": self.teacher_forcing,
+            "learning_rate": self.learning_rate != 1.0,
+            "weight_decay": self.weight_decay != 1.0,
+            "target_scaling": self.scaling is not None,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if names:
+            raise ValueError(
+                f"`loss` of head {self.name!r} must not be None with options of training. Received: loss=None with "
+                f"{quoted(names)}. Leave them out, or pass a loss."
+            )
 
     def _scaling_of(self, target_scaling: Any) -> TargetScaling | None:
         """The scaling of the targets, if any and if the loss can be one of scaled targets."""
@@ -159,6 +185,27 @@ class Head:
         self._weight_variable = None if self.has_weight_function else variable
 
     @property
+    def counters(self) -> list[Any]:
+        """Keras metrics of the number of rows that count in a metric, which may be none although there are labels."""
+        return [each.counted for each in self._metrics or [] if each.counted is not None]
+
+    @property
+    def runs_in_xla(self) -> bool:
+        """Whether XLA can compile a step that updates the metrics."""
+        return all(each.runs_in_xla for each in self._metrics or [])
+
+    def results(self) -> dict[str, Any]:
+        """The results of the metrics by name; NaN if no row counts."""
+        found: dict[str, Any] = {}
+        for each in self._metrics or []:
+            result = each.metric.result()
+            named = result if isinstance(result, dict) else {each.metric.name: result}
+            if each.counted is not None:
+                named = {name: or_nan(value, each.counted.result() > 0) for name, value in named.items()}
+            found.update(named)
+        return found
+
+    @property
     def metrics(self) -> list[Any] | None:
         """The Keras metrics, or None before `build`."""
         return None if self._metrics is None else [each.metric for each in self._metrics]
@@ -173,7 +220,7 @@ class Head:
         return {
             "name": self.name,
             "module": serialize(self.module),
-            "loss": serialized(self.loss.original),
+            "loss": serialized(self.loss.original) if self.is_trained else None,
             "weight": serialize(self.weight),
             "metrics": [serialized(metric) for metric in self.metric_specs],
             "teacher_forcing": self.teacher_forcing,
@@ -277,15 +324,16 @@ class Head:
             ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
                 `class_weight` does not fit them.
         """
-        check_specs(self.label_spec, targets, predictions)
+        rank = check_specs(self.label_spec, targets, predictions)
         if self.scaling is not None:
             self.scaling.build_for(targets, predictions, self.loss.over)
         if self._metrics is not None:
             return
-        metrics = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
-        for metric in metrics:
-            metric.check(self.name, targets, predictions)
-        self._metrics = metrics
+        found = [HeadMetric.of(resolve_metric(spec, targets, predictions, self.name)) for spec in self.metric_specs]
+        seen = targets if self.scaling is None else tf.TensorSpec(targets.shape, tf.float32)
+        self._metrics = [
+            each.built(self.name, seen, predictions, rank, self.loss, is_counted=not self.is_trained) for each in found
+        ]
 
     def mask_missing(
         self,
@@ -360,6 +408,12 @@ class Head:
 def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """`sum_i s_i * loss_i`, a float32 scalar; elements of weight 0 add nothing, whatever their loss is."""
     return tf.reduce_sum(tf.math.multiply_no_nan(losses, weights))
+
+
+def or_nan(value: Any, condition: tf.Tensor) -> tf.Tensor:
+    """A value where the condition holds, otherwise NaN; values of other dtypes than floating ones are unchanged."""
+    value = tf.convert_to_tensor(value)
+    return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
 
 def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.names import did_you_mean, names_known_to, snake_case
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
+from multihead.heads._reading import Reading
+from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
@@ -35,8 +38,7 @@ _OVER_ELEMENTS = (
     "SensitivityAtSpecificity SpecificityAtSensitivity"
 )
 _OVER_ROWS = (
-    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy "
-    "PearsonCorrelation ConcordanceCorrelation F1Score FBetaScore R2Score"
+    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge CosineSimilarity KLDivergence TopKCategoricalAccuracy"
 )
 _OVER_CLASSES = "SparseCategoricalAccuracy SparseCategoricalCrossentropy SparseTopKCategoricalAccuracy"
 _KERAS = {
@@ -52,16 +54,19 @@ class HeadMetric(NamedTuple):
 
     Attributes:
         metric: The Keras metric.
-        over: `"elements"`, `"rows"` or `"classes"`; None if it is not known: then it gets targets and predictions as they
-            are, and one weight per row.
+        over: `"elements"`, `"rows"` or `"classes"`; None if it is not known.
         by_column: Whether it distinguishes columns although it counts elements.
         column: The only column that it reads, or None.
+        reading: How it is updated if it is not known what it reads; found by `built`.
+        counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
     """
 
     metric: Any
     over: str | None
     by_column: bool = False
     column: int | None = None
+    reading: Reading | None = None
+    counted: Any = None
 
     @classmethod
     def of(cls, metric: Any) -> HeadMetric:
@@ -69,7 +74,9 @@ class HeadMetric(NamedTuple):
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
-            return cls(metric, None if function is None else function.over)
+            # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
+            is_finite = function is not None and "correlation" not in wrapped_function(metric).__name__
+            return cls(metric, function.over if function is not None and is_finite else None)
         if not is_keras(type(metric)) or options.get("axis", -1) != -1:
             return cls(metric, None)
         if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
@@ -81,6 +88,40 @@ class HeadMetric(NamedTuple):
         column = getattr(metric, "class_id", None)
         by_column = column is not None or bool(getattr(metric, "multi_label", False))
         return cls(metric, _KERAS.get(type(metric).__name__), by_column, column)
+
+    def built(
+        self,
+        head: str,
+        targets: tf.TensorSpec,
+        predictions: tf.TensorSpec,
+        rank: int,
+        loss: ElementLoss,
+        *,
+        is_counted: bool,
+    ) -> HeadMetric:
+        """The metric for targets and predictions of some specs.
+
+        Args:
+            head: The head's name.
+            targets: The spec of the targets.
+            predictions: The spec of the predictions.
+            rank: How many axes tell the elements of the loss apart.
+            loss: The head's loss.
+            is_counted: Whether the rows are counted in any case.
+
+        Raises:
+            ValueError: The targets do not have the shape that the metric needs for the predictions.
+        """
+        self.check(head, targets, predictions)
+        shape = with_columns(predictions.shape)
+        num_axes = {ELEMENTS: shape.rank, None: 1}.get(self.over, shape.rank - 1)
+        reading = None
+        if self.over is None:
+            reading = Reading(self.metric, head).find(targets, predictions, rank, loss)
+            num_axes = reading.rank
+        is_counted |= rank > num_axes and shape[num_axes:].num_elements() != 1
+        counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32") if is_counted else None
+        return self._replace(reading=reading, counted=counted)
 
     def check(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
         """Checks that targets have the shape that the metric needs for the predictions.
@@ -112,16 +153,23 @@ class HeadMetric(NamedTuple):
             targets: The head's targets.
             predictions: Its predictions.
             weights: The weights of the loss's elements. A metric that reads whole rows counts those in which every element
-                has a label, by their mean weight.
+                that it reads has a label, by their mean weight.
         """
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
-        targets, rank = aligned(targets, predictions.shape, self.over), predictions.shape.rank
+        targets = aligned(targets, predictions.shape, self.over)
+        if self.reading is not None:
+            number = self.reading.update(targets, predictions, weights)
+        else:
+            number = self._update_known(targets, predictions, weights)
+        if self.counted is not None:
+            self.counted.update_state(number)
+
+    def _update_known(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """Adds a batch to a metric of which it is known what it reads; how many elements or rows count."""
+        rank = predictions.shape.rank
         if self.over != ELEMENTS and weights.shape.rank == rank:
             is_whole = tf.reduce_all(weights > 0, axis=-1)
             weights = where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
-        if self.over is None:
-            self.metric.update_state(targets, predictions, sample_weight=weights)
-            return
         num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
         weights = Elements(targets, rank if self.over == ELEMENTS else rank - 1).spread(weights)
         if self.column is not None:
@@ -134,6 +182,12 @@ class HeadMetric(NamedTuple):
             tf.reshape(predictions, flat),
             sample_weight=tf.reshape(weights, flat if self.by_column and self.column is None else [-1]),
         )
+        return tf.reduce_sum(tf.cast(weights > 0, tf.float32))
+
+    @property
+    def runs_in_xla(self) -> bool:
+        """Whether XLA can compile a step that leaves elements without a label out of the metric."""
+        return self.reading is None or self.reading.weighs
 
 
 def check_metrics(metrics: Any, head: str) -> list[Any]:
@@ -141,7 +195,8 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
 
     Raises:
         TypeError: It is no list.
-        ValueError: Keras does not know a metric, or two have one name in the logs.
+        ValueError: Keras does not know a metric, one does not take targets and predictions, or two have the same name in
+            the logs.
     """
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
@@ -156,7 +211,35 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
             f"`metrics` of head {head!r} must have names of their own, and none of {quoted(FIGURES)}. "
             f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
         )
+    for spec in specs:
+        _check_arguments(spec, head)
     return specs
+
+
+def _check_arguments(spec: Any, head: str) -> None:
+    """Checks that a metric, or a function, takes targets and predictions.
+
+    Raises:
+        ValueError: It takes something else.
+    """
+    spec = _found(spec, head) if isinstance(spec, str) and spec not in _BY_SHAPE else spec
+    is_metric = isinstance(spec, keras.metrics.Metric) or (isinstance(spec, type) and issubclass(spec, keras.metrics.Metric))
+    kind: Any = spec if isinstance(spec, type) else type(spec)
+    called, given = (kind.update_state, 3) if is_metric else (spec, 2)
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    if isinstance(spec, str) or (isinstance(spec, type) and not is_metric):
+        return
+    named = [each for each in parameters if each.name != "sample_weight" and each.kind is not each.KEYWORD_ONLY]
+    if len(named) < given and not any(each.kind is each.VAR_POSITIONAL for each in named):
+        what = "update_state(y_true, y_pred)" if is_metric else "a function of (y_true, y_pred)"
+        raise ValueError(
+            f"`metrics` of head {head!r} must compare targets with predictions: {what}. Received: {log_name(spec)!r}, which "
+            f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a "
+            "function of targets and predictions that returns the values to average."
+        )
 
 
 def _found(spec: Any, head: str) -> Any:

@@ -202,6 +202,18 @@ def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
 
 
+def no_loss() -> ElementLoss:
+    """The place of a loss for predictions that are not trained: its elements are what targets and predictions share."""
+
+    def shared_axes(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        rank = min(targets.shape.rank, predictions.shape.rank)
+        while rank > 1 and not targets.shape[:rank].is_compatible_with(predictions.shape[:rank]):
+            rank -= 1
+        return tf.zeros(tf.shape(predictions)[:rank])
+
+    return ElementLoss(shared_axes, "none", None, None)
+
+
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
 

@@ -22,6 +22,7 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads import Head
+from multihead.heads._head import or_nan
 from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
@@ -132,6 +133,7 @@ class LogMetrics:
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
         self.heads = spec.network.heads
+        self.measured = spec.network.measured
         self.weighting = spec.weighting
         self.faults = spec.faults
         self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
@@ -143,7 +145,7 @@ class LogMetrics:
     @property
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
-        own = [metric for head in self.heads for metric in head.metrics or []]
+        own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
         return [self.sums, *self.figures.metrics, *own]
 
     @unchecked()
@@ -221,7 +223,7 @@ class LogMetrics:
 
     def names_in_order(self) -> list[str]:
         """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
-        of_heads = [name for head in self.heads for name in _names_of(head)]
+        of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
@@ -230,6 +232,7 @@ class LogMetrics:
         """The names of each head's loss and first metric."""
         if self._main_names is None:
             self._main_names = [name for head in self.heads for name in _names_of(head)[:2]]
+            self._main_names += [name for head in self.measured for name in _names_of(head)[:1]]
         return self._main_names
 
     @unchecked()
@@ -244,6 +247,8 @@ class LogMetrics:
         for k, head in enumerate(self.heads):
             logs.update(_head_logs(head, read.known.losses[k], read.exist.losses[k]))
             logs.update({name: found[name] for name in layout.logged("head", k)})
+        for head in self.measured:
+            logs.update(_results(head))
         logs.update({name: found[name] for name in layout.logged("pair")})
         logs["skipped_updates"] = tf.cast(tf.unstack(self.faults.of_epoch.read_value())[0], tf.float32)
         return logs
@@ -262,6 +267,8 @@ class LogMetrics:
         for k, head in enumerate(self.heads):
             found = _head_logs(head, read.known.losses[k], read.exist.losses[k])
             logs.update(found if head.name in present else {})
+        for head in self.measured:
+            logs.update(_results(head) if head.name in present else {})
         active = labelled & (weights > 0)
         losses = where(active, weights * means, 0.0)
         if self.weighting is None:
@@ -269,28 +276,23 @@ class LogMetrics:
         else:
             total = weigh(self.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
         added = {ADDED_LOSS: read.known.added} if self._adds_losses else {}
-        return {"loss": _or_nan(total + read.means.added, tf.reduce_any(active)), **added, **logs}
+        return {"loss": or_nan(total + read.means.added, tf.reduce_any(active)), **added, **logs}
 
 
 def _names_of(head: Head) -> list[str]:
     """The names of a head's loss and metrics."""
-    return list(_head_logs(head, tf.constant(0.0), tf.constant(True)))
+    return list(_head_logs(head, tf.constant(0.0), tf.constant(True)) if head.is_trained else _results(head))
 
 
 def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
     """A head's loss and metrics; NaN without labels."""
-    logs: dict[str, Any] = {f"{head.name}_loss": loss}
-    for metric in head.metrics or []:
-        result = metric.result()
-        found = result if isinstance(result, dict) else {metric.name: result}
-        logs.update({f"{head.name}_{name}": _or_nan(value, has_labels) for name, value in found.items()})
-    return logs
+    found = {name: or_nan(value, has_labels) for name, value in _results(head).items()}
+    return {f"{head.name}_loss": loss, **found}
 
 
-def _or_nan(figure: Any, condition: tf.Tensor) -> Any:
-    """A figure where the condition holds, else NaN; figures of other dtypes than floating ones are unchanged."""
-    figure = tf.convert_to_tensor(figure)
-    return where(condition, figure, float("nan")) if figure.dtype.is_floating else figure
+def _results(head: Head) -> dict[str, Any]:
+    """A head's metrics by their names in the logs."""
+    return {f"{head.name}_{name}": value for name, value in head.results().items()}
 
 
 class _Report(keras.callbacks.Callback):

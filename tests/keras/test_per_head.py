@@ -7,9 +7,11 @@ import csv
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
 from multihead.callbacks import PerHead
+from multihead.heads._metrics import log_name
 from tests.helpers import tiny
 
 RNG = np.random.default_rng(0)
@@ -353,6 +355,34 @@ WRONG = [
 def test_what_cannot_be_watched(options, message, two):
     with pytest.raises(ValueError, match=message):
         told(PerHead(**options), two, [])
+
+
+def closeness(targets, predictions):
+    return -tf.abs(targets - predictions)
+
+
+class Closeness(keras.metrics.Mean):
+    """A metric of one's own, of which no direction is known."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(closeness(y_true, y_pred), sample_weight)
+
+
+@pytest.mark.parametrize("figure", ["val_price_{}", "price_{}"])
+@pytest.mark.parametrize(
+    "metric",
+    [closeness, Closeness(name="close"), Closeness, keras.metrics.MeanMetricWrapper(closeness, name="wrapped")],
+    ids=["function", "metric", "class", "wrapped"],
+)
+def test_the_mode_of_a_metric_of_ones_own_is_asked_for(metric, figure):
+    """The message does not suggest the name that was given."""
+    model = MultiHeadTrainer(keras.layers.Dense(4))
+    model.add_head("price", keras.layers.Dense(1), "mse", metrics=[metric])
+    model.compile("sgd")
+    name = figure.format(log_name(metric))
+    data = X, {"price": TARGETS["price"]}
+    with pytest.raises(ValueError, match=rf"^`mode` must say whether '{name}' is .*Pass `mode=\{{'price': 'max'\}}`"):
+        model.fit(*data, verbose=0, validation_data=data, callbacks=[PerHead({"price": name})])
 
 
 def test_a_figure_that_is_not_in_the_logs(two):

@@ -46,8 +46,7 @@ OVER_ROWS = {
     "divergence": lambda: metrics.KLDivergence(),
     "top": lambda: metrics.TopKCategoricalAccuracy(2),
     "precision": lambda: metrics.Precision(top_k=2),
-    "f1": lambda: metrics.F1Score(threshold=0.3),
-    "r2": lambda: metrics.R2Score(),
+    "f1": lambda: metrics.F1Score(),
     "wrapped": lambda: metrics.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(tf.cast(y, p.dtype) - p), axis=-1)),
 }
 OVER_CLASSES = {
@@ -162,8 +161,8 @@ def test_accuracy_on_one_column_in_training(dtype, named):
         "no list": ({"metrics": "mae"}, r"`metrics` must be a list\. Received: metrics='mae'"),
         "unknown": ({"metrics": ["mea"]}, r"`metrics` of head 'a' must be Keras metrics or their names\. Received: 'mea'"),
         "twice": ({"metrics": ["mae", "mae"]}, r"names of their own.*Received: metrics named 'mae', 'mae'"),
-        "loss": ({"metrics": [metrics.Mean(name="loss")]}, r"none of 'loss', .*Give 'loss' another `name`"),
-        "share": ({"metrics": ["mse", metrics.Mean(name="share")]}, r"Give 'share' another `name`"),
+        "loss": ({"metrics": [metrics.MeanSquaredError(name="loss")]}, r"none of 'loss', .*Give 'loss' another `name`"),
+        "share": ({"metrics": ["mse", metrics.MeanSquaredError(name="share")]}, r"Give 'share' another `name`"),
     }.values(),
     ids=lambda value: "",
 )
@@ -191,7 +190,7 @@ def test_heads_are_named_apart(first, second, rule):
     trainer = MultiHeadTrainer(tf.identity)
     with pytest.raises(ValueError, match=rule):
         for name, names in (first, second):
-            given = [made.setdefault(each, metrics.Mean(name=each)) for each in names]
+            given = [made.setdefault(each, metrics.MeanSquaredError(name=each)) for each in names]
             trainer.add_head(name, tf.identity, "mse", metrics=given)
     assert len(trainer.heads) < 2
 
