@@ -209,15 +209,11 @@ class _Probe:
             self._update = graph_function(lambda *tensors: strategy.run(update, tensors))
 
     def find(self, made: Iterable[list[_Data]]) -> None:
-        """Sets what is found, with the first of several lists of data that the metric takes some of.
-
-        Raises:
-            ValueError: The metric takes none of the data.
-        """
+        """Sets what is found, with the first of several lists of data that the metric takes some of; nothing without any."""
         reading = self._reading
         data = next(filter(None, ([each for each in several if self._is_taken(each)] for several in made)), [])
         if not data:
-            raise ValueError("The metric takes other data.")
+            return
         if reading._function:
             y, p = data[0]
             reading._of_batch = np.shape(function_values(self._metric, tf.constant(y), tf.constant(p)))[:1] != (len(y),)

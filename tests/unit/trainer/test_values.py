@@ -30,7 +30,7 @@ class Spec:
 
 def built(*starts, **logs):
     heads = [Head(name, tf.identity, "mse") for name in "ab"]
-    spec = Spec(tuple(SimpleNamespace(start=start) for start in starts), SimpleNamespace(heads=heads))
+    spec = Spec(tuple(SimpleNamespace(start=start) for start in starts), SimpleNamespace(heads=heads, measured=()))
     return Built(spec, SimpleNamespace(**logs))
 
 
