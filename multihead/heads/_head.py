@@ -117,6 +117,7 @@ class Head:
             "learning_rate": self.learning_rate != 1.0,
             "weight_decay": self.weight_decay != 1.0,
             "target_scaling": self.scaling is not None,
+            "trains_encoder": not self.trains_encoder,
         }
         names = [name for name, is_given in given.items() if is_given]
         if names:

@@ -115,6 +115,7 @@ def test_callbacks_diagnose_and_a_custom_loop_leave_the_head_out():
         {"weight_decay": 0.0},
         {"target_scaling": "standardize"},
         {"teacher_forcing": True},
+        {"trains_encoder": False},
     ],
     ids=lambda option: next(iter(option)),
 )
