@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, clipping, schedules
+from multihead import MultiHeadTrainer, clipping, scaling, schedules
 from multihead._ground.keras import KERAS_3
 from tests.helpers import tiny
 
@@ -32,6 +33,7 @@ UPDATES = {
     "accumulate_steps": {"accumulate_steps": 3},
     "encoder_learning_rate": {"encoder_learning_rate": 0.25},
     "encoder_weight_decay": {"encoder_weight_decay": 0.0},
+    "target_scaling": {"target_scaling": lambda: {"b": scaling.Standardize(mean=0.5, deviation=2.0)}},
 }
 """By option, arguments that change the updates."""
 
@@ -109,6 +111,11 @@ if not KERAS_3:
     REFUSED["train_on_batch", "steps_per_execution"] = "`train_on_batch` requires steps_per_execution=1.*`fit`"
 
 
+@functools.cache
+def as_by_fit(option, broken=False):
+    return trained(option, "fit", BROKEN if broken else BATCHES)
+
+
 def trained(option, entry, batches=BATCHES):
     kind, run = (MultiHeadTrainer, by_fit) if entry == "fit" else ENTRIES[entry]
     trainer = made(option, kind)
@@ -121,22 +128,27 @@ def test_every_option_of_compile_is_here():
     assert {*UPDATES, *OTHERS} == set(parameters) - {"self", "others", "options_of_heads"}
 
 
-@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("option", UPDATES)
 def test_the_option_changes_what_is_trained(option):
-    pairs = zip(trained(option, "fit")[:6], trained(None, "fit")[:6])
+    pairs = zip(as_by_fit(option)[:6], as_by_fit(None)[:6])
     assert not all(np.allclose(one, other, rtol=1e-4) for one, other in pairs)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("option", [*UPDATES, *OTHERS])
+CASES = [(option, entry) for option in (*UPDATES, *OTHERS) for entry in ENTRIES]
+IN_GRAPHS = ("run_eagerly", "steps_per_execution", "jit_compile")  # tracing takes longer than all updates
+QUICK = [each for each in CASES if each[::-1] in REFUSED or (each[0] not in IN_GRAPHS and each[1] != "custom loop in a graph")]
+
+
+@pytest.mark.parametrize(
+    ("option", "entry"), [pytest.param(*each, marks=[] if each in QUICK else [pytest.mark.thorough]) for each in CASES]
+)
 def test_the_update_is_that_of_fit_or_an_error(option, entry):
     message = REFUSED.get((entry, option))
     if message is not None:
         with pytest.raises(ValueError, match=message):
             trained(option, entry)
         return
-    for one, other in zip(trained(option, entry), trained(option, "fit"), strict=True):
+    for one, other in zip(trained(option, entry), as_by_fit(option), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -159,7 +171,7 @@ def test_updates_that_are_not_finite_end_training_everywhere(option, entry):
     in_numbers = "not finite.*skipped in a row"  # in a graph of the user's
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"{option}|{in_numbers}"):
         trained(option, entry, BROKEN)
-    for one, other in zip(trained(None, entry, BROKEN), trained(None, "fit", BROKEN), strict=True):
+    for one, other in zip(trained(None, entry, BROKEN), as_by_fit(None, broken=True), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -179,5 +179,7 @@ def test_inputs_that_the_encoder_cannot_take(call):
 
 
 def test_an_optimizer_is_needed():
-    with pytest.raises(ValueError, match="`optimizer` must be a Keras optimizer or its name: .* Received: optimizer=None"):
+    with pytest.raises(
+        ValueError, match="`optimizer` must be a Keras optimizer, its name or its configuration; .* Received: optimizer=None"
+    ):
         made(optimizer=None)

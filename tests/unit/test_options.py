@@ -120,7 +120,7 @@ def test_the_optimizer_must_leave_clipping_to_the_trainer():
         check_optimizer(keras.optimizers.Adam(clipnorm=1.0))
     with pytest.raises(
         ValueError,
-        match="`optimizer` must be a Keras optimizer or its name: .*Received: optimizer='adem'. Did you mean 'adam'",
+        match="`optimizer` must be a Keras optimizer, its name or its configuration; .*Received: optimizer='adem'. Did you mean 'adam'",
     ):
         check_optimizer("adem")
 
