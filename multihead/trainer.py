@@ -231,6 +231,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         weight_decay: Any = 1.0,
         target_scaling: Any = None,
         trains_encoder: bool = True,
+        couples_rows: bool = False,
     ) -> None:
         """Adds a head. Afterwards, `compile` must be called (again).
 
@@ -239,9 +240,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
                 training and evaluation and `module.generate(representation)` in prediction. If its `call` has an argument
                 `step`, it gets the number of updates applied so far there in training.
-            loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element; see `multihead.losses`.
-                None: the output is predicted and exported, and its metrics are computed where there are targets, which it
-                does not need; but it is not trained.
+            loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
+                `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are
+                targets, which it does not need; but it is not trained.
             weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
                 that returns one. With a weight of 0 the head is idle.
             metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
@@ -263,6 +264,10 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 have the targets' own units (`docs/howto/units.md`).
             trains_encoder: Whether the encoder is trained by the head. With False the head is a probe: its module is trained
                 on the representation as it is, and nothing else changes because of it.
+            couples_rows: Whether the loss, or the module, compares the rows of a batch with each other: contrastive,
+                triplet, ranking and survival losses. Both then get the labelled rows of each batch, whole, and no others.
+                The loss may return one value per row, their mean, or a sum and a count. With `accumulate_steps`, too, only
+                rows of the same batch are compared.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
@@ -284,6 +289,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             weight_decay=weight_decay,
             target_scaling=target_scaling,
             trains_encoder=trains_encoder,
+            couples_rows=couples_rows,
         )
         if name in self.heads:
             raise ValueError(

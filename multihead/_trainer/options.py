@@ -220,6 +220,25 @@ def check_methods(kind: type, base: type) -> None:
         )
 
 
+def _check_coupled_rows(options: CompileOptions, heads: Sequence[Head], num_replicas: int) -> None:
+    """Checks that nothing splits the batches of heads that couple rows.
+
+    Raises:
+        ValueError: An option, or the strategy, splits them.
+    """
+    coupled = [head.name for head in heads if head.loss.couples_rows]
+    for name, number, remedy in (
+        ("micro_batches", options.micro_batches, "Leave it out"),
+        ("strategy", num_replicas, "Use one replica"),
+    ):
+        if coupled and number > 1:
+            raise ValueError(
+                f"`{name}` must not split the batches of head {quoted(coupled)}, whose rows are compared with each other "
+                f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
+                "`accumulate_steps`, which compares the rows of each batch."
+            )
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a user has decided about a trainer.
@@ -294,6 +313,7 @@ def check_compile(
     checked = options.checked([head.name for head in heads])
     if strategy.num_replicas_in_sync > 1 and not (options.run_eagerly or tf.config.functions_run_eagerly()):
         check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
+    _check_coupled_rows(checked, heads, strategy.num_replicas_in_sync)
     _warn_of_idle(checked, heads)
     check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
     return optimizer, checked

@@ -12,6 +12,7 @@ from multihead._trainer.trace import read_by_loss, trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions
 from multihead.heads import Head
+from multihead.heads._rows_apart import check_rows_apart
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,12 @@ def build_modules(
     for head in heads:
         head.loss.runs_eagerly = eagerly
         if head.name in traced.predictions and head.name in specs.targets:
-            found = traced.predictions[head.name]
-            head.build(specs.targets[head.name], found.spec)
-            read = read_by_loss(encoder, heads, head, specs.targets[head.name], found.spec, eagerly=eagerly)
+            is_new, targets, found = head.metrics is None, specs.targets[head.name], traced.predictions[head.name]
+            head.build(targets, found.spec)
+            read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
             traced.predictions[head.name] = found._replace(read_by_loss=read)
+            if is_new:
+                check_rows_apart(head, traced.representation, targets, found.spec)
     return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
 
 

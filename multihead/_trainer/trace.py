@@ -33,10 +33,12 @@ class Traced(NamedTuple):
     Attributes:
         predictions: By head name what an update must know of its predictions.
         num_leaves: The number of floating leaves of the representation.
+        representation: The specs of the representation; what is no dense tensor stays what it is.
     """
 
     predictions: dict[str, Predictions]
     num_leaves: int
+    representation: Any
 
 
 def trace_predictions(
@@ -116,7 +118,8 @@ class _Tracer:
                 else:
                     find_leaves, own = len(self._heads) > 1, head.like_scaled(targets.get(head.name))
                     found[head.name] = _trace_head(head, representation, own, find_leaves=find_leaves)
-        return Traced(found, len(representation.leaves))
+        specs = tf.nest.map_structure(_spec_of_rows, representation.nest)
+        return Traced(found, len(representation.leaves), specs)
 
     def _keep(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         """Keeps the variables of layers that live no longer than a call, so that they can be found."""
@@ -204,6 +207,11 @@ def _with_open_sizes(predictions: Predictions, sizes: set[int]) -> Predictions:
     """Predictions for a sample, as those for any batch: the sizes along the first axis, and these, are open."""
     shape = [None if i == 0 or size in sizes else size for i, size in enumerate(predictions.spec.shape)]
     return predictions._replace(spec=tf.TensorSpec(shape, predictions.spec.dtype))
+
+
+def _spec_of_rows(leaf: Any) -> Any:
+    is_dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if is_dense else leaf
 
 
 def _check_known(head: Head, known: Mapping[str, Any], targets: Mapping[str, Any]) -> None:

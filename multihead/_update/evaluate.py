@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground.gradients import computed_if
 from multihead._ground.where import where
 from multihead._update.added_losses import loss_of_call, loss_of_weights, sum_of
 from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
-from multihead._update.labels import Labels, count_labels
+from multihead._update.labels import Labels, count_labels, rows_for, with_counts
 from multihead._update.network import Network
 from multihead.heads import Head
 
@@ -64,6 +65,7 @@ def evaluate_batch(
     """
     representation = call_encoder(network.encoder, inputs, training=False)
     measure(network.measured, representation, measured)
+    labels = with_counts(network, inputs, labels)
     counts = count_labels(labels)
     active = (counts > 0) & (weights > 0)
     sums, added = list[Any](), [loss_of_call(network.encoder)]
@@ -71,10 +73,19 @@ def evaluate_batch(
         if of_head is None:
             sums.append(tf.constant(0.0))
             continue
-        predictions = head.predict(representation, of_head.targets, training=False)
-        sums.append(head.loss_sum(of_head.targets, predictions, of_head.weights))
-        head.update_metrics(of_head.in_units, predictions, of_head.weights)
-        of_module = loss_of_call(head.module)
+
+        def evaluated(head: Head = head, labels: Labels = of_head) -> list[Any]:
+            read, labels = rows_for(head, representation, labels)
+            predictions = head.predict(read, labels.targets, training=False)
+            head.update_metrics(labels.in_units, predictions, labels.weights)
+            return [head.loss_sum(labels.targets, predictions, labels.weights), loss_of_call(head.module)]
+
+        if head.loss.takes_labelled_rows:
+            scalar = tf.zeros([0], tf.int32)
+            loss_sum, of_module = computed_if(tf.reduce_any(of_head.weights > 0), evaluated, [scalar, scalar])
+        else:
+            loss_sum, of_module = evaluated()
+        sums.append(loss_sum)
         if of_module is not None:
             added.append(where(active[k], of_module, 0.0))
     added.append(loss_of_weights(network, active))

@@ -14,7 +14,7 @@ from multihead._ground.keras import Gradient
 from multihead._ground.layers import in_inference_mode
 from multihead._ground.where import where
 from multihead._update.added_losses import loss_of_call
-from multihead._update.labels import Labels
+from multihead._update.labels import Labels, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
@@ -117,8 +117,9 @@ def head_gradients(
     with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
         tape.watch(sources)
         with in_inference_mode(network.frozen_layers):
-            predictions = head.predict(representation.nest, labels.targets, training=True, step=factors.step)
-        losses = head.losses(labels.targets, predictions, labels.weights)
+            read, labels = rows_for(head, representation.nest, labels)
+            predictions = head.predict(read, labels.targets, training=True, step=factors.step)
+        losses, weights = head.losses(labels.targets, predictions, labels.weights)
         added_loss = loss_of_call(head.module)
 
     def gradients(loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
@@ -132,7 +133,7 @@ def head_gradients(
         )
 
     # Elements without a label have a weight of 0, so that nothing of their loss counts.
-    of_loss = gradients(losses, factors.scaled_up(factors.heads[k]) * labels.weights)
+    of_loss = gradients(losses, factors.scaled_up(factors.heads[k]) * weights)
     of_added = tf.nest.map_structure(lambda _: None, of_loss)
     if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
         added_factor = where(factors.heads[k] > 0, factors.added, 0.0)
@@ -153,7 +154,7 @@ def head_gradients(
             UserWarning,
             stacklevel=2,
         )
-    loss_sum = sum_of_losses(losses, labels.weights)
+    loss_sum = sum_of_losses(losses, weights)
     return HeadGradients(loss_sum=loss_sum, added_loss=added_loss, of_loss=of_loss, of_added=of_added)
 
 
@@ -201,7 +202,9 @@ def gradients_of_heads(
     def of_head(k: int, labels: Labels | None) -> HeadGradients | None:
         if labels is None:
             return None
-        compute = partial(head_gradients_if, active[k]) if conditional[k] else head_gradients
+        compute: Callable[..., HeadGradients] = head_gradients
+        if conditional[k]:
+            compute = partial(head_gradients_if, runs(network.heads[k], active[k], labels))
         return compute(network, k, representation, labels, factors)
 
     return [of_head(k, labels) for k, labels in enumerate(micro_batch.labels)]

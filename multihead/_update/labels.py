@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import keras_mask
+from multihead._ground.gradients import computed_if
+from multihead._ground.keras import keras_mask, with_keras_mask
 from multihead._ground.state import state_kept
 from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
+from multihead.heads import Head
+from multihead.heads._labels.missing import labelled_rows
 
 
 class Predictions(NamedTuple):
@@ -51,11 +54,13 @@ class Labels(NamedTuple):
         targets: The targets for the loss, without missing values.
         weights: The weight of each element, 0 if its label is missing.
         unscaled: The same targets in their own units, if the head has a scaling of targets.
+        counts: One number for each row, whose sum is the count that the loss returns; None if it returns none.
     """
 
     targets: tf.Tensor
     weights: tf.Tensor
     unscaled: tf.Tensor | None = None
+    counts: tf.Tensor | None = None
 
     @property
     def in_units(self) -> tf.Tensor:
@@ -77,7 +82,8 @@ def fully_labelled(
     found = []
     for head, of_head in zip(network.heads, predictions):
         name, spec = head.name, head.label_spec
-        if name not in batch.targets or name in batch.sample_weights or of_head.masked or spec.class_weight is not None:
+        weighs = name in batch.sample_weights or spec.class_weight is not None or head.loss.has_count
+        if name not in batch.targets or of_head.masked or weighs:
             found.append(False)
             continue
         targets = batch.targets[name]
@@ -137,9 +143,67 @@ def _prediction_masks(network: Network, predictions: Sequence[Predictions], batc
         ]
 
 
+def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) -> list[Labels | None]:
+    """Labels, with the counts of losses that return a sum and a count.
+
+    A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
+    unknown without them; their state is undone, as in `_prediction_masks`.
+
+    Args:
+        network: The encoder and the heads.
+        inputs: The batch's inputs.
+        labels: Each head's labels in the batch.
+    """
+    if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
+        return list(labels)
+    with state_kept((network.encoder, *(head.module for head in network.heads))):
+        representation = DetachedRepresentation(call_encoder(network.encoder, inputs, training=False)).nest
+
+        def counted(head: Head, labels: Labels | None) -> Labels | None:
+            if labels is None or not head.loss.has_count:
+                return labels
+
+            def count() -> list[Any]:
+                read, given = rows_for(head, representation, labels)
+                return [head.count(given.targets, head.predict(read, given.targets, training=False), given.weights)]
+
+            is_any = tf.reduce_any(labels.weights > 0)
+            total = computed_if(is_any, count, [tf.zeros([0], tf.int32)])[0]
+            return labels._replace(counts=total * tf.one_hot(0, tf.shape(labels.weights)[0]))
+
+        return [counted(head, each) for head, each in zip(network.heads, labels)]
+
+
+def rows_for(head: Head, representation: Any, labels: Labels) -> tuple[Any, Labels]:
+    """A representation and labels as a head gets them: without the rows that have no label, if it couples rows."""
+    if not head.loss.couples_rows:
+        return representation, labels
+    rows, size = labelled_rows(labels.weights), labels.weights.shape[0]
+
+    def gathered(tensor: Any) -> Any:
+        # What has another number of rows, or none, belongs to no example: prototypes, for one.
+        if not tf.is_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] != size:
+            return tensor
+        mask = keras_mask(tensor)
+        return with_keras_mask(tf.gather(tensor, rows), None if mask is None else tf.gather(mask, rows))
+
+    return tf.nest.map_structure(gathered, representation), Labels(*map(gathered, labels))
+
+
+def runs(head: Head, active: tf.Tensor, labels: Labels) -> tf.Tensor:
+    """Whether an active head runs on a micro-batch, a boolean scalar: a loss of labelled rows needs one."""
+    return active & tf.reduce_any(labels.weights > 0) if head.loss.takes_labelled_rows else active
+
+
 def count_labels(labels: Sequence[Labels | None]) -> tf.Tensor:
-    """`[num_heads]` sums of the weights of labelled elements."""
-    return tf.stack([tf.constant(0.0) if each is None else tf.reduce_sum(each.weights) for each in labels])
+    """`[num_heads]` denominators of losses: sums of the weights of labelled elements, or of the counts of losses."""
+
+    def count(labels: Labels | None) -> tf.Tensor:
+        if labels is None:
+            return tf.constant(0.0)
+        return tf.reduce_sum(labels.weights if labels.counts is None else labels.counts)
+
+    return tf.stack([count(each) for each in labels])
 
 
 class Counts(NamedTuple):

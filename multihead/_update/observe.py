@@ -10,6 +10,7 @@ from multihead._ground.gradients import computed_if
 from multihead._ground.layers import in_inference_mode
 from multihead._ground.method import Observation
 from multihead._update.encode import call_encoder
+from multihead._update.labels import rows_for, runs
 from multihead._update.micro_batches import MicroBatch, accumulate
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
@@ -56,13 +57,15 @@ def _loss_sums_after(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> tf
         for k, labels in enumerate(micro_batch.labels):
 
             def loss_sum(k: int = k, labels: Any = labels) -> list[Any]:
+                read, labels = rows_for(network.heads[k], representation, labels)
                 with in_inference_mode(network.frozen_layers):
                     head = network.heads[k]
-                    predictions = head.predict(representation, labels.targets, training=True, step=update.step)
+                    predictions = head.predict(read, labels.targets, training=True, step=update.step)
                 return [head.loss_sum(labels.targets, predictions, labels.weights)]
 
             scalar = [tf.constant([], tf.int32)]
-            sums.append(tf.constant(0.0) if labels is None else computed_if(active[k], loss_sum, scalar)[0])
+            condition = active[k] if labels is None else runs(network.heads[k], active[k], labels)
+            sums.append(tf.constant(0.0) if labels is None else computed_if(condition, loss_sum, scalar)[0])
         return tf.stack(sums)
 
     with tf.control_dependencies([applied, *before.values]):

@@ -15,7 +15,7 @@ from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size
 from multihead._update.broken import Broken
 from multihead._update.head_gradients import LossFactors
-from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels
+from multihead._update.labels import Labels, count_over_replicas, fully_labelled, read_labels, with_counts
 from multihead._update.loops import each
 from multihead._update.micro_batches import plus, split
 from multihead._update.network import Gradients
@@ -38,7 +38,8 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
 
     # 1. Labels: which elements count, over all batches and replicas.
     def labels_of(batch: Batch) -> list[Labels | None]:
-        return read_labels(network, spec.predictions, batch, check=spec.check_labels, complete=spec.complete)
+        labels = read_labels(network, spec.predictions, batch, check=spec.check_labels, complete=spec.complete)
+        return with_counts(network, batch.inputs, labels)
 
     labels, only_measured = each(labels_of, batches), each(spec.labels_measured, batches)
     counts = count_over_replicas(batches, labels)
@@ -142,4 +143,5 @@ def _may_be_idle(spec: UpdateSpec, batches: Sequence[Batch]) -> list[bool]:
     by_schedule = spec.may_be_idle or not spec.schedule.always_all
     weighted = {name for batch in batches for name in batch.sample_weights}
     heads = zip(spec.network.heads, spec.network.stateful)
-    return [by_schedule or head.name in weighted or is_stateful for head, is_stateful in heads]
+    in_doubt = [head.loss.has_count or head.loss.takes_labelled_rows for head in spec.network.heads]
+    return [by_schedule or head.name in weighted or stateful or own for (head, stateful), own in zip(heads, in_doubt)]

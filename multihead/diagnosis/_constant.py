@@ -119,7 +119,7 @@ def _least_loss(
     is_probability = low >= 0 and high <= 1 and all(((each >= 0) & (each <= 1)).all() for each in starts)
     is_row = is_probability and spec.shape[-1] != 1 and abs(smallest - 1) < 1e-3 and abs(largest - 1) < 1e-3
     link = tf.nn.softmax if is_row else tf.sigmoid if is_probability else tf.identity
-    merged = _merged(labels)
+    merged = labels if head.loss.couples_rows else _merged(labels)
 
     def loss(numbers: tf.Tensor) -> tf.Tensor:
         return _mean_loss(head, link(numbers), spec, merged)
@@ -183,8 +183,8 @@ def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> np.
 
 def _mean_loss(head: Head, constant: Any, spec: tf.TensorSpec, labels: Sequence[Labels]) -> tf.Tensor:
     """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
-    sums = [head.loss_sum(each.targets, _everywhere(constant, spec, each.targets), each.weights) for each in labels]
-    return tf.add_n(sums) / tf.add_n([tf.reduce_sum(each.weights) for each in labels])
+    seen = [(each.targets, _everywhere(constant, spec, each.targets), each.weights) for each in labels]
+    return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])
 
 
 def _tried(compute: Callable[[], tf.Tensor]) -> float:

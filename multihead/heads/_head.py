@@ -12,13 +12,20 @@ import tensorflow as tf
 
 from multihead import losses, scaling
 from multihead._ground.autograph import call_users
+from multihead._ground.errors import stop_unless
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
 from multihead._ground.validation import as_python, is_number, quoted
 from multihead._ground.where import where
 from multihead.heads._labels.checks import LabelSpec, check_specs
 from multihead.heads._labels.class_weights import ClassWeight
-from multihead.heads._labels.missing import mask_missing, with_same_sizes, with_valid_labels, without_class_weights
+from multihead.heads._labels.missing import (
+    labelled_rows,
+    mask_missing,
+    with_same_sizes,
+    with_valid_labels,
+    without_class_weights,
+)
 from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
 from multihead.heads._reads import check_reads, encode_reads, select
 from multihead.heads._scaling import Moments, TargetScaling
@@ -47,6 +54,7 @@ class Head:
         weight_decay: The factor of the optimizer's weight decay.
         target_scaling: How the targets are scaled for the loss, as `multihead.scaling.get` takes it.
         trains_encoder: Whether the encoder is trained by the head.
+        couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
 
     Raises:
         ValueError: `name` is invalid, a weight is negative or not finite, the loss or a metric is unknown, or the loss takes
@@ -70,6 +78,7 @@ class Head:
         weight_decay: Any = 1.0,
         target_scaling: Any = None,
         trains_encoder: bool = True,
+        couples_rows: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -82,6 +91,7 @@ class Head:
         self.module = module
         self.is_trained = loss is not None
         self.loss = losses.get(loss) if self.is_trained else no_loss()
+        self.loss.couples_rows = bool(couples_rows)
         self._weight = check_weight(weight)
         self._weight_variable: Any = None
         self.metric_specs = check_metrics(metrics, name)
@@ -118,6 +128,7 @@ class Head:
             "weight_decay": self.weight_decay != 1.0,
             "target_scaling": self.scaling is not None,
             "trains_encoder": not self.trains_encoder,
+            "couples_rows": self.loss.couples_rows,
         }
         names = [name for name, is_given in given.items() if is_given]
         if names:
@@ -232,6 +243,7 @@ class Head:
             "weight_decay": serialize(self.weight_decay),
             "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
             "trains_encoder": self.trains_encoder,
+            "couples_rows": self.loss.couples_rows,
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -369,27 +381,61 @@ class Head:
         """
         return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check, complete=complete)
 
-    def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """The loss of each element, float32, of the shape of the weights; see `sum_of_losses`.
+    def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The loss of each element and the elements' weights, float32; see `sum_of_losses`.
+
+        A loss that takes labelled rows gives values of these alone, of which there must be one, or their sum.
 
         Raises:
             ValueError: The predictions are no probabilities, which the loss takes; in a graph, when it runs.
         """
+        seen, predictions, weights = self._seen(targets, predictions, weights)
+        values = _like(weights, self.loss.values(seen, predictions), self.loss)
+        if self.loss.is_total:
+            weights = tf.ones([])
+        if self.checks_range:
+            values = with_checked_range(values, self.name, self.loss, predictions)
+        return values, weights
+
+    def count(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """The denominator of the loss, a float32 scalar; the arguments are those of `losses`.
+
+        Raises:
+            ValueError: The loss returns a count below 0, or one that is not finite; in a graph, when it runs.
+        """
+        if not self.loss.has_count:
+            return tf.reduce_sum(weights)
+        seen, predictions, weights = self._seen(targets, predictions, weights)
+        counts: Any = self.loss.terms(seen, predictions)[1]
+        counts = counts if self.loss.is_total else sum_of_losses(_like(weights, counts, self.loss), weights)
+        rule = f"`loss` of head {self.name!r} must return a sum and a finite count of at least 0. Received: a count of "
+        parts = [rule, counts, f" from {self.loss.name!r}. Correct the second result of the loss."]
+        with tf.control_dependencies(stop_unless((counts >= 0) & tf.math.is_finite(counts), lambda: parts)):
+            return tf.identity(counts)
+
+    def _seen(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Targets, predictions and weights as the loss gets them."""
         shape, over = with_columns(predictions.shape), self.loss.over
         num_axes = 1 if over is None else min(shape.rank - (over == CLASSES), predictions.shape.rank)
         seen = aligned(targets, shape, over)
         seen = with_same_sizes(seen, predictions, num_axes, self.label_spec.targets, "the head's predictions")
-        if self.loss.known is None and seen.dtype.is_floating:
+        if self.loss.takes_labelled_rows:
+            if in_xla():  # which miscalculates some reductions over a number of rows that depends on the data
+                raise ValueError(
+                    f"`jit_compile` must be False for head {self.name!r}, whose loss gets only the rows that have a label: "
+                    f"XLA cannot compile that. Received: the loss {self.loss.name!r}, compiled by XLA. Pass "
+                    "`jit_compile=False` to `compile`, or let the loss return one value, or a sum and a count, for each row."
+                )
+            rows = labelled_rows(weights)
+            gathered = (tf.gather(each, rows) for each in (seen, predictions, weights))
+            seen, predictions, weights = gathered
+        elif self.loss.known is None and seen.dtype.is_floating:
             seen = with_valid_labels(seen, weights)
-        values = self.loss.values(seen, predictions)
-        if over is None or values.shape.rank != weights.shape.rank or in_xla():
-            # XLA leaves that check out: there a reshape of another number of values fails.
-            values = tf.reshape(values, tf.shape(weights))
-        return with_checked_range(values, self.name, self.loss, predictions) if self.checks_range else values
+        return seen, predictions, weights
 
     def loss_sum(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
-        return sum_of_losses(self.losses(targets, predictions, weights), weights)
+        return sum_of_losses(*self.losses(targets, predictions, weights))
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
         """Adds the labelled elements to the metrics, without class weights.
@@ -404,6 +450,13 @@ class Head:
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
             metric.update(targets, predictions, weights)
+
+
+def _like(weights: tf.Tensor, values: tf.Tensor, loss: losses.ElementLoss) -> tf.Tensor:
+    """Values of a loss in the shape of the weights of elements; a number stays one."""
+    if loss.is_total or (loss.over is not None and values.shape.rank == weights.shape.rank and not in_xla()):
+        return values
+    return tf.reshape(values, tf.shape(weights))  # XLA leaves other checks out, but fails for another number of values
 
 
 def sum_of_losses(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ from multihead._ground.keras import are_probabilities, keras_mask, options_of, t
 from multihead._ground.names import did_you_mean, names_known_to
 from multihead._ground.numerics import unchecked
 from multihead._ground.validation import quoted
+from multihead._ground.where import where
 from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
 from multihead.losses._shapes import aligned, with_columns
 
@@ -82,6 +83,12 @@ class ElementLoss:
         original: The loss as passed by the user, for the configuration.
         known: The properties of the function, or None if it is not Keras's own. Its elements are then determined by its
             values: one per prediction, or one per row, step or example (the first axes of the predictions).
+
+    Attributes:
+        couples_rows: Whether a row's value depends on the other rows of its batch, so that it is called for all labelled
+            rows of a batch, and for nothing else.
+        is_total: Whether it gives one number for all rows; known once `value_rank` was called.
+        has_count: Whether it returns a sum and a count; known once `value_rank` was called.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class ElementLoss:
         self.ignore_label = ignore_label
         self.original = original
         self.known = known
+        self.couples_rows = self.is_total = self.has_count = False
         self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
         self._ranks: dict[Any, int] = {}
 
@@ -105,8 +113,13 @@ class ElementLoss:
         """What one value reads: `"elements"`, `"rows"` or `"classes"`; None if it is not known."""
         return None if self.known is None else self.known.over
 
+    @property
+    def takes_labelled_rows(self) -> bool:
+        """Whether it is called without the rows that have no label."""
+        return self.couples_rows or self.is_total
+
     def value_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
-        """The rank of the values: how many of the predictions' axes (at least two) tell elements apart.
+        """How many of the predictions' axes (at least two) tell elements apart: the rank of the values, or 1 for a number.
 
         Raises:
             ValueError: The loss cannot take such targets, reduces its values over the batch, or returns values that do not
@@ -127,9 +140,9 @@ class ElementLoss:
     def _found_rank(self, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> int:
         failures: list[Exception] = []
 
-        def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        def computed(targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
             try:
-                return self._computed(targets, predictions)
+                return self.terms(targets, predictions)
             except Exception as error:
                 failures.append(error)
                 raise
@@ -137,8 +150,10 @@ class ElementLoss:
         try:
             if self.runs_eagerly:
                 with unchecked():  # the loss of these zeros may be infinite
-                    return computed(*(_zeros(spec) for spec in (targets, predictions))).shape.rank
-            graph = graph_function(computed).get_concrete_function(targets, predictions)
+                    values, counts = computed(*(_zeros(spec) for spec in (targets, predictions)))
+            else:
+                graph = graph_function(computed).get_concrete_function(targets, predictions)
+                values, counts = graph.structured_outputs
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):
@@ -149,19 +164,29 @@ class ElementLoss:
                 f"{shapes[0]} and dtype {targets.dtype.name} for predictions of shape {shapes[1]}. Correct the loss, the "
                 f"targets, or the module's number of units. The loss says: {in_short(first)}"
             ) from error
-        return graph.structured_outputs.shape.rank
+        self.is_total, self.has_count = not values.shape.rank, counts is not None
+        return max(values.shape.rank, 1)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
 
+        If the loss gives one number for all rows, it is their sum.
+
         Raises:
             ValueError: The loss reduces its values over the batch, or they do not have the shape of elements.
         """
-        values = tf.cast(self._computed(targets, predictions), tf.float32)
+        values, _ = self.terms(targets, predictions)
+        if not values.shape.rank:
+            return values
         rank = with_columns(predictions.shape).rank
         return tf.expand_dims(values, -1) if self.over == ELEMENTS and values.shape.rank < rank else values
 
-    def _computed(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    def terms(self, targets: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Sums and their counts, float32; for counts of 1, None.
+
+        Raises:
+            ValueError: As for `values`.
+        """
         predictions = tf.convert_to_tensor(predictions)
         if predictions.dtype.is_floating and predictions.dtype not in (tf.float32, tf.float64):
             predictions = with_logits(lambda tensor: tf.cast(tensor, tf.float32), predictions)
@@ -175,17 +200,34 @@ class ElementLoss:
             targets = tf.cast(targets, predictions.dtype)
         if self.over == ELEMENTS and shape[-1] != 1:  # the mean over a last axis of one is the term itself
             targets, predictions = tf.expand_dims(targets, -1), with_logits(lambda t: tf.expand_dims(t, -1), predictions)
-        values = tf.convert_to_tensor(self._called(targets, predictions))
+        returned = self._called(targets, predictions)
+        pair = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned,)
+        values, *counts = (tf.convert_to_tensor(each) for each in pair)
+        mask = keras_mask(values)
+        if self.couples_rows and mask is not None and not counts:  # rows that Keras does not count either
+            values, counts, mask = where(mask, values, 0.0), [mask], None
         rank = values.shape.rank
-        if not rank or not values.shape.is_compatible_with(shape[:rank]) or keras_mask(values) is not None:
-            with_mask = "" if keras_mask(values) is None else " and a mask of their own"
+        is_one = rank == 0 and bool(counts or self.couples_rows)
+        fits = is_one or (rank and values.shape.is_compatible_with(shape[:rank]))
+        fits = fits and all(each.shape.rank == rank and each.shape.is_compatible_with(values.shape) for each in counts)
+        if not fits or mask is not None:
+            with_mask = "" if mask is None else " and a mask of their own"
+            with_mask += f" and counts of shape {counts[0].shape}" if counts else ""
+            with_mask += " from its own `__call__`" if isinstance(self._function, keras.losses.Loss) else ""
             raise ReductionError(
                 f"The loss {self.name!r} must give one value per element, that is, values of the shape of the predictions, "
                 f"{shape}, or of its first axes, and leave missing labels to `ignore_label`. Received: values of shape "
                 f"{values.shape}{with_mask} for targets of shape {targets.shape}. Do not reduce over the batch in the loss: "
-                "the trainer sums, counts and divides."
+                "the trainer sums, counts and divides. A loss with a denominator of its own returns a sum and a count, of "
+                "the same shape; for one that compares the rows of a batch, pass `couples_rows=True` to `add_head`."
             )
-        return values
+        values, counts = tf.cast(values, tf.float32), [tf.cast(each, tf.float32) for each in counts]
+        if is_one and not counts:  # the mean over the rows
+            values *= tf.cast(tf.shape(predictions)[0], tf.float32)
+        elif self.couples_rows and self.known is None and rank > 1:  # only rows as a whole have labels
+            reduce = tf.reduce_sum if counts else tf.reduce_mean
+            values, *counts = (reduce(each, axis=list(range(1, rank))) for each in (values, *counts))
+        return values, counts[0] if counts else None
 
     def _called(self, targets: tf.Tensor, predictions: tf.Tensor) -> Any:
         try:
@@ -231,11 +273,10 @@ def get(loss: Any) -> ElementLoss:
 
     Args:
         loss: A name such as `"sparse_categorical_crossentropy"`, a `keras.losses.Loss`, its configuration as a dict, or
-            a function `loss(y_true, y_pred)` that returns one value per element.
+            a function `loss(y_true, y_pred)` that returns one value per element, or a sum and a count.
 
     Raises:
-        ValueError: The name is unknown, a `Loss` has a reduction other than the mean or overrides `__call__`, or it compares
-            the examples of a batch with one another.
+        ValueError: The name is unknown, or a `Loss` sums over the batch.
         TypeError: `loss` is none of these.
     """
     original = loss
@@ -251,22 +292,20 @@ def get(loss: Any) -> ElementLoss:
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
     if isinstance(loss, keras.losses.Loss):
-        if type(loss).__call__ is not keras.losses.Loss.__call__:
-            raise ValueError(
-                "`loss` must not override `__call__`, which reduces over the batch: the trainer sums, counts and divides. "
-                f"Received: {type(loss).__name__}. Return one value per element from `call` instead."
-            )
         reduction = str(getattr(loss.reduction, "value", loss.reduction)).lower()
-        if reduction in ("sum", "none"):
+        if reduction == "sum":
             raise ValueError(
                 "`loss` must leave its reduction to the trainer, which divides each sum by its count once per update. "
-                f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out; to make a head count for "
-                "more, pass `weight=` to `add_head`."
+                f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out, or pass 'none'; to make "
+                "a head count for more, pass `weight=` to `add_head`."
             )
         if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
             return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
+        name = str(loss.name or type(loss).__name__)
+        if type(loss).__call__ is not keras.losses.Loss.__call__:  # which is what Keras calls, and need not use `call`
+            return ElementLoss(loss, name, None, original)
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
-        return ElementLoss(loss.call, str(loss.name), getattr(loss, "ignore_label", None), original, properties)
+        return ElementLoss(loss.call, name, getattr(loss, "ignore_label", None), original, properties)
     if is_keras(loss):
         return _of_keras(loss, loss.__name__, original, {})
     if callable(loss):
@@ -279,11 +318,6 @@ def get(loss: Any) -> ElementLoss:
 
 def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
     """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
-    if function.__name__ == "circle":
-        raise ValueError(
-            "`loss` must be a sum over examples, so that it does not depend on how a batch is split. Received: "
-            f"loss={original!r}, which compares each example with the others of its batch. Choose another loss."
-        )
     properties = known(function, options)
     ignored = options.pop("ignore_class", None)
     return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)

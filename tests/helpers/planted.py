@@ -163,7 +163,7 @@ class BatchSum(keras.losses.Loss):
 def summed(seed):
     """A head whose loss is summed over the batch."""
     x = inputs(seed)
-    trainer = trainer_of(encoder(), {"a": number(), "b": number(BatchSum(), weight=4.0)})
+    trainer = trainer_of(encoder(), {"a": number(), "b": number(BatchSum(), weight=4.0, couples_rows=True)})
     return trainer, batches(x, {"a": labels(x, seed), "b": labels(x, seed + 1)})
 
 

@@ -113,6 +113,11 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
             "Let the loss give one value per label."
         )
+    if spec.class_weight is not None and spec.loss.is_total:
+        raise ValueError(
+            f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each row. Received: "
+            f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
+        )
     is_row = seen.rank > rank
     number = shape[-1] if is_row or spec.loss.over == CLASSES else None
     if spec.class_weight is not None and number is not None and spec.class_weight.largest >= number:
@@ -208,6 +213,10 @@ def find_problems(
         broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))
         remedy = "A weight of 0 leaves an element out."
         problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
+        if spec.loss.is_total:
+            broken = both(both(considered, labelled), given != 1)
+            rule = f"{spec.weights} must be 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
+            problems.append(Problem(broken, given, rule, "Return an array with a value for each row, or a sum and a count."))
     return problems
 
 

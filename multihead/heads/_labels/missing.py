@@ -46,7 +46,7 @@ def mask_missing(
         considered = both(considered, given != 0)  # NaN is not 0
     problems = find_problems(spec, elements, lacking, considered, given, predictions) if check else []
     counted = both(labelled, considered if given is None else both(considered, given > 0))
-    weights = _weights(elements, counted, given)
+    weights = _weights(elements, counted, None if spec.loss.is_total else given)
     if spec.class_weight is not None:
         clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
         weights *= spec.class_weight.of(elements.classes(clean))
@@ -90,6 +90,11 @@ def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     valid = rows[tf.argmax(tf.concat([tf.reshape(weights, [-1]), [1e-30]], axis=0))]
     has_label = tf.reshape(weights > 0, tf.concat([tf.shape(weights), tf.ones_like(inner)], axis=0))
     return where(has_label, targets, valid)
+
+
+def labelled_rows(weights: tf.Tensor) -> tf.Tensor:
+    """The positions of the rows with a label, from the weights of the elements."""
+    return tf.where(tf.reduce_any(weights > 0, axis=list(range(1, weights.shape.rank))))[:, 0]
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,327 @@
+"""Losses and modules that compare the rows of a batch: they say so, and get the labelled rows, whole, and no others."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multihead import MultiHeadTrainer
+from tests.helpers import coupled, tiny
+from tests.helpers.cases import quick
+
+NAMES = sorted(coupled.COUPLED)
+QUICK = ("pairs_by_row", "Decorrelated", "batch_hard", "pairs")
+RATE = 0.1
+
+
+def units(name):
+    return 4 if name in coupled.CLASSES else 1
+
+
+def trainer_of(loss, module, compiled=None, optimizer=None, **options):
+    keras.utils.set_random_seed(3)
+    trainer = MultiHeadTrainer(keras.layers.Dense(6, activation="tanh"))
+    trainer.add_head("a", module, loss, **options)
+    trainer.compile(optimizer or keras.optimizers.SGD(RATE), **(compiled or {}))
+    return trainer
+
+
+def built(name, compiled=None, **options):
+    _, _, _, of_labels = coupled.data(name)
+    module = keras.layers.Dense(units(name))
+    return trainer_of(coupled.COUPLED[name], module, compiled, couples_rows=True, **of_labels, **options)
+
+
+def variables_of(trainer):
+    return [*trainer.encoder.trainable_variables, *trainer.heads["a"].module.trainable_variables]
+
+
+def after_a_step(trainer, parts, loss):
+    """The loss and the variables after one step by a tape, on the labelled rows of each part alone."""
+    variables = [tiny.tensor_variable(each) for each in variables_of(trainer)]
+    with tf.GradientTape() as tape:
+        found = [
+            coupled.total(loss, tf.constant(y[k]), trainer.heads["a"].module(trainer.encoder(x[k]))) for x, y, k in parts
+        ]
+        value = tf.add_n([each for each, _ in found]) / tf.add_n([count for _, count in found])
+    gradients = tape.gradient(value, variables)
+    return float(value), [v.numpy() - RATE * tf.convert_to_tensor(g).numpy() for v, g in zip(variables, gradients)]
+
+
+def assert_step(trainer, batches, parts, loss, logged="loss"):
+    """Fits one update, and compares it with the tape."""
+    trainer.heads["a"].module(trainer.encoder(parts[0][0]))  # builds both
+    value, wanted = after_a_step(trainer, parts, loss)
+    history = trainer.fit(batches, verbose=0, epochs=1).history
+    np.testing.assert_allclose(history[logged], [value], rtol=2e-5)
+    for one, other in zip(tiny.values(variables_of(trainer)), wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        9, sorted(NAMES, key=lambda name: name not in (*QUICK, "cox", "neighbours", "listwise", "compiled_cox", "circle"))
+    ),
+)
+def test_a_loss_that_compares_rows_says_so(name):
+    x, y, _, options = coupled.data(name)
+    trainer = trainer_of(coupled.COUPLED[name], keras.layers.Dense(units(name)), **options)
+    with pytest.raises(ValueError, match=r"`couples_rows=True`(?s:.)*add_head|couples_rows=True"):
+        trainer.fit(x, {"a": y}, verbose=0)
+
+
+@pytest.mark.parametrize("name", quick(4, sorted(NAMES, key=lambda name: name not in QUICK)))
+def test_it_gets_the_labelled_rows_alone(name):
+    x, y, labelled, _ = coupled.data(name)
+    trainer = built(name)
+    data = tf.data.Dataset.from_tensors((x, {"a": y}))
+    assert_step(trainer, data, [(x, y, labelled)], coupled.COUPLED[name])
+    found = trainer.evaluate(x, {"a": y}, batch_size=len(x), verbose=0, return_dict=True)
+    p = trainer.heads["a"].module(trainer.encoder(x[labelled]))
+    total, count = coupled.total(coupled.COUPLED[name], tf.constant(y[labelled]), p)
+    np.testing.assert_allclose(found["a_loss"], float(total / count), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", quick(2, ["cox", "pairs", "correlation", "batch_hard", "pairs_by_row"]))
+def test_accumulated_batches_add_their_sums_and_counts(name):
+    parts = [coupled.data(name, rows, seed=rows)[:3] for rows in (9, 14)]
+    data = tf.data.Dataset.from_generator(
+        lambda: ((x, {"a": y}) for x, y, _ in parts),
+        output_signature=(tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None], parts[0][1].dtype)}),
+    )
+    trainer = built(name, {"accumulate_steps": 2, "balancer": "EqualNorms"})
+    assert_step(trainer, data.apply(tf.data.experimental.assert_cardinality(2)), parts, coupled.COUPLED[name], "a_loss")
+
+
+@pytest.mark.parametrize("name", quick(1, ["cox", "pairs"]))
+@pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eagerly", "xla"])
+def test_eagerly_and_by_xla(name, options):
+    x, y, labelled, _ = coupled.data(name)
+    data = tf.data.Dataset.from_tensors((x, {"a": y}))
+    if "jit_compile" not in options:
+        assert_step(built(name, options), data, [(x, y, labelled)], coupled.COUPLED[name])
+        return
+    with pytest.raises(ValueError, match="`jit_compile` must be False for head 'a'.*Received: the loss.*one value"):
+        built(name, options).fit(data, verbose=0)
+
+
+def test_rows_without_labels_and_batches_without_any():
+    x, y, _, _ = coupled.data("cox")
+    trainer = built("cox")
+    before = tiny.values(variables_of(trainer)) if trainer.built else None
+    trainer.fit(x, {"a": y}, sample_weight={"a": np.ones(16, "float32")}, batch_size=16, verbose=0)
+    before = tiny.values(variables_of(trainer))
+    nothing = tf.data.Dataset.from_tensors((x, {"a": np.full(16, np.nan, "float32")}))
+    with pytest.warns(RuntimeWarning, match="none of the scheduled heads had labels"):
+        trainer.fit(nothing, verbose=0)
+    for one, other in zip(tiny.values(variables_of(trainer)), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.isnan(trainer.evaluate(nothing, verbose=0, return_dict=True)["a_loss"])
+
+
+def test_sample_weights_weigh_values_of_rows_and_leave_rows_out():
+    x, y, labelled, _ = coupled.data("cox")
+    weights = np.random.default_rng(2).integers(0, 3, 16).astype("float32")
+    trainer = built("cox")
+    trainer.fit(x, {"a": y}, verbose=0)
+    found = trainer.evaluate(x, {"a": y}, sample_weight={"a": weights}, batch_size=16, verbose=0, return_dict=True)
+    kept = labelled & (weights > 0)
+    values = coupled.cox(tf.constant(y[kept]), trainer.heads["a"].module(trainer.encoder(x[kept]))).numpy()
+    np.testing.assert_allclose(found["a_loss"], (weights[kept] * values).sum() / weights[kept].sum(), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["correlation", "pairs"])
+def test_one_number_for_all_rows_cannot_be_weighted(name):
+    x, y, labelled, _ = coupled.data(name)
+    trainer = built(name)
+    with pytest.raises(ValueError, match=r"`sample_weights\['a'\]` must be 0 or 1.*one number for all rows.*Received: 2"):
+        trainer.fit(x, {"a": y}, sample_weight={"a": np.full(16, 2, "float32")}, verbose=0)
+    weights = (np.arange(16) < 9).astype("float32")
+    found = trainer.evaluate(x, {"a": y}, sample_weight={"a": weights}, batch_size=16, verbose=0, return_dict=True)
+    kept = labelled & (weights > 0)
+    total, count = coupled.total(
+        coupled.COUPLED[name], tf.constant(y[kept]), trainer.heads["a"].module(trainer.encoder(x[kept]))
+    )
+    np.testing.assert_allclose(found["a_loss"], float(total / count), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"micro_batches": 2},
+            "`micro_batches` must not split the batches of head 'a'.*Received: 2 parts.*accumulate_steps",
+        ),
+        ({"balancer": "SDMGrad", "balance_at": "parameters"}, "`balancer` must not split the batches of head 'a'"),
+    ],
+)
+def test_what_splits_a_batch_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        built("cox", options)
+
+
+def test_replicas_are_refused(two_replicas):
+    with two_replicas.scope(), pytest.raises(ValueError, match="`strategy` must not split.*Use one replica"):
+        built("cox")
+
+
+class Triplets(keras.layers.Layer):
+    """Batch-hard triplets of the representation, by the labels that it reads."""
+
+    def call(self, h, y):
+        return coupled.batch_hard(y, h)[:, None]
+
+    def generate(self, h):
+        return h
+
+
+class Agreement(keras.layers.Layer):
+    """The probability that a row's other view is its own, among those of all rows."""
+
+    def call(self, h):
+        one, other = tf.split(h, 2, axis=-1)
+        logits = tf.matmul(one, other, transpose_b=True)
+        return -tf.linalg.diag_part(tf.nn.log_softmax(logits))[:, None]
+
+
+def as_it_is(_, p):
+    return p
+
+
+@pytest.mark.parametrize(("module", "reads_labels"), [(Triplets, True), (Agreement, False)])
+def test_a_module_that_compares_rows(module, reads_labels):
+    x, y, labelled, options = coupled.data("batch_hard")
+    options["teacher_forcing"] = reads_labels
+    with pytest.raises(ValueError, match="whose value, with the module, for a row changes.*couples_rows=True"):
+        trainer_of(as_it_is, module(), **options).fit(x, {"a": y}, verbose=0)
+    trainer = trainer_of(as_it_is, module(), couples_rows=True, metrics=["mean_absolute_error"], **options)
+    trainer.fit(x, {"a": y}, verbose=0)
+    found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
+    h = trainer.encoder(x[labelled])
+    values = module()(h, tf.constant(y[labelled])) if reads_labels else module()(h)
+    np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
+    errors = np.abs(np.ravel(values) - y[labelled])
+    np.testing.assert_allclose(found["a_mean_absolute_error"], errors.mean(), rtol=2e-5)
+
+
+def test_masks_and_what_belongs_to_no_row_pass_through():
+    class Encoder(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(6)
+            self.anchors = self.add_weight(shape=(7, 6), initializer="ones", name="anchors")
+
+        def call(self, x):
+            return {"rows": self.dense(x), "anchors": tf.convert_to_tensor(self.anchors) * 1.0}
+
+    class Head(keras.layers.Layer):
+        def call(self, h):
+            return tf.reduce_sum(h["rows"][:, None] * h["anchors"][None], axis=[1, 2])[:, None]
+
+    x, y, labelled, _ = coupled.data("cox")
+    trainer = MultiHeadTrainer(Encoder())
+    trainer.add_head("a", Head(), coupled.cox, couples_rows=True)
+    trainer.compile("sgd")
+    trainer.fit(x, {"a": y}, verbose=0)
+    found = trainer.evaluate(x, {"a": y}, batch_size=16, verbose=0, return_dict=True)
+    values = coupled.cox(tf.constant(y[labelled]), Head()(trainer.encoder(tf.constant(x[labelled]))))
+    np.testing.assert_allclose(found["a_loss"], tf.reduce_mean(values), rtol=2e-5)
+
+
+def gaussian(y, p):
+    mean, deviation = tf.split(p, 2, axis=-1)
+    return tf.reduce_sum(((y - mean) * tf.exp(-deviation)) ** 2 / 2 + deviation, axis=-1)
+
+
+def quantiles(y, p):
+    error = y - p
+    return tf.maximum(0.9 * error, -0.1 * error)
+
+
+def gathered(y, p):
+    p = tf.math.log(tf.nn.softmax(p))
+    return -tf.gather(p, tf.cast(tf.reshape(y, [-1]), tf.int32), batch_dims=1)
+
+
+def by_step(y, p):
+    return tf.reduce_mean(tf.abs(y - p), axis=-1)
+
+
+def along_time(y, p):  # compares the steps of a row, not the rows
+    return tf.reduce_mean((p[:, 1:] - p[:, :-1] - y[:, 1:] + y[:, :-1]) ** 2, axis=[1, 2])
+
+
+def strict(y, p):
+    with tf.control_dependencies([tf.debugging.assert_less(tf.abs(y), 0.5)]):  # which made-up rows break
+        return (y - p) ** 2
+
+
+def noisy(y, p):
+    return (y - p + tf.random.normal(tf.shape(p))) ** 2
+
+
+def ordered(y, p):  # an `if` on a tensor
+    if tf.reduce_sum(y) > 1e9:
+        return tf.abs(y - p)
+    return (y - p) ** 2
+
+
+@tf.function
+def compiled(y, p):
+    return (y - p) ** 2
+
+
+INDEPENDENT = [
+    (gaussian, (), 2),
+    (quantiles, (), 1),
+    (gathered, (), 3),
+    (by_step, (4,), 2),
+    (along_time, (4,), 2),
+    (strict, (), 1),
+    (noisy, (), 1),
+    (ordered, (), 1),
+    (compiled, (), 1),
+    (lambda y, p: tf.nn.sigmoid_cross_entropy_with_logits(tf.clip_by_value(y, 0.0, 1.0), p), (), 3),
+    (keras.losses.CosineSimilarity(axis=1), (), 4),
+]
+
+
+@pytest.mark.parametrize(("loss", "steps", "width"), INDEPENDENT)
+def test_a_loss_of_independent_rows_is_accepted(loss, steps, width):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, *steps, 5)).astype("float32")
+    y = rng.uniform(0, 0.4, (8, *steps, 1 if loss in (gaussian, gathered) else width)).astype("float32")
+    if loss is ordered and keras.__version__ >= "3":
+        pytest.skip("Keras 3 does not convert such an `if`")
+    trainer = trainer_of(loss, keras.Sequential([keras.layers.Dense(width), keras.layers.BatchNormalization()]))
+    assert np.isfinite(trainer.fit(x, {"a": y}, verbose=0).history["loss"]).all()
+
+
+def test_trying_out_leaves_variables_and_global_random_numbers_alone():
+    calls = tf.Variable(0)
+
+    def counted(y, p):
+        calls.assign_add(1)
+        return (y - p) ** 2
+
+    trainer = trainer_of(counted, keras.layers.Dense(1))
+    x = np.ones((8, 5), "float32")
+    before = np.random.get_state()[1].copy()
+    trainer.compute_gradients((x, {"a": np.ones((8, 1), "float32")}))
+    np.testing.assert_array_equal(np.random.get_state()[1], before)
+    assert int(calls) == 1
+
+
+def test_it_is_saved(tmp_path):
+    keras.saving.register_keras_serializable("coupled")(coupled.cox)
+    x, y, labelled, _ = coupled.data("cox")
+    trainer = built("cox")
+    trainer.fit(x, {"a": y}, verbose=0)
+    trainer.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (trainer, loaded):
+        each.fit(x, {"a": y}, verbose=0)
+    np.testing.assert_allclose(*(tiny.values(variables_of(each))[0] for each in (trainer, loaded)), atol=1e-6)
