@@ -13,6 +13,7 @@ from typing import Any as _Any
 from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
 from multihead._ground.autograph import mark_functions as _mark_functions
 from multihead._version import __version__
+from multihead.heads import Head
 from multihead.heads._labels.class_weights import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
@@ -24,6 +25,7 @@ if _TYPE_CHECKING:  # the names of `_LATER`
 
 __all__ = [
     "ByPath",
+    "Head",
     "LayerwiseDecay",
     "MultiHeadTrainer",
     "Stages",

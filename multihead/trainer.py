@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -73,8 +74,10 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import AbstractClipping
 from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads._head import Head, weigh_classes
+from multihead.heads import Head, NamedHead
 from multihead.heads._metrics import check_apart
+from multihead.heads._named import weigh_classes
+from multihead.heads._value import check_heads, value_of
 from multihead.heads._weights import Weight, check_weight, is_zero
 from multihead.telemetry import LogMetrics, with_report
 
@@ -96,6 +99,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         encoder: A Keras layer or model, `inputs -> representation`. The representation is a tensor or any nest of tensors.
             Heads receive it with its floating-point leaves detached; integer and boolean leaves (masks, lengths) pass
             through.
+        heads: The heads by name; more can be added by `add_head`.
         name: Name of the model.
 
     A batch is `(inputs, targets)` or `(inputs, targets, sample_weights)`; `targets` and `sample_weights` are dicts by head
@@ -103,12 +107,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     NaN, or if its sample weight is 0. A head without labels in an update is idle and does not change.
 
     Raises:
-        TypeError: `encoder` is not callable.
+        TypeError: `encoder` is not callable, or `heads` is not a dict of `Head` by name.
 
     Example:
-        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"))
         >>> price = keras.layers.Dense(3, activation="softmax")
-        >>> trainer.add_head("price", price, "sparse_categorical_crossentropy")
+        >>> heads = {"price": Head(price, "sparse_categorical_crossentropy")}
+        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"), heads)
         >>> trainer.add_head("size", keras.layers.Dense(1), "mse", weight=0.5)
         >>> trainer.compile("adam")
     """
@@ -116,7 +120,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     train_function: Any
     test_function: Any
 
-    def __init__(self, encoder: Callable[[Any], Any], *, name: str | None = None) -> None:
+    def __init__(
+        self, encoder: Callable[[Any], Any], heads: Mapping[str, Head] | None = None, *, name: str | None = None
+    ) -> None:
         if not callable(encoder):
             raise TypeError(
                 f"`encoder` must be a Keras layer or model. Received: encoder={encoder!r}. "
@@ -139,6 +145,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._session: FitSession | None = None
         self._idle = IdleHeads()
         self._optimizer_of_model = Untracked(None)
+        added = [head.named(name) for name, head in check_heads(heads).items()]
+        if added:
+            self._add_heads(added)
 
     @classmethod
     def from_model(cls, model: keras.Model, *, representation: str | Sequence[str] | None = None) -> MultiHeadTrainer:
@@ -173,18 +182,17 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         parts = parts_of(model, representation)
         compiled = compiled_of(model, list(parts.heads))
-        trainer = cls(parts.encoder, name=model.name)
+        heads = {name: Head(module, reads=reads, **compiled[name]) for name, (module, reads) in parts.heads.items()}
+        trainer = cls(parts.encoder, heads, name=model.name)
         trainer._optimizer_of_model = Untracked(optimizer_of(model))
-        for name, (module, reads) in parts.heads.items():
-            trainer.add_head(name, module, reads=reads, **compiled[name])
         return trainer
 
     # ------------------------------------------------------------------------------------------- heads and options
 
     @property
-    def heads(self) -> dict[str, Head]:
-        """The registered heads by name, in the order in which they were added."""
-        return {head.name: head for head in self._setup.heads}
+    def heads(self) -> Mapping[str, Head]:
+        """The heads by name, in the order in which they were added: values, with the present weights and scalings."""
+        return MappingProxyType({head.name: value_of(head) for head in self._setup.heads})
 
     @property
     def update_count(self) -> Any:
@@ -225,49 +233,31 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
-        class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
-        learning_rate: Any = 1.0,
-        weight_decay: Any = 1.0,
+        class_weight: Mapping[int, float] | None = None,
         target_scaling: Any = None,
         trains_encoder: bool = True,
         couples_rows: bool = False,
+        learning_rate_multiplier: Any = 1.0,
+        weight_decay_multiplier: Any = 1.0,
     ) -> None:
-        """Adds a head. Afterwards, `compile` must be called (again).
+        """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
         Args:
             name: The key of the head's targets, sample weights and logs.
-            module: Called as `module(representation)` or, with `teacher_forcing`, as `module(representation, targets)` in
-                training and evaluation and `module.generate(representation)` in prediction. If its `call` has an argument
-                `step`, it gets the number of updates applied so far there in training.
-            loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
-                `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are
-                targets, which it does not need; but it is not trained.
-            weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
-                that returns one. With a weight of 0 the head is idle.
-            metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.
+            module: As in `Head`, as are all others.
+            loss: A Keras loss, or None for an output that is predicted and measured, but not trained.
+            weight: How much the head's loss counts.
+            metrics: Keras metrics or their names.
             teacher_forcing: Whether the module reads its targets.
             ignore_label: The label of elements whose label is missing; NaN always means missing.
-            class_weight: Weights of the labels by class number, in training and evaluation; 1 for a class without one.
-                `multihead.class_weights(labels)` balances the classes. Metrics are not weighted by class.
-            reads: The part of the representation that is passed to the module. None: all of it; a key or index of a dict,
-                tuple or list: that entry; a tuple of keys: a path into a nest, so that `reads=("states", 0)` passes
-                `representation["states"][0]`; a list of these: a list of the parts.
-            learning_rate: The factor of every step that is applied to the module's variables, weight decay included. A
-                number, of which 0 freezes the module; a function of the step; `LayerwiseDecay`, `ByPath` or `Stages`. The
-                encoder's variables have the factor of `compile(encoder_learning_rate=)` even if the module contains them;
-                variables that several heads share have the largest of their factors.
-            weight_decay: The factor of the optimizer's `weight_decay` for the module's variables, in the same forms.
-            target_scaling: How targets such as prices and durations are scaled: `"standardize"`, `"log"`, one of
-                `multihead.scaling`, or a Keras layer that can be inverted. The first `fit` learns the numbers from the
-                labels of its training data. The loss and the module have scaled targets; predictions, metrics and exports
-                have the targets' own units (`docs/howto/units.md`).
-            trains_encoder: Whether the encoder is trained by the head. With False the head is a probe: its module is trained
-                on the representation as it is, and nothing else changes because of it.
-            couples_rows: Whether the loss, or the module, compares the rows of a batch with each other: contrastive,
-                triplet, ranking and survival losses. Both then get the labelled rows of each batch, whole, and no others.
-                The loss may return one value per row, their mean, or a sum and a count. With `accumulate_steps`, too, only
-                rows of the same batch are compared.
+            reads: The part of the representation that is passed to the module.
+            class_weight: Weights of the labels by class number.
+            target_scaling: How the targets are scaled for the loss.
+            trains_encoder: Whether the encoder is trained by the head.
+            couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
+            learning_rate_multiplier: The factor of every step that is applied to the module's variables.
+            weight_decay_multiplier: The factor of the optimizer's `weight_decay` for them.
 
         Raises:
             ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
@@ -275,7 +265,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             TypeError: An argument has the wrong type.
         """
         self._refuse_in_fit("add_head")
-        head = Head(
+        head = NamedHead(
             name,
             module,
             loss,
@@ -283,25 +273,28 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             metrics=metrics,
             teacher_forcing=teacher_forcing,
             ignore_label=ignore_label,
-            class_weight=class_weight,
             reads=reads,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
+            class_weight=class_weight,
             target_scaling=target_scaling,
             trains_encoder=trains_encoder,
             couples_rows=couples_rows,
+            learning_rate_multiplier=learning_rate_multiplier,
+            weight_decay_multiplier=weight_decay_multiplier,
         )
-        if name in self.heads:
-            raise ValueError(
-                f"`name` must be new. Received: name={name!r}; the heads are {quoted(self.heads)}. Choose another name."
-            )
-        heads = (*self._setup.heads, head)
+        if name in self._setup.all_names:
+            names = quoted(self._setup.all_names)
+            raise ValueError(f"`name` must be new. Received: name={name!r}; the heads are {names}. Choose another name.")
+        self._add_heads([head])
+
+    def _add_heads(self, added: Sequence[NamedHead]) -> None:
+        heads = (*self._setup.heads, *added)
         check_apart([(each.name, each.metric_specs) for each in heads])
         unlock(self)
-        if isinstance(module, (keras.layers.Layer, tf.Module)):
-            setattr(self, HEAD + name, module)
-        if head.scaling is not None:
-            setattr(self, SCALING + name, head.scaling)
+        for head in added:
+            if isinstance(head.module, (keras.layers.Layer, tf.Module)):
+                setattr(self, HEAD + head.name, head.module)
+            if head.scaling is not None:
+                setattr(self, SCALING + head.name, head.scaling)
         self._change_heads(heads)
 
     def drop_head(self, name: str) -> None:
@@ -316,7 +309,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             ValueError: There is no head with this name.
         """
         self._refuse_in_fit("drop_head")
-        check_choice("name", name, list(self.heads))
+        check_choice("name", name, self._setup.all_names)
         unlock(self)
         self._shapes = self._shapes.without(name)
         self._change_heads(tuple(head for head in self._setup.heads if head.name != name))
@@ -338,7 +331,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             ValueError: There is no such head, its weight is a function of the step, or `value` is negative or not finite.
         """
         check_choice("name", name, self._setup.names)
-        if self.heads[name].has_weight_function:
+        if self._setup.head(name).has_weight_function:
             raise ValueError(
                 f"`name` must be a head whose weight is a number. Received: name={name!r}, whose weight is a function of "
                 "the step. Add the head with `weight=1.0`, and set its weight from then on."
@@ -624,7 +617,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             "return_dict": return_dict,
             **kwargs,
         }
-        call = read_evaluate(given, list(self.heads))
+        call = read_evaluate(given, self._setup.all_names)
         if session is not None and session.replay is not None and call.data.is_arrays:
             return {}  # the validation of an epoch before the place of the checkpoint
         self._build_for(call.data)
@@ -724,7 +717,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             )
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
-        data = self._checked_for_xla(read_arrays(x, y, sample_weight, list(self.heads)))
+        data = self._checked_for_xla(read_arrays(x, y, sample_weight, self._setup.all_names))
         session = self._session
         if class_weight is not None:
             self._build_for(data)
@@ -751,7 +744,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._assert_ready("test_on_batch")
         check_one_step(self, "test_on_batch")
         check_known(self._setup.heads, "test_on_batch")
-        data = self._checked_for_xla(read_arrays(x, y, sample_weight, list(self.heads)))
+        data = self._checked_for_xla(read_arrays(x, y, sample_weight, self._setup.all_names))
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -938,7 +931,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         self._assert_ready("diagnose")
         limit = check_positive_whole("batches", batches)
-        data = read_batches(x, y, sample_weight, list(self.heads), batch_size)
+        data = read_batches(x, y, sample_weight, self._setup.all_names, batch_size)
         prepared = [self._prepared(batch) for batch in itertools.islice(data, limit)]
         if not prepared:
             raise ValueError("`x` must contain at least one batch. Received: none. Pass batches as for `fit`.")
@@ -1018,13 +1011,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 `postprocess` is invalid.
             TypeError: An argument has the wrong type.
         """
-        names = heads_to_export(heads, list(self.heads), self._shapes.predictions)
-        check_known([self.heads[name] for name in names], "export")
+        names = heads_to_export(heads, self._setup.all_names, self._shapes.predictions)
+        check_known([self._setup.head(name) for name in names], "export")
         encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
         export_heads(
             filepath,
             self.encoder,
-            [self.heads[name] for name in names],
+            [self._setup.head(name) for name in names],
             encoder_specs,
             by_head=heads is None or len(names) > 1,
             preprocess=preprocess,
@@ -1035,7 +1028,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments and the heads."""
-        return saving.encode_trainer(self.name, self.encoder, self.heads)
+        return saving.encode_trainer(self.name, self.encoder, self._setup.heads)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -1047,14 +1040,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         super().save_own_variables(store)
         if self._session is None:
             draw_from_variables(self)
-        saving.save_variables(self.encoder, self.heads, store)
+        saving.save_variables(self.encoder, self._setup.heads, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` saved."""
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
         if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
             draw_from_variables(self)
-        saving.load_variables(self.encoder, self.heads, store)
+        saving.load_variables(self.encoder, self._setup.heads, store)
         load_as_arrays(self.metrics)  # Keras loads these next
 
     def get_build_config(self) -> dict[str, Any]:
@@ -1080,18 +1073,18 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- what changes, and when
 
-    def _change_heads(self, heads: tuple[Head, ...]) -> None:
+    def _change_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces the heads, keeps their weights in saved variables, and drops what depends on the heads."""
         with self.distribute_strategy.scope():
             replace_layers(self, head_weights=kept_weights([head for head in heads if head.is_trained]))
         self._forget()
         self._setup = Setup(heads)
 
-    def _rescale_heads(self, heads: tuple[Head, ...]) -> None:
+    def _rescale_heads(self, heads: tuple[NamedHead, ...]) -> None:
         """Replaces heads by the same ones with other scalings of their targets."""
         unlock(self)
         for head in heads:
-            if head.scaling is not self.heads[head.name].scaling:
+            if head.scaling is not self._setup.head(head.name).scaling:
                 remove_layer(self, SCALING + head.name)
                 if head.scaling is not None:
                     setattr(self, SCALING + head.name, head.scaling)
@@ -1167,7 +1160,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if self._shapes.specs is not None and self._built is None:
             self._build(self._shapes.specs)
 
-    def _spec_of(self, heads: Sequence[Head], options: CompileOptions) -> UpdateSpec:
+    def _spec_of(self, heads: Sequence[NamedHead], options: CompileOptions) -> UpdateSpec:
         """How updates of built heads are computed."""
         return build_spec(
             encoder=self.encoder,
@@ -1193,7 +1186,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Builds what data require, if it is known before the first batch."""
         if data.specs is None:
             return
-        names = list(self.heads)
+        names = self._setup.all_names
         batch = unpack(data.specs, names)
         if every_head:
             check_every_head(batch.targets, self._setup.trained)
@@ -1206,7 +1199,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def _unpack(self, data: Any, *, every_head: bool = False) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
-        names = list(self.heads)
+        names = self._setup.all_names
         # Keras 3 passes the arrays of `train_on_batch` on if it runs eagerly.
         batch: Batch = as_tensors(unpack(data, names))
         if every_head:
@@ -1232,7 +1225,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _fit(self, given: dict[str, Any], options: CompileOptions, opening: Opening | None) -> Any:
         """A call of `fit` whose folder, if it has a checkpoint, is open."""
         class_weight = given.pop("class_weight", None)
-        call = read_fit(given, list(self.heads))
+        call = read_fit(given, self._setup.all_names)
         ahead = 0 if opening is not None and call.is_made_by_python else 1
         call = self._prepare(call if opening is None else call.drawing_from(opening.stream))
         are_checked = call.data.labels_are_checked and class_weight is None
@@ -1240,7 +1233,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         start = None if opening is None else opening.begin(self, call)
         call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
         spec = None if self._built is None else self._built.spec
-        lesson.learn(list(self.heads), spec, self.distribute_strategy, eagerly=self._runs_eagerly)
+        lesson.learn(self._setup.all_names, spec, self.distribute_strategy, eagerly=self._runs_eagerly)
         tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
         validates = call.validation is not None
         is_ours = type(self).train_step is MultiHeadTrainer.train_step  # another one may change labels, or log by itself
@@ -1314,7 +1307,9 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """The data, with labels checked that training steps cannot check, or not as early."""
         if not self._assert_ready("fit").check_labels:
             return data
-        return with_checked_labels(data, self.heads, self._shapes, in_xla=bool(self.jit_compile), **options)
+        return with_checked_labels(
+            data, {head.name: head for head in self._setup.heads}, self._shapes, in_xla=bool(self.jit_compile), **options
+        )
 
     def _checked_for_xla(self, data: Data) -> Data:
         """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from multihead._display.drawing import GREY, colour, new_figure, title
 from multihead._display.extras import needed
-from multihead._display.summary import balancing_of, parts_of, update_of, weight_of
+from multihead._display.summary import balancing_of, loss_of, parts_of, update_of, weight_of
 
 WIDTH, HEIGHT, GAP = 2.6, 0.8, 0.35
 
@@ -57,7 +57,7 @@ def _draw_head(axis: Any, found: Any, head: Any, node: tuple[float, float], bott
     if head.reads is not None:
         axis.text(left - 0.1, centre + 0.08, _short(repr(head.reads)), ha="right", va="bottom", fontsize=8, color=GREY)
     _box(axis, (left, bottom), HEIGHT, found.name, f"{found.kind}, {found.in_words}", edge=edge)
-    loss, right = f"{head.loss.name}\nweight {weight_of(head)}" if head.is_trained else "not trained", left + WIDTH
+    loss, right = f"{loss_of(head)}\nweight {weight_of(head)}" if head.loss is not None else "not trained", left + WIDTH
     axis.annotate(loss, (right, centre), (right + 0.5, centre), va="center", fontsize=9, arrowprops=_arrow(GREY, "<-"))
 
 

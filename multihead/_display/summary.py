@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from multihead import losses
 from multihead._display.tables import as_text
 from multihead._ground.keras import renamed
 
@@ -64,7 +65,7 @@ def _size(variable: Any) -> int:
 def parts_of(trainer: Any) -> list[Part]:
     """The encoder, and the heads' modules."""
     rate = 1.0 if trainer._setup.options is None else trainer._setup.options.encoder_learning_rate
-    heads = [part(name, head.module, head.learning_rate) for name, head in trainer.heads.items()]
+    heads = [part(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
     return [part("encoder", trainer.encoder, rate), *heads]
 
 
@@ -76,11 +77,16 @@ def described(method: Any) -> str:
     return f"{type(method).__name__}({', '.join(options)})" if options else type(method).__name__
 
 
+def loss_of(head: Any) -> str:
+    """The name of a head's loss."""
+    return "" if head.loss is None else losses.get(head.loss).name
+
+
 def weight_of(head: Any) -> str:
     """A head's weight, in words."""
-    if not head.is_trained:
+    if head.loss is None:
         return "not trained"
-    return "a function of the step" if head.has_weight_function else f"{float(head.weight):g}"
+    return "a function of the step" if callable(head.weight) else f"{float(head.weight):g}"
 
 
 def factor_of(rate: Any) -> str:
@@ -153,8 +159,8 @@ def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
     for found, head in zip(of_heads, trainer.heads.values()):
         reads = "all" if head.reads is None else repr(head.reads)
         reads += "" if head.trains_encoder else ", does not train the encoder"
-        scaling = "" if head.scaling is None else f" ({type(head.scaling.scaling).__name__})"
-        rows.append([found.name, found.kind, found.size, head.loss.name + scaling, weight_of(head), reads])
+        scaling = "" if head.target_scaling is None else f" ({type(head.target_scaling).__name__})"
+        rows.append([found.name, found.kind, found.size, loss_of(head) + scaling, weight_of(head), reads])
     parameters = [each.parameters for each in (encoder, *of_heads)]
     if None not in parameters:
         rows.append(["together", "", f"{_total(trainer):,}", "", "", ""])

@@ -9,7 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import OPTIONS_OF_COMPILE, STACK, all_layers, random_states, tensor_variable, use_seed_variables
+from multihead._ground.keras import (
+    OPTIONS_OF_COMPILE,
+    SCALING,
+    STACK,
+    all_layers,
+    random_states,
+    tensor_variable,
+    use_seed_variables,
+)
 from multihead._ground.optimizers import optimizer_core, optimizer_state
 from multihead._ground.state import module_variables, state_variables
 
@@ -25,8 +33,8 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
     parts: dict[str, Iterable[Any]] = {"encoder": _of_module(trainer.encoder)}
     parts.update({f"head {name!r}": _of_module(head.module) for name, head in trainer.heads.items()})
     parts.update({name: getattr(trainer, name).variables for name in _METHODS if getattr(trainer, name) is not None})
-    scalings = {name: head.scaling for name, head in trainer.heads.items() if head.scaling is not None}
-    parts.update({f"target scaling {name!r}": scaling.variables for name, scaling in scalings.items()})
+    scalings = {name: getattr(trainer, SCALING + name, None) for name in trainer.heads}
+    parts.update({f"target scaling {name!r}": scaling.variables for name, scaling in scalings.items() if scaling})
     parts["head weights"] = trainer.head_weights.variables
     parts["optimizer"] = optimizer_state(trainer.optimizer)
     parts["metrics"] = [variable for metric in trainer.metrics for variable in metric.variables]

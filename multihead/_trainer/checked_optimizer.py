@@ -23,7 +23,7 @@ from multihead._ground.optimizers import (
     optimizer_takes_over,
 )
 from multihead._ground.validation import is_number, quoted
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 INSTEAD = {
     "clipnorm": "clip=clipping.ByNorm({value})",
@@ -156,7 +156,7 @@ def _check_methods(optimizer: Any, num_replicas: int) -> None:
         )
 
 
-def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[Head]) -> None:
+def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
 
     Args:
@@ -167,7 +167,7 @@ def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence
     Raises:
         ValueError: A factor would have no effect.
     """
-    given = {**rates, **{f"weight_decay of head {head.name!r}": head.weight_decay for head in heads}}
+    given = {**rates, **{f"weight_decay of head {head.name!r}": head.weight_decay_multiplier for head in heads}}
     for argument, rate in given.items():
         if rate not in (0, 1) and optimizer_core(optimizer).weight_decay is None:
             raise ValueError(

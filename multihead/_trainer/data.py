@@ -11,12 +11,12 @@ from multihead._data.data import Data
 from multihead._ground.validation import quoted
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import unpack
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._labels.data import check_arrays, checked
 from multihead.heads._weights import is_zero
 
 
-def check_every_head(targets: Mapping[str, Any], heads: Sequence[Head]) -> None:
+def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
     """Checks that there are targets for every head that is trained.
 
     Raises:
@@ -34,7 +34,7 @@ def check_every_head(targets: Mapping[str, Any], heads: Sequence[Head]) -> None:
 
 
 def with_checked_labels(
-    data: Data, heads: Mapping[str, Head], shapes: Shapes, *, in_xla: bool, shuffle: Any = False, argument: str = "x"
+    data: Data, heads: Mapping[str, NamedHead], shapes: Shapes, *, in_xla: bool, shuffle: Any = False, argument: str = "x"
 ) -> Data:
     """The data, with arrays of labels checked at once, and what yields batches checked outside of what XLA compiles.
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from multihead._ground.keras import metric_direction, wrapped_function
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._metrics import log_name
 from multihead.losses._known import is_keras
 
@@ -31,7 +31,7 @@ _BY_NAME = {
 }
 
 
-def direction(figure: str, head: Head) -> str | None:
+def direction(figure: str, head: NamedHead) -> str | None:
     """`"min"` or `"max"` for a figure of a head in the logs, such as `val_price_accuracy`; None if it is not known.
 
     Args:
@@ -45,7 +45,7 @@ def direction(figure: str, head: Head) -> str | None:
     return _of_metric(found[0]) if found else None
 
 
-def tell_directions(callbacks: Sequence[Any], heads: Sequence[Head]) -> None:
+def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> None:
     """Tells callbacks that monitor a figure of a head whether it is better lower or higher.
 
     Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it

@@ -15,7 +15,7 @@ import tensorflow as tf
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.keras import all_layers, call_module, temporarily
 from multihead._ground.validation import check_choice, check_head_names, quoted
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 Step = Callable[[Any], Any] | None
 
@@ -45,7 +45,7 @@ def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> l
 def export_heads(
     path: str | os.PathLike[str],
     encoder: Any,
-    heads: Sequence[Head],
+    heads: Sequence[NamedHead],
     encoder_specs: Any,
     *,
     by_head: bool,

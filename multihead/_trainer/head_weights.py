@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import add_state
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 
 class HeadWeights(keras.layers.Layer):
@@ -45,7 +45,7 @@ class HeadWeights(keras.layers.Layer):
         return {"values": {}}
 
 
-def kept_weights(heads: Sequence[Head]) -> HeadWeights:
+def kept_weights(heads: Sequence[NamedHead]) -> HeadWeights:
     """The weights of heads as variables, from which the heads read them; functions of the step stay what they are."""
     found = HeadWeights({head.name: head.weight for head in heads if not callable(head.weight)})
     for head in heads:

@@ -19,7 +19,7 @@ from multihead._ground.validation import check_choice, check_positive_whole, quo
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._every import every
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
@@ -46,7 +46,7 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
     given = {**dict(zip(_OF_HEADS, positional)), **options}
     if not given:
         return
-    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(Head).parameters} | _OF_HEADS
+    of_heads = {name: f"loss, {name}=..." for name in inspect.signature(NamedHead).parameters} | _OF_HEADS
     of_optimizers = {"lr": "learning_rate", **{name: name for name in optimizer_arguments()}}
     for name, value in given.items():
         if name in INSTEAD:
@@ -249,25 +249,34 @@ class Setup:
     """
 
     @property
-    def trained(self) -> tuple[Head, ...]:
+    def trained(self) -> tuple[NamedHead, ...]:
         """The heads that have a loss."""
         return tuple(head for head in self.heads if head.is_trained)
 
     @property
-    def measured(self) -> tuple[Head, ...]:
+    def measured(self) -> tuple[NamedHead, ...]:
         """The heads that have none."""
         return tuple(head for head in self.heads if not head.is_trained)
+
+    def head(self, name: str) -> NamedHead:
+        """The head of a name."""
+        return next(head for head in self.heads if head.name == name)
+
+    @property
+    def all_names(self) -> list[str]:
+        """The names of all heads."""
+        return [head.name for head in self.heads]
 
     @property
     def names(self) -> list[str]:
         """The names of the heads that have a loss."""
         return [head.name for head in self.trained]
 
-    heads: tuple[Head, ...] = ()
+    heads: tuple[NamedHead, ...] = ()
     options: CompileOptions | None = None
 
 
-def _warn_of_idle(options: CompileOptions, heads: Sequence[Head]) -> None:
+def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
     """Warns of options, and of weights of heads, that do not change training."""
     table: list[tuple[str, Any, str, bool]] = [  # an option, its default, what it needs, and whether that is there
         ("balance_at", "representation", "`balancer`", options.balancer is not None),
@@ -291,7 +300,7 @@ def _warn_of_idle(options: CompileOptions, heads: Sequence[Head]) -> None:
 
 
 def check_compile(
-    optimizer: Any, options: CompileOptions, heads: Sequence[Head], strategy: tf.distribute.Strategy
+    optimizer: Any, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
 ) -> tuple[Any, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from multihead._ground.keras import classes_of_shared_layers, restorable, seed_v
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import Batch, decode_specs, encode_specs
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._reads import decode_reads
 
 
@@ -31,12 +31,12 @@ def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> 
         )
 
 
-def encode_trainer(name: str, encoder: Any, heads: Mapping[str, Head]) -> dict[str, Any]:
+def encode_trainer(name: str, encoder: Any, heads: Sequence[NamedHead]) -> dict[str, Any]:
     """The constructor's arguments and the heads."""
     # Keras marks an object as shared only where it finds it for the second time, so it is shown everything once before.
     for _ in range(2):
         saved = keras.saving.serialize_keras_object(encoder)
-        saved_heads = [head.get_config() for head in heads.values()]
+        saved_heads = [head.get_config() for head in heads]
     return {"name": name, "encoder": saved, "heads": saved_heads}
 
 
@@ -79,13 +79,13 @@ def decode_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: keras.saving.deserialize_keras_object(value) for key, value in config.items()}
 
 
-def save_variables(encoder: Any, heads: Mapping[str, Head], store: Any) -> None:
+def save_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
     """Saves what Keras would not save of the encoder and the heads' modules."""
     for name, variable in (*_of_tf_modules(encoder, heads), *_seeds(encoder, heads)):
         store[name] = tf.convert_to_tensor(variable).numpy()
 
 
-def load_variables(encoder: Any, heads: Mapping[str, Head], store: Any) -> None:
+def load_variables(encoder: Any, heads: Sequence[NamedHead], store: Any) -> None:
     """Loads what `save_variables` saved."""
     saved = set(store.keys())
     for name, variable in _of_tf_modules(encoder, heads):
@@ -95,18 +95,18 @@ def load_variables(encoder: Any, heads: Mapping[str, Head], store: Any) -> None:
             variable.assign(store[name])
 
 
-def _of_tf_modules(encoder: Any, heads: Mapping[str, Head]) -> Iterator[tuple[str, tf.Variable]]:
+def _of_tf_modules(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
     """The variables of modules that are no Keras layers, which Keras does not save, by a name of their own."""
     for name, module in _modules(encoder, heads):
         if isinstance(module, tf.Module) and not isinstance(module, keras.layers.Layer):
             yield from ((f"{name}_{place}", variable) for place, variable in enumerate(module.variables))
 
 
-def _seeds(encoder: Any, heads: Mapping[str, Head]) -> Iterator[tuple[str, tf.Variable]]:
+def _seeds(encoder: Any, heads: Sequence[NamedHead]) -> Iterator[tuple[str, tf.Variable]]:
     """The seeds of layers by a name of their own, so that a loaded trainer draws what the saved one does."""
     for name, module in _modules(encoder, heads):
         yield from ((f"seed_{name}_{place}", variable) for place, variable in enumerate(seed_variables(module)))
 
 
-def _modules(encoder: Any, heads: Mapping[str, Head]) -> list[tuple[str, Any]]:
-    return [("encoder", encoder), *((f"head_{name}", head.module) for name, head in heads.items())]
+def _modules(encoder: Any, heads: Sequence[NamedHead]) -> list[tuple[str, Any]]:
+    return [("encoder", encoder), *((f"head_{head.name}", head.module) for head in heads)]

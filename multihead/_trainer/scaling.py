@@ -18,13 +18,13 @@ from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
 from multihead._update.spec import UpdateSpec
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._scaling import Moments
 
 _ROWS_AT_ONCE = 2**16
 
 
-def scale_targets(heads: Sequence[Head], by_name: Mapping[str, Any] | None) -> tuple[Head, ...]:
+def scale_targets(heads: Sequence[NamedHead], by_name: Mapping[str, Any] | None) -> tuple[NamedHead, ...]:
     """The heads with the scalings that `compile(target_scaling=)` gives.
 
     Raises:
@@ -41,12 +41,12 @@ def scale_targets(heads: Sequence[Head], by_name: Mapping[str, Any] | None) -> t
     return tuple(head.with_scaling(by_name[head.name]) if head.name in by_name else head for head in heads)
 
 
-def unknown(heads: Sequence[Head]) -> list[Head]:
+def unknown(heads: Sequence[NamedHead]) -> list[NamedHead]:
     """The heads whose scaling of targets is still to be learned."""
     return [head for head in heads if head.scaling is not None and not head.scaling.is_known]
 
 
-def check_known(heads: Sequence[Head], method: str) -> None:
+def check_known(heads: Sequence[NamedHead], method: str) -> None:
     """Checks that the scalings of all targets are given or learned.
 
     Raises:
@@ -70,12 +70,12 @@ class Lesson(NamedTuple):
         steps: `steps_per_epoch`.
     """
 
-    heads: list[Head]
+    heads: list[NamedHead]
     data: Data
     steps: int | None
 
     @classmethod
-    def of(cls, heads: Sequence[Head], call: Call) -> Lesson:
+    def of(cls, heads: Sequence[NamedHead], call: Call) -> Lesson:
         """What a call of `fit` has to learn."""
         return cls(unknown(heads), call.data, call.others.get("steps_per_epoch"))
 
@@ -112,7 +112,7 @@ class Lesson(NamedTuple):
             head.scaling.learn(_over_workers(found[head.name], strategy))
 
 
-def _batches(data: Data, heads: Sequence[Head], spec: UpdateSpec, steps: int | None) -> Iterator[Any] | None:
+def _batches(data: Data, heads: Sequence[NamedHead], spec: UpdateSpec, steps: int | None) -> Iterator[Any] | None:
     """The batches of one pass; large ones without the inputs if no mask of the predictions says which labels count."""
     masked = [each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads]
     if data.is_arrays and not any(masked):
@@ -120,7 +120,9 @@ def _batches(data: Data, heads: Sequence[Head], spec: UpdateSpec, steps: int | N
     return data.whole(None, steps)
 
 
-def moments_of(spec: UpdateSpec, heads: Sequence[Head], batches: Iterable[Batch], *, eagerly: bool) -> Mapping[str, Moments]:
+def moments_of(
+    spec: UpdateSpec, heads: Sequence[NamedHead], batches: Iterable[Batch], *, eagerly: bool
+) -> Mapping[str, Moments]:
     """Statistics of the labels of some heads in batches, by head name; each label that is present counts once.
 
     Args:
@@ -156,7 +158,7 @@ def learn_from_batches(spec: UpdateSpec, batches: Sequence[Batch], *, eagerly: b
             scaling.learn(moments)
 
 
-def scaling_variables(heads: Sequence[Head]) -> list[tf.Variable]:
+def scaling_variables(heads: Sequence[NamedHead]) -> list[tf.Variable]:
     """The variables of the scalings of targets."""
     return [tensor_variable(each) for head in heads if head.scaling is not None for each in head.scaling.variables]
 

@@ -11,7 +11,7 @@ from multihead._ground.keras import run_in_graphs
 from multihead._trainer.trace import read_by_loss, trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._rows_apart import check_rows_apart
 
 
@@ -29,7 +29,7 @@ class Shapes:
     predictions: Mapping[str, Predictions] = field(default_factory=dict)
     num_leaves: int = 0
 
-    def lack(self, heads: Sequence[Head], targets: Mapping[str, Any]) -> bool:
+    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Any]) -> bool:
         """Whether targets belong to a head that is not built."""
         built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
         return any(name not in built for name in targets)
@@ -46,7 +46,7 @@ class Shapes:
 
 
 def build_modules(
-    encoder: Any, heads: Sequence[Head], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
+    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
 ) -> Shapes:
     """Creates the variables of the encoder, the heads' modules and their metrics.
 

@@ -26,13 +26,13 @@ from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 
 def build_spec(
     *,
     encoder: Any,
-    heads: Sequence[Head],
+    heads: Sequence[NamedHead],
     shapes: Shapes,
     options: CompileOptions,
     balancer: Any,
@@ -97,7 +97,7 @@ def build_spec(
     )
 
 
-def _warn_of_heads_apart(heads: Sequence[Head], predictions: Sequence[Predictions]) -> None:
+def _warn_of_heads_apart(heads: Sequence[NamedHead], predictions: Sequence[Predictions]) -> None:
     """Warns if the encoder cannot learn from a head."""
     apart = [head.name for head, of_head in zip(heads, predictions) if head.trains_encoder and not any(of_head.leaves)]
     if apart:

@@ -23,7 +23,7 @@ from multihead._update.batch import Batch, sample_of
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._reads import described
 
 
@@ -42,7 +42,7 @@ class Traced(NamedTuple):
 
 
 def trace_predictions(
-    encoder: Any, heads: Sequence[Head], specs: Batch, known: Mapping[str, Any], sample: Batch | None = None
+    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Mapping[str, Any], sample: Batch | None = None
 ) -> Traced:
     """Builds the encoder and the heads for a batch, and finds out what the heads predict.
 
@@ -80,7 +80,7 @@ class _Tracer:
         known: The heads that are built.
     """
 
-    def __init__(self, encoder: Any, heads: Sequence[Head], known: Mapping[str, Any]) -> None:
+    def __init__(self, encoder: Any, heads: Sequence[NamedHead], known: Mapping[str, Any]) -> None:
         self._encoder = encoder
         self._heads = heads
         self._known = known
@@ -214,7 +214,7 @@ def _spec_of_rows(leaf: Any) -> Any:
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if is_dense else leaf
 
 
-def _check_known(head: Head, known: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+def _check_known(head: NamedHead, known: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
     if head.name not in known:
         raise ValueError(
             f"The head {head.name!r} reads its targets, so the first batch must have targets for it. "
@@ -222,7 +222,7 @@ def _check_known(head: Head, known: Mapping[str, Any], targets: Mapping[str, Any
         )
 
 
-def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any, *, find_leaves: bool) -> Predictions:
+def _trace_head(head: NamedHead, representation: DetachedRepresentation, targets: Any, *, find_leaves: bool) -> Predictions:
     """Runs a head; finds the spec of its predictions and, if asked for, which leaves they depend on."""
     leaves = representation.leaves
     with _Reading(leaves) as reading:
@@ -241,7 +241,7 @@ def _trace_head(head: Head, representation: DetachedRepresentation, targets: Any
     return Predictions(spec, keras_mask(predictions) is not None, tuple(depends))
 
 
-def _predictions(head: Head, representation: Any, targets: Any) -> Any:
+def _predictions(head: NamedHead, representation: Any, targets: Any) -> Any:
     head.read(representation)  # an unknown key is an error of its own
     if head.reads is not None or tf.is_tensor(representation):
         return head.predict(representation, targets, training=False)
@@ -279,7 +279,7 @@ def _check_held(whose: str, module: Any, read: Iterable[Any]) -> None:
 
 
 def read_by_loss(
-    encoder: Any, heads: Sequence[Head], head: Head, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
+    encoder: Any, heads: Sequence[NamedHead], head: NamedHead, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
 ) -> tuple[Any, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
 

@@ -14,7 +14,7 @@ from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Labels, count_labels, rows_for, with_counts
 from multihead._update.network import Network
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 
 class Evaluated(NamedTuple):
@@ -33,7 +33,7 @@ class Evaluated(NamedTuple):
     num_examples: tf.Tensor
 
 
-def measure(heads: Sequence[Head], representation: Any, labels: Sequence[Labels | None]) -> None:
+def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[Labels | None]) -> None:
     """Updates the metrics of heads that are not trained.
 
     Args:

@@ -18,7 +18,7 @@ from multihead._update.labels import Labels, rows_for, runs
 from multihead._update.micro_batches import MicroBatch
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
-from multihead.heads._head import sum_of_losses
+from multihead.heads._named import sum_of_losses
 
 
 class LossFactors(NamedTuple):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Gradient, all_layers, tensor_variable
 from multihead._ground.state import own_state, state_variables
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 
 class Variables(NamedTuple):
@@ -77,24 +77,24 @@ class Network:
     """
 
     encoder: Any
-    heads: tuple[Head, ...]
+    heads: tuple[NamedHead, ...]
     variables: Variables
     own: tuple[tuple[int, ...], ...]
     shared: tuple[tuple[int, ...], ...]
     learned_by: tuple[list[int], ...]
     stateful: tuple[bool, ...]
     with_state: tuple[tuple[Any, Any], ...] = ()
-    measured: tuple[Head, ...] = ()
+    measured: tuple[NamedHead, ...] = ()
     frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(
         cls,
         encoder: Any,
-        heads: Sequence[Head],
+        heads: Sequence[NamedHead],
         weighting: Any = None,
         read_by_losses: Sequence[Sequence[Any]] = (),
-        measured: Sequence[Head] = (),
+        measured: Sequence[NamedHead] = (),
     ) -> Network:
         """Collects the trainable variables of built modules and of a built weighting, if any.
 

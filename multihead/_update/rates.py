@@ -63,14 +63,14 @@ def periods_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple
         ValueError: In one of the periods, everything is frozen.
     """
     heads = network.heads
-    of_heads = [rate for head in heads for rate in (head.learning_rate, head.weight_decay)]
+    of_heads = [rate for head in heads for rate in (head.learning_rate_multiplier, head.weight_decay_multiplier)]
     num_encoder = len(network.variables.encoder)
     own = (tuple(num_encoder + i for i in positions) for positions in network.own)
     positions = (tuple(range(num_encoder)), *own)
     periods = []
     for start in starts_of([encoder_rate, encoder_decay, *of_heads]):
-        steps = _of_variables(network, encoder_rate, [head.learning_rate for head in heads], start)
-        decays = _of_variables(network, encoder_decay, [head.weight_decay for head in heads], start)
+        steps = _of_variables(network, encoder_rate, [head.learning_rate_multiplier for head in heads], start)
+        decays = _of_variables(network, encoder_decay, [head.weight_decay_multiplier for head in heads], start)
         periods.append(Rates(start=start, steps=steps, decays=decays, positions=positions))
         if steps and all(factor == 0 for factor in steps):
             raise ValueError(

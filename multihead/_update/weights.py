@@ -10,11 +10,11 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.weighting import Weighting
 
 
-def head_weights_at(heads: Sequence[Head], step: tf.Tensor) -> tf.Tensor:
+def head_weights_at(heads: Sequence[NamedHead], step: tf.Tensor) -> tf.Tensor:
     """`[num_heads]`: the weights of the heads at a step, before the weighting.
 
     Args:
@@ -34,7 +34,7 @@ def depends_on_losses(weighting: Weighting | None) -> bool:
     return weighting is not None and "losses" in weighting.uses
 
 
-def meeting_of(heads: Sequence[Head], active: tf.Tensor) -> tf.Tensor:
+def meeting_of(heads: Sequence[NamedHead], active: tf.Tensor) -> tf.Tensor:
     """`[num_heads]` booleans: which active heads train the encoder, and so meet there; the methods see no others."""
     return active if all(head.trains_encoder for head in heads) else active & [head.trains_encoder for head in heads]
 

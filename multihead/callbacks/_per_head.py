@@ -152,7 +152,7 @@ class PerHead(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         heads = self.model.heads
-        figures = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.is_trained}
+        figures = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
         check_head_names("monitor", figures, list(heads))
         for name in ("min_delta", "mode", "single_task"):
             value = getattr(self, name)
@@ -286,7 +286,7 @@ class PerHead(keras.callbacks.Callback):
         """Refuses a figure that no part of the library logs, if its name is similar to one that the head has."""
         name = figure.removeprefix("val_").removeprefix(f"{head}_")
         found = self.model.heads[head]
-        own = [*(["loss"] if found.is_trained else []), *(log_name(spec) for spec in found.metric_specs)]
+        own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
         near = nearest(name, own)
         if near is not None and name not in own:
             raise ValueError(

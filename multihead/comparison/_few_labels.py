@@ -9,7 +9,7 @@ from multihead._data.data import Data
 from multihead._update.batch import as_tensors, unpack
 from multihead._update.labels import Labels, read_labels
 from multihead._update.spec import UpdateSpec
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.losses._known import CLASSES, ROWS
 
 FEW = 10
@@ -49,13 +49,13 @@ def few_labels(spec: UpdateSpec, data: Data, batch_size: int) -> dict[str, int]:
     return {name: int(each.min()) for name, each in counts.items() if each.sum() and least[name] <= each.min() < FEW}
 
 
-def _is_binary(head: Head) -> bool:
+def _is_binary(head: NamedHead) -> bool:
     """Whether the loss of a head is for labels between two values."""
     known = head.loss.known
     return known is not None and known.high is not None
 
 
-def _values(head: Head, labels: Labels) -> np.ndarray:
+def _values(head: NamedHead, labels: Labels) -> np.ndarray:
     """The labels that count: of rows of two columns the second one, and 0 for -1 where the loss takes -1 and 1."""
     values, counts = np.asarray(tf.cast(labels.in_units, tf.float64)), np.asarray(labels.weights) > 0
     known, over = head.loss.known, head.loss.over

@@ -70,6 +70,7 @@ def start(study: Study, job: Job) -> Started:
     given = splits_of(study.data, job.seed)
     keras.utils.set_random_seed(job.seed)
     trainer = _built(study, job)
+    _give_rates(trainer, job)
     all_heads = list(trainer.heads)
     check_head_names(f"arms[{job.arm!r}]['weights']", job.weights, all_heads)
     data = {name: read_split(name, each, all_heads) for name, each in given.items()}
@@ -80,9 +81,8 @@ def start(study: Study, job: Job) -> Started:
         if job.head not in ("", name):
             trainer.drop_head(name)
     for name, value in ({job.head: 1.0} if job.head else job.weights).items():
-        if not (job.head and trainer.heads[name].has_weight_function):
+        if not (job.head and callable(trainer.heads[name].weight)):
             trainer.set_weight(name, value)
-    _give_rates(trainer, job)
     trainer.compile(study.optimizer(rate), **{"telemetry": None, **made({**study.options, **job.options})})
     trainer._build_again()
     _learn_scalings(trainer, data[TRAIN], all_heads, study.batch_size)
@@ -102,14 +102,19 @@ def _give_rates(trainer: Any, job: Job) -> None:
     Raises:
         ValueError: A head's factor is no number.
     """
+    heads = dict(trainer.heads)
     for name, rate in job.head_rates.items():
-        head = trainer.heads[name]
-        if not is_number(head.learning_rate):
+        head = heads[name]
+        if not is_number(head.learning_rate_multiplier):
             raise ValueError(
-                f"`arms[{job.arm!r}]['head_rates']` needs heads whose `learning_rate` is a number. Received: head {name!r} "
-                f"with learning_rate={head.learning_rate!r}. Remove `head_rates`, or give the head a number."
+                f"`arms[{job.arm!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. Received: "
+                f"head {name!r} with learning_rate_multiplier={head.learning_rate_multiplier!r}. Remove `head_rates`, "
+                "or give the head a number."
             )
-        head.learning_rate *= rate / job.rate
+        heads[name] = replace(head, learning_rate_multiplier=head.learning_rate_multiplier * rate / job.rate)
+    for name, head in heads.items() if job.head_rates else ():
+        trainer.drop_head(name)
+        trainer.add_head(name, **vars(head))
 
 
 def _built(study: Study, job: Job) -> Any:
@@ -266,7 +271,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
     """
     started = start(study, job)
     data = started.data[TRAIN]
-    heads = started.trainer.heads
+    heads = {name: head.named(name) for name, head in started.trainer.heads.items()}
     if unit == "epochs":
         number = math.ceil(number * batches_per_epoch(data, study.batch_size) / study.accumulate)
     feed = Feed(data, started.all_heads, batch_size=study.batch_size, seed=job.seed, marked=1)
@@ -304,10 +309,12 @@ def check_arm(study: Study, job: Job) -> dict[str, int]:
             f"{argument} must return a trainer with the heads of `build`: {quoted(one.heads)}. "
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
-    for name, head in one.heads.items():
-        differ = [key for key, of_head in _judged(head).items() if of_head != _judged(other.heads[name])[key]]
+    for name, head, of_other in (
+        (name, head.named(name), other.heads[name].named(name)) for name, head in one.heads.items()
+    ):
+        differ = [key for key, of_head in _judged(head).items() if of_head != _judged(of_other)[key]]
         if differ:
-            shown = "; ".join(f"{key}: {_judged(each)[key]}" for key in differ for each in (head, other.heads[name]))
+            shown = "; ".join(f"{key}: {_judged(each)[key]}" for key in differ for each in (head, of_other))
             raise ValueError(
                 f"{argument} must judge head {name!r} as `build` does, or their figures could not be compared. Received: "
                 f"another {quoted(differ)} ({shown}). Give the head the same loss, metrics and scaling."

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._update.labels import Labels
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.losses._known import CLASSES, ELEMENTS
 from multihead.losses._shapes import Elements, aligned, with_columns
 
@@ -35,7 +35,7 @@ class Targets(NamedTuple):
     is_scalable: bool
 
 
-def targets_of(head: Head, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray) -> Targets:
+def targets_of(head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray) -> Targets:
     """Evaluates the head's own loss on constant predictions.
 
     Args:
@@ -62,7 +62,7 @@ def targets_of(head: Head, spec: tf.TensorSpec, labels: Sequence[Labels | None],
     return Targets(_least_loss(head, spec, present, starts, predicted), mean, deviation, is_scalable)
 
 
-def _are_classes(head: Head, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
+def _are_classes(head: NamedHead, shape: tf.TensorShape, targets: tf.Tensor) -> bool:
     """Whether the labels are class numbers."""
     if head.loss.over is not None:
         return head.loss.over == CLASSES
@@ -79,7 +79,7 @@ def _class_frequencies(labels: Sequence[Labels], num_classes: int) -> np.ndarray
     return counts / counts.sum()
 
 
-def _label_rows(head: Head, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
+def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]) -> tuple[np.ndarray, np.ndarray]:
     """`[rows, columns]` each: all labels, and their weights."""
     rows, of_rows = [], []
     for each in labels:
@@ -109,7 +109,7 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
 
 
 def _least_loss(
-    head: Head, spec: tf.TensorSpec, labels: Sequence[Labels], starts: Sequence[np.ndarray], predicted: np.ndarray
+    head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels], starts: Sequence[np.ndarray], predicted: np.ndarray
 ) -> float:
     """The loss of the best of some constants, improved by gradient descent within what the module can predict.
 
@@ -181,7 +181,7 @@ def _descend(loss: Callable[[tf.Tensor], tf.Tensor], numbers: np.ndarray) -> np.
     return numbers
 
 
-def _mean_loss(head: Head, constant: Any, spec: tf.TensorSpec, labels: Sequence[Labels]) -> tf.Tensor:
+def _mean_loss(head: NamedHead, constant: Any, spec: tf.TensorSpec, labels: Sequence[Labels]) -> tf.Tensor:
     """The head's mean loss if it predicts a constant, `[columns]`, everywhere."""
     seen = [(each.targets, _everywhere(constant, spec, each.targets), each.weights) for each in labels]
     return tf.add_n([head.loss_sum(*each) for each in seen]) / tf.add_n([head.count(*each) for each in seen])

@@ -1,5 +1,6 @@
 """Heads: their modules, losses, labels and metrics."""
 
-from multihead.heads._head import Head
+from multihead.heads._named import NamedHead
+from multihead.heads._value import Head
 
-__all__ = ["Head"]
+__all__ = ["Head", "NamedHead"]

@@ -21,8 +21,8 @@ from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
-from multihead.heads import Head
-from multihead.heads._head import or_nan
+from multihead.heads import NamedHead
+from multihead.heads._named import or_nan
 from multihead.telemetry._epoch_sums import EpochSums
 from multihead.telemetry._figures import UpdateFigures
 from multihead.telemetry._layout import Figure
@@ -279,18 +279,18 @@ class LogMetrics:
         return {"loss": or_nan(total + read.means.added, tf.reduce_any(active)), **added, **logs}
 
 
-def _names_of(head: Head) -> list[str]:
+def _names_of(head: NamedHead) -> list[str]:
     """The names of a head's loss and metrics."""
     return list(_head_logs(head, tf.constant(0.0), tf.constant(True)) if head.is_trained else _results(head))
 
 
-def _head_logs(head: Head, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
+def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
     """A head's loss and metrics; NaN without labels."""
     found = {name: or_nan(value, has_labels) for name, value in _results(head).items()}
     return {f"{head.name}_loss": loss, **found}
 
 
-def _results(head: Head) -> dict[str, Any]:
+def _results(head: NamedHead) -> dict[str, Any]:
     """A head's metrics by their names in the logs."""
     return {f"{head.name}_{name}": value for name, value in head.results().items()}
 

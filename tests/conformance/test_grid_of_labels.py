@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._metrics import HeadMetric, resolve_metric
 from tests.helpers.cases import quick
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
@@ -110,7 +110,7 @@ def cases(kind, shape, predictions, number, in_full):
 
 def by_head(loss, case, x):
     """The mean loss over the labels, and its gradient with respect to the logits, as an update has them."""
-    head = Head("a", tf.identity, made(loss), ignore_label=case.ignore_label)
+    head = NamedHead("a", tf.identity, made(loss), ignore_label=case.ignore_label)
     spec = tf.TensorSpec([None, *x.shape[1:]])
     head.build(tf.TensorSpec([None, *case.targets.shape[1:]], case.targets.dtype), spec)
     with tf.GradientTape() as tape:
@@ -154,7 +154,7 @@ def check_loss(loss, start, in_full):
         if not fits(kind, targets, shape):
             y = tf.zeros(targets, DTYPES[number % len(DTYPES)])
             with pytest.raises(ValueError, match=r"`targets\['a'\]` must have.*Received: targets of shape"):
-                Head("a", tf.identity, made(loss)).build(y, tf.TensorSpec([None, *shape[1:]]))
+                NamedHead("a", tf.identity, made(loss)).build(y, tf.TensorSpec([None, *shape[1:]]))
             counts[1] += 1
             continue
         for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
@@ -235,7 +235,7 @@ def check_metric(name, start, in_full):
         for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
             if refused(loss, case):
                 continue
-            head = Head("a", tf.identity, loss, ignore_label=case.ignore_label)
+            head = NamedHead("a", tf.identity, loss, ignore_label=case.ignore_label)
             spec = tf.TensorSpec([None, *shape[1:]])
             head.build(tf.TensorSpec([None, *targets[1:]], case.targets.dtype), spec)
             masked, weights = head.mask_missing(case.targets, case.weights, spec, None)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from tests.helpers.cases import quick
 
 RNG = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_predictions_outside_of_0_and_1_are_an_error(loss):
     wanted = targets(loss)
 
     def loss_sum(predictions, **options):
-        head = Head("a", tf.identity, getattr(keras.losses, loss)(**options))
+        head = NamedHead("a", tf.identity, getattr(keras.losses, loss)(**options))
         return head.loss_sum(tf.constant(wanted), predictions, tf.ones(predictions.shape[: 2 if "Binary" in loss else 1]))
 
     logits = tf.constant(RNG.normal(size=(16, 1 if "Binary" in loss else 3)).astype("float32"))
@@ -100,7 +100,7 @@ def test_nothing_is_computed_for_the_result_of_an_activation(activation):
     def operations(checks):
         loss = "SparseCategoricalCrossentropy" if activation == "softmax" else "BinaryCrossentropy"
         trainer = made(loss, keras.Sequential([head(loss, activation), keras.layers.Reshape([-1])]), run_eagerly=False)
-        trainer.heads["a"].checks_range = checks
+        trainer._setup.head("a").checks_range = checks
         trainer.compute_gradients((X, {"a": targets(loss)}))
         step = tf.function(lambda: [gradient for gradient, _ in trainer.compute_gradients((X, {"a": targets(loss)}))])
         return len(step.get_concrete_function().graph.get_operations())

@@ -183,7 +183,7 @@ def test_both_replicas_have_the_numbers_of_all_labels(two_replicas):
     with two_replicas.scope():
         trainer = fitted(X, {"a": X[:, 0]}, batch_size=11)
     labels = X[:, 0].astype("float64")
-    for variable in trainer.heads["a"].scaling.variables[:2]:
+    for variable in trainer._setup.head("a").scaling.variables[:2]:
         copies = two_replicas.experimental_local_results(tensor_variable(variable))
         one, other = (np.array(copy).tolist() for copy in copies)
         assert one == other
@@ -271,7 +271,7 @@ def test_a_loaded_trainer_predicts_the_same_and_learns_nothing_anew(trained, tmp
         )
 
     other = trainer_of(True, y, run_eagerly=True)
-    other.heads["money"].scaling.layer.unit = 3.0
+    other._setup.head("money").scaling.layer.unit = 3.0
     other._build_for(loaded_data(y))
     trainer.save_weights(tmp_path / "w.weights.h5")
     other.load_weights(tmp_path / "w.weights.h5")
@@ -318,7 +318,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, tmp_path):
         shuffled = tf.data.Dataset.from_tensor_slices((X, y)).shuffle(20, seed=3).batch(4)
         data = {"x": shuffled} if kind == "shuffled" else {"x": X, "y": y, "batch_size": 4}
         trainer.fit(**data, epochs=2, verbose=0, callbacks=[callbacks.Checkpoint(folder, every=2), *others])
-        return [v.tobytes() for v in values([*trainer.trainable_variables, *trainer.heads["sizes"].scaling.variables])]
+        return [v.tobytes() for v in values([*trainer.trainable_variables, *trainer._setup.head("sizes").scaling.variables])]
 
     whole = run(tmp_path / "whole")
     for at in (3, 6):

@@ -95,7 +95,9 @@ class Session:
         head, kind = self.twin.heads[name], kind_of(name)
         module = keras.layers.Dense(UNITS[kind], activation=ACTIVATIONS.get(kind))
         marks = {"ignore_label": -1} if kind == "kind" else {}
-        trainer.add_head(name, module, LOSSES[kind], weight=head.weight, learning_rate=head.learning_rate, **marks)
+        trainer.add_head(
+            name, module, LOSSES[kind], weight=head.weight, learning_rate=head.learning_rate, **marks
+        )
 
     def compile_like(self, trainer):
         found = dict(self.twin.options)

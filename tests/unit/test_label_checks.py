@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
 from multihead._ground.errors import errors_in_words
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._labels import missing
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
@@ -23,7 +23,7 @@ ROWS = {"loss": "categorical_crossentropy"}
 
 def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check=True, **options):
     """The weights that a head finds, in eager mode or in a graph (`jit` says whether XLA compiles it)."""
-    head = Head("a", tf.identity, **options)
+    head = NamedHead("a", tf.identity, **options)
     spec = tf.TensorSpec(predictions)
 
     def weights(targets, sample_weight):
@@ -279,7 +279,7 @@ def test_what_is_no_label_at_all():
         (tf.TensorSpec(None), r"`targets\['a'\]` must have a known number of axes"),
     ):
         with pytest.raises((TypeError, ValueError), match=rule):
-            Head("a", tf.identity, "mse").build(targets, tf.TensorSpec([None, 1]))
+            NamedHead("a", tf.identity, "mse").build(targets, tf.TensorSpec([None, 1]))
     trainer = trainer_of("mse")
     with pytest.raises(TypeError, match=r"`sample_weights\['a'\]` must be a dense tensor. Received: a RaggedTensor"):
         gradients(trainer, np.ones((2, 3)), np.ones(2), tf.ragged.constant([[1.0], [1.0, 2.0]]))
@@ -295,7 +295,7 @@ def test_an_ignore_label_that_rows_contain():
 @pytest.mark.parametrize("label", ["-1", [-1], True, NAN, None.__class__])
 def test_what_cannot_mark_a_missing_label(label):
     with pytest.raises(TypeError, match=r"`ignore_label` must be a finite number\. Received: ignore_label="):
-        Head("a", tf.identity, "mse", ignore_label=label)
+        NamedHead("a", tf.identity, "mse", ignore_label=label)
 
 
 @pytest.mark.parametrize(
@@ -331,18 +331,18 @@ def test_labels_without_class_weights(labels, rule):
 @pytest.mark.parametrize("weight", [lambda step: None, lambda step: [1.0, 2.0], lambda step: "x"])
 def test_a_function_that_gives_no_weight(weight):
     with pytest.raises(ValueError, match="`weight` of head 'a' must give one number at each update. Received: "):
-        Head("a", tf.identity, "mse", weight=weight)
+        NamedHead("a", tf.identity, "mse", weight=weight)
 
 
 def test_numbers_of_numpy_are_weights():
     for weight in (np.float32(0.5), np.array(0.5), np.float64(0.5)):
-        assert Head("a", tf.identity, "mse", weight=weight).weight == 0.5
+        assert NamedHead("a", tf.identity, "mse", weight=weight).weight == 0.5
 
 
 @pytest.mark.parametrize("loss", [keras.losses.Circle] if keras.__version__.startswith("3") else [])
 def test_a_loss_that_compares_examples_is_no_sum_over_them(loss):
     with pytest.raises(ValueError, match="`loss` must be a sum over examples"):
-        Head("a", tf.identity, loss())
+        NamedHead("a", tf.identity, loss())
 
 
 def test_a_loss_of_ones_own_with_a_mask():

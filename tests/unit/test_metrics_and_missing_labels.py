@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 M = keras.metrics
 KERAS_3 = keras.__version__.startswith("3")
@@ -306,7 +306,7 @@ def labels_of(rank, how, rng):
 
 def found_by_head(specs, loss, batches, *, xla=False, **options):
     """The results of a head's metrics, by name, for batches of targets with missing labels, and predictions."""
-    head = Head("a", tf.identity, loss, metrics=specs, **options)
+    head = NamedHead("a", tf.identity, loss, metrics=specs, **options)
     y, p = batches[0]
     spec = tf.TensorSpec([None, *p.shape[1:]], p.dtype)
     head.build(tf.TensorSpec([None, *y.shape[1:]], y.dtype), spec)
@@ -437,13 +437,13 @@ def test_what_compares_nothing_with_targets_is_refused():
             with pytest.raises(
                 ValueError, match="`metrics` of head 'a' must compare targets with predictions: update_state"
             ):
-                Head("a", tf.identity, "mse", metrics=[spec])
+                NamedHead("a", tf.identity, "mse", metrics=[spec])
     with pytest.raises(ValueError, match=r"a function of \(y_true, y_pred\)\. Received: 'one', which takes 'x'"):
 
         def one(x):
             return x
 
-        Head("a", tf.identity, "mse", metrics=[one])
+        NamedHead("a", tf.identity, "mse", metrics=[one])
 
 
 def test_what_is_not_finite_for_a_target_of_0_counts_labels_alone():

@@ -96,8 +96,8 @@ def test_a_line_is_the_run_that_it_describes(first):
     trainer.compile(optimizer, balancer=balancing.EqualNorms(), run_eagerly=True, telemetry=None)
     trainer._build_for(read_split("train", (x, y), HEADS))
     deviation = y["size"].std()
-    trainer.heads["size"].scaling.present  # noqa: B018 - learned below
-    trainer.heads["size"].scaling.learn(_moments(y["size"]))
+    trainer._setup.head("size").scaling.present  # noqa: B018 - learned below
+    trainer._setup.head("size").scaling.learn(_moments(y["size"]))
     keras.utils.set_random_seed(1)
     generator = np.random.default_rng(1)
     for _ in range(2):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -131,10 +133,12 @@ def test_rates_of_heads_that_cannot_be_as_alone():
 
     def build():
         trainer = build_without_chance()
-        trainer.heads["size"].learning_rate = rates.Stages({0: 0, 2: 1.0})
+        size = replace(trainer.heads["size"], learning_rate_multiplier=rates.Stages({0: 0, 2: 1.0}))
+        trainer.remove_head("size")
+        trainer.add_head("size", **vars(size))
         return trainer
 
-    with pytest.raises(ValueError, match="needs heads whose `learning_rate` is a number. Received: head 'size' with"):
+    with pytest.raises(ValueError, match="needs heads whose `learning_rate_multiplier` is a number. Received: head 'size' with"):
         a_comparison({"a": {"head_rates": "alone"}}, build=build)
 
 

@@ -145,7 +145,7 @@ def test_constant_losses_and_labels_of_sequences():
     size = np.concatenate([targets["size"] for _, targets in data])
     np.testing.assert_allclose(report.labelled, [1, (price >= 0).mean(), np.isfinite(size).mean()])  # padding is no lack
     np.testing.assert_allclose(report.constant_losses[2], np.nanvar(size), rtol=1e-4)
-    assert isinstance(trainer.heads["tag"].loss.original, losses.SequenceCrossentropy)
+    assert isinstance(trainer.heads["tag"].loss, losses.SequenceCrossentropy)
 
 
 def test_report_as_json_as_text_and_as_a_picture(diagnosed, monkeypatch):

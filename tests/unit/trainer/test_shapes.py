@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._update.batch import Batch
-from multihead.heads import Head
+from multihead.heads import NamedHead
 
 
 def specs(length, **targets):
@@ -17,7 +17,10 @@ def specs(length, **targets):
 
 
 def two_heads():
-    return [Head("a", keras.layers.Dense(1), "mse", reads="last"), Head("b", keras.layers.Dense(2), "mse", reads="last")]
+    return [
+        NamedHead("a", keras.layers.Dense(1), "mse", reads="last"),
+        NamedHead("b", keras.layers.Dense(2), "mse", reads="last"),
+    ]
 
 
 class Last(keras.layers.Layer):

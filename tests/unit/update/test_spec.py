@@ -47,7 +47,7 @@ def test_state_is_that_of_methods_metrics_and_modules():
     assert len(found) == len(spec.state)
     wanted = [
         *trainer.balancer.non_trainable_variables,
-        *(variable for metric in trainer.heads["price"].metrics for variable in metric.variables),
+        *(variable for metric in trainer._setup.head("price").metrics for variable in metric.variables),
         *trainer.encoder.average.non_trainable_variables,
     ]
     assert {id(tiny.tensor_variable(variable)) for variable in wanted} == found

@@ -1,4 +1,4 @@
-"""A head: a module on the representation, with its loss, labels, weight and metrics."""
+"""A head under its name, as a trainer holds it: what is computed from its module, loss, labels and metrics."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from multihead.losses._shapes import aligned, with_columns
 from multihead.rates import check_rate
 
 
-class Head:
-    """One head: its module, loss, labels and metrics.
+class NamedHead:
+    """A head under its name.
 
     Args:
         name: The key of the head's targets, sample weights and logs.
-        module: Called as `module(representation)`, or `module(representation, targets)` with `teacher_forcing`.
-        loss: Anything that `multihead.losses.get` accepts; None for predictions that are measured and not trained.
+        module: As in `multihead.Head`, as are the others.
+        loss: None for predictions that are measured and not trained.
         weight: A number of at least 0, or a function of the step that returns one.
         metrics: Keras metrics or their names.
         teacher_forcing: Whether the module reads its targets.
-        ignore_label: The label of elements whose label is missing; NaN always means missing.
+        ignore_label: The label of elements whose label is missing.
+        reads: The part of the representation that the module receives.
         class_weight: Weights by class number, or None.
-        reads: The part of the representation that the module receives; None for all of it.
-        learning_rate: The factor of the steps that are applied to the module's variables; see `multihead.rates`.
-        weight_decay: The factor of the optimizer's weight decay.
-        target_scaling: How the targets are scaled for the loss, as `multihead.scaling.get` takes it.
+        target_scaling: How the targets are scaled for the loss.
         trains_encoder: Whether the encoder is trained by the head.
         couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
+        learning_rate_multiplier: The factor of the steps that are applied to the module's variables.
+        weight_decay_multiplier: The factor of the optimizer's weight decay.
 
     Raises:
         ValueError: `name` is invalid, a weight is negative or not finite, the loss or a metric is unknown, or the loss takes
@@ -72,13 +72,13 @@ class Head:
         metrics: Sequence[Any] = (),
         teacher_forcing: bool = False,
         ignore_label: float | None = None,
-        class_weight: Mapping[int, float] | None = None,
         reads: Any = None,
-        learning_rate: Any = 1.0,
-        weight_decay: Any = 1.0,
+        class_weight: Mapping[int, float] | None = None,
         target_scaling: Any = None,
         trains_encoder: bool = True,
         couples_rows: bool = False,
+        learning_rate_multiplier: Any = 1.0,
+        weight_decay_multiplier: Any = 1.0,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
@@ -100,8 +100,8 @@ class Head:
         self.ignore_label = check_ignore_label(ignore_label)
         self.class_weight = None if class_weight is None else ClassWeight(class_weight)
         self.reads = check_reads(reads)
-        self.learning_rate = check_rate("learning_rate", learning_rate)
-        self.weight_decay = check_rate("weight_decay", weight_decay)
+        self.learning_rate_multiplier = check_rate("learning_rate_multiplier", learning_rate_multiplier)
+        self.weight_decay_multiplier = check_rate("weight_decay_multiplier", weight_decay_multiplier)
         labels = [check_ignore_label(label) for label in (self.ignore_label, self.loss.ignore_label)]
         ignore_labels = tuple(label for label in labels if label is not None)
         self.scaling = self._scaling_of(target_scaling)
@@ -124,8 +124,8 @@ class Head:
             "weight": self._weight != 1.0,
             "class_weight": self.class_weight is not None,
             "teacher_forcing": self.teacher_forcing,
-            "learning_rate": self.learning_rate != 1.0,
-            "weight_decay": self.weight_decay != 1.0,
+            "learning_rate_multiplier": self.learning_rate_multiplier != 1.0,
+            "weight_decay_multiplier": self.weight_decay_multiplier != 1.0,
             "target_scaling": self.scaling is not None,
             "trains_encoder": not self.trains_encoder,
             "couples_rows": self.loss.couples_rows,
@@ -157,7 +157,7 @@ class Head:
             return "takes numbers of at least 0, which scaled targets are not"
         return None if self.class_weight is None else "is weighted by class, and scaled targets are no classes"
 
-    def with_scaling(self, target_scaling: Any) -> Head:
+    def with_scaling(self, target_scaling: Any) -> NamedHead:
         """The same head, with its module and metrics, and with another scaling of its targets unless it has this one.
 
         Raises:
@@ -229,21 +229,35 @@ class Head:
             TypeError: The module, the loss, a metric or the weight is a function that Keras cannot name.
         """
         serialize = keras.saving.serialize_keras_object
+        given = self.arguments
+        kept = ("teacher_forcing", "ignore_label", "class_weight", "trains_encoder", "couples_rows")
         return {
+            **{name: serialize(value) for name, value in given.items() if name not in kept},
+            **{name: given[name] for name in kept},
             "name": self.name,
-            "module": serialize(self.module),
             "loss": serialized(self.loss.original) if self.is_trained else None,
-            "weight": serialize(self.weight),
             "metrics": [serialized(metric) for metric in self.metric_specs],
+            "reads": encode_reads(self.reads),
+            "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
+        }
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `multihead.Head`, with the present weight and what was learned of the target scaling."""
+        return {
+            "module": self.module,
+            "loss": self.loss.original if self.is_trained else None,
+            "weight": self.weight,
+            "metrics": tuple(self.metric_specs),
             "teacher_forcing": self.teacher_forcing,
             "ignore_label": self.ignore_label,
+            "reads": self.reads,
             "class_weight": None if self.class_weight is None else dict(self.class_weight.weights),
-            "reads": encode_reads(self.reads),
-            "learning_rate": serialize(self.learning_rate),
-            "weight_decay": serialize(self.weight_decay),
-            "target_scaling": None if self.scaling is None else serialize(self.scaling.scaling),
+            "target_scaling": self.target_scaling,
             "trains_encoder": self.trains_encoder,
             "couples_rows": self.loss.couples_rows,
+            "learning_rate_multiplier": self.learning_rate_multiplier,
+            "weight_decay_multiplier": self.weight_decay_multiplier,
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -470,7 +484,7 @@ def or_nan(value: Any, condition: tf.Tensor) -> tf.Tensor:
     return where(condition, value, float("nan")) if value.dtype.is_floating else value
 
 
-def weigh_classes(heads: Sequence[Head], class_weight: Any) -> list[Head]:
+def weigh_classes(heads: Sequence[NamedHead], class_weight: Any) -> list[NamedHead]:
     """The same heads, with their modules and metrics, some of them with other class weights.
 
     Args:
