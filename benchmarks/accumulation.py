@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("| --- | --- | --- | --- | --- |")
     for parts in numbers:
         found = {}
-        for kind in ("custom loop", "micro_batches", "accumulate_steps"):
+        for kind in ("custom loop", "micro_batches", "gradient_accumulation_steps"):
             command = [sys.executable, "-m", "benchmarks.accumulation", "--updates", str(updates)]
             command += ["--case", json.dumps([kind, parts])]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -73,7 +73,7 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
         metrics=found.metrics,
         optimizer=OPTIMIZERS[optimizer],
         rates=rates[:1] if options.quick else rates,
-        tuning_seed=[1000 + seed for seed in range(options.tuning_seeds)],
+        tuning_seeds=[1000 + seed for seed in range(options.tuning_seeds)],
         batch_size=found.batch_size,
         options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
         equal_cost=[arm for arm in options.arms if rule_of(arm) in ARMS],

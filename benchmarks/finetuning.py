@@ -64,7 +64,7 @@ def finetune(arm: str, start: PriceModel, data: run.Data, priced: int, epochs: i
         first_rows(data.splits["train"], priced), model.vectorizers, options.batch_size, seed=options.seed
     )
     trainer, batches = model.trainer, model.with_own_targets(batches)
-    trainer.compile(keras.optimizers.Adam(1e-3), encoder_learning_rate=ARMS[arm](steps * epochs))
+    trainer.compile(keras.optimizers.Adam(1e-3), encoder_learning_rate_multiplier=ARMS[arm](steps * epochs))
     trainer.compute_gradients(next(iter(batches)))  # creates the variables
     if arm != "from scratch":
         trainer.encoder.set_weights(start.trainer.encoder.get_weights())
@@ -84,7 +84,7 @@ def stepper(rate: Any, telemetry: str | None) -> Callable[[], Any]:
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("reply", heads["reply"], losses.SequenceCrossentropy())
     trainer.add_head("price", heads["price"], "sparse_categorical_crossentropy")
-    trainer.compile("adam", encoder_learning_rate=rate, telemetry=telemetry)
+    trainer.compile("adam", encoder_learning_rate_multiplier=rate, telemetry=telemetry)
     trainer.compute_gradients((x, targets))
     return tf.function(lambda: trainer.apply_gradients(trainer.compute_gradients((x, targets))))
 

@@ -124,7 +124,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "balance_at": "parameters",
         "balance_every": 10,
     },
-    "the sequence head left out by a schedule": {"schedule": schedules.Alternate(LEFT_OUT)},
+    "the sequence head left out by a schedule": {"head_schedule": schedules.Alternate(LEFT_OUT)},
 }
 
 SMALL = "two small dense heads"

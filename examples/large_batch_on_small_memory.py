@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 LARGE = "one large batch"
 BY_HAND = "GradientAccumulator, custom loop"
 SEPARATE = "one update per mini-batch"
-CASES = (LARGE, "fit, micro_batches", "fit, accumulate_steps", BY_HAND, SEPARATE)
+CASES = (LARGE, "fit, micro_batches", "fit, gradient_accumulation_steps", BY_HAND, SEPARATE)
 TIME, FEATURES, UNITS, KINDS = 400, 4, 64, 4
 
 
@@ -100,7 +100,7 @@ def update_by_hand(trainer: MultiHeadTrainer, batches: tf.data.Dataset) -> None:
 
 def train(case: str, size: Size, seed: int) -> Outcome:
     """Applies the update, or updates, of a case in this process."""
-    options = {"fit, micro_batches": "micro_batches", "fit, accumulate_steps": "accumulate_steps"}
+    options = {"fit, micro_batches": "micro_batches", "fit, gradient_accumulation_steps": "gradient_accumulation_steps"}
     trainer = make_trainer(seed, **({options[case]: size.parts} if case in options else {}))
     batches = stream(size, seed)
     data = joined(batches) if case in (LARGE, "fit, micro_batches") else batches

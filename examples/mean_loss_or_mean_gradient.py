@@ -134,7 +134,10 @@ BY_HAND: dict[str, Callable[[Perceptron, Sequence[Batch]], list[tf.Tensor]]] = {
     "sum of the mean gradients": sum_of_mean_gradients,
     "GradientAccumulator with counts": accumulated_with_counts,
 }
-LIBRARY: dict[str, str] = {"fit, accumulate_steps": "accumulate_steps", "fit, micro_batches": "micro_batches"}
+LIBRARY: dict[str, str] = {
+    "fit, gradient_accumulation_steps": "gradient_accumulation_steps",
+    "fit, micro_batches": "micro_batches",
+}
 
 
 def train_by_hand(gather: Callable[..., list[tf.Tensor]], batches: Sequence[Batch], optimizer: Any, epochs: int) -> Array:

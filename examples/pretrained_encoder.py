@@ -174,7 +174,7 @@ def finetune(way: Way, start: Start, train: Arrays, updates: int) -> MultiHeadTr
     tags = {"reads": SEQUENCE, "ignore_label": NO_LABEL}
     trainer.add_head("tags", head(len(TAGS), "softmax"), CLASSES, metrics=["accuracy"], **tags)
     optimizer = decaying(way.rate * start.rate, updates)
-    trainer.compile(optimizer, encoder_learning_rate=way.encoder_rate(updates), telemetry=None)
+    trainer.compile(optimizer, encoder_learning_rate_multiplier=way.encoder_rate(updates), telemetry=None)
     inputs, targets = train
     targets = {name: targets[name] for name in ("price", "tags")}
     trainer.fit(endless(inputs, targets), steps_per_epoch=updates, verbose=0)
@@ -195,7 +195,7 @@ def add_haste(trainer: MultiHeadTrainer, start: Start, train: Arrays, updates: i
     trainer.add_head("haste", head(1, "sigmoid"), "binary_crossentropy", reads=POOLED)
     done = int(trainer.update_count)
     stages = Stages({0: 0, done + max(1, updates // 3): LayerwiseDecay(0.8, top=0.3)})
-    trainer.compile(decaying(start.rate, updates), encoder_learning_rate=stages, telemetry=None)
+    trainer.compile(decaying(start.rate, updates), encoder_learning_rate_multiplier=stages, telemetry=None)
     inputs, targets = train
     batches = {}
     for name in trainer.heads:

@@ -16,7 +16,7 @@ import numpy as np
 
 from examples._shared import Session, run_program
 from multihead import MultiHeadTrainer, plots
-from multihead.callbacks import Ledger
+from multihead.callbacks import UpdateLogger
 
 TOPICS = 40
 
@@ -52,7 +52,7 @@ def body(session: Session) -> None:
     ledger = session.folder / "run.jsonl"
     ledger.unlink(missing_ok=True)
     options: dict[str, Any] = {"epochs": 2 if session.quick else 8, "batch_size": 64, "verbose": 0}
-    trainer.fit(*train, validation_data=held_out, callbacks=[Ledger(ledger)], **options)
+    trainer.fit(*train, validation_data=held_out, callbacks=[UpdateLogger(ledger)], **options)
     files = plots.all_of(ledger, session.folder)
     files.append(session.folder / "model.png")
     plots.model(trainer).savefig(files[-1], dpi=150)

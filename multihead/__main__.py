@@ -17,7 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m multihead", description="Tools for runs of multihead.")
     commands = parser.add_subparsers(dest="command", required=True)
     plot = commands.add_parser("plot", help="draw the pictures of a run", description=plots.all_of.__doc__)
-    plot.add_argument("run", nargs="+", help="the file that `callbacks.Ledger` has written; several are drawn together")
+    plot.add_argument(
+        "run", nargs="+", help="the file that `callbacks.UpdateLogger` has written; several are drawn together"
+    )
     plot.add_argument(
         "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the first run)"
     )

@@ -1,4 +1,4 @@
-"""Gradient accumulation for custom training loops. In the trainer, use `accumulate_steps` of `compile` instead."""
+"""Gradient accumulation for custom training loops. In the trainer, use `compile(gradient_accumulation_steps=)`."""
 
 from __future__ import annotations
 

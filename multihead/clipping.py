@@ -17,10 +17,10 @@ from multihead._ground.autograph import call_users
 from multihead._ground.gradients import deduplicate, global_norm, map_values, norm, size, with_none
 from multihead._ground.validation import check_positive
 
-__all__ = ["AbstractClipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
+__all__ = ["Clipping", "ByAverageNorm", "ByGlobalNorm", "ByNorm", "ByValue"]
 
 
-class AbstractClipping:
+class Clipping:
     """A limit on gradients. Subclasses implement `_clip`, which receives gradients without None and duplicate rows.
 
     Args:
@@ -54,7 +54,7 @@ class AbstractClipping:
         return {"limit": self.limit}
 
     @classmethod
-    def from_config(cls, config: dict[str, float]) -> AbstractClipping:
+    def from_config(cls, config: dict[str, float]) -> Clipping:
         """Creates the clipping from the result of `get_config`."""
         return cls(**config)
 
@@ -62,7 +62,7 @@ class AbstractClipping:
         return f"{type(self).__name__}({self.limit:g})"
 
 
-def keeps_finite(clipping: AbstractClipping | None) -> bool:
+def keeps_finite(clipping: Clipping | None) -> bool:
     """Whether finite gradients are known to be finite after clipping; not by a user's own class.
 
     Nor with a limit at the ends of float32, which divided by a norm may overflow.
@@ -78,7 +78,7 @@ def _scaled_down(gradient: Any, magnitude: tf.Tensor, limit: float) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByValue(AbstractClipping):
+class ByValue(Clipping):
     """Limits every element to `[-limit, limit]`. Changes the gradient's direction.
 
     Example:
@@ -91,7 +91,7 @@ class ByValue(AbstractClipping):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByNorm(AbstractClipping):
+class ByNorm(Clipping):
     """Limits the norm of each variable's gradient: `g * limit / max(limit, |g|)`. Keeps each gradient's direction.
 
     Example:
@@ -104,7 +104,7 @@ class ByNorm(AbstractClipping):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByAverageNorm(AbstractClipping):
+class ByAverageNorm(Clipping):
     """Limits each gradient's norm per element: `g * limit / max(limit, |g| / n)`, with `n` the number of elements.
 
     The limit on the norm thus grows with the size of the variable. For an `IndexedSlices`, `n` is the size of the whole
@@ -121,7 +121,7 @@ class ByAverageNorm(AbstractClipping):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByGlobalNorm(AbstractClipping):
+class ByGlobalNorm(Clipping):
     """Limits the norm of all gradients together: `g * limit / max(limit, |all|)`, with `|all|` the global norm.
 
     Keeps the direction of the update (Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural

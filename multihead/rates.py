@@ -2,7 +2,8 @@
 
 An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
 give it. The factor multiplies the applied step, weight decay included, because Adam and its relatives undo a factor of the
-gradient. The encoder's factors are given to `compile(encoder_learning_rate=)`, a head's to `add_head(learning_rate=)`; each
+gradient. The encoder's factors are given to `compile(encoder_learning_rate_multiplier=)`, a head's to
+`add_head(learning_rate_multiplier=)`; each
 is
 
 - a number: 1 is the optimizer's own step, 0 freezes;
@@ -14,7 +15,8 @@ Variables frozen by the number 0 cost nothing: there is no backward pass for the
 batch normalization whose variables are all frozen runs in inference mode, as with Keras's `trainable = False`. Where a
 function returns 0, the variables and slots do not change either, but their gradients are computed.
 
-Factors of weight decay (`encoder_weight_decay=`, `weight_decay=`) have the same forms; they multiply the `weight_decay` of
+Factors of weight decay (`encoder_weight_decay_multiplier=`, `weight_decay_multiplier=`) have the same forms; they multiply
+the `weight_decay` of
 the optimizer.
 """
 

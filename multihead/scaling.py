@@ -29,7 +29,7 @@ Number = float | list[float]
 """A number, or one for each column of the targets."""
 
 
-class AbstractScaling(ABC):
+class Scaling(ABC):
     """A change of the targets, which can be undone.
 
     Attributes:
@@ -68,7 +68,7 @@ class AbstractScaling(ABC):
         """The constructor's arguments."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> AbstractScaling:
+    def from_config(cls, config: dict[str, Any]) -> Scaling:
         """Creates an instance from the result of `get_config`."""
         return cls(**config)
 
@@ -78,7 +78,7 @@ class AbstractScaling(ABC):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Standardize(AbstractScaling):
+class Standardize(Scaling):
     """Trains on targets of mean 0 and standard deviation 1: `z = (y - mean) / deviation`.
 
     Mean and deviation are given, or learned by the first `fit`: over all labels of the training data that are present, each
@@ -114,7 +114,7 @@ class Standardize(AbstractScaling):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Log(AbstractScaling):
+class Log(Scaling):
     """Trains on standardized logarithms: `z = (log(y + shift) - mean) / deviation`, with the natural logarithm.
 
     For labels above 0 that span powers of ten, such as prices, durations and sizes: an error of the head is then a factor,
@@ -160,7 +160,7 @@ class Log(AbstractScaling):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class ByLayer(AbstractScaling):
+class ByLayer(Scaling):
     """Trains on what a Keras layer makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`.
 
     Args:
@@ -190,7 +190,7 @@ class ByLayer(AbstractScaling):
 _NAMES = {"standardize": Standardize, "log": Log}
 
 
-def get(scaling: Any) -> AbstractScaling | None:
+def get(scaling: Any) -> Scaling | None:
     """Returns the scaling for what `add_head(target_scaling=)` takes; None for None.
 
     Args:
@@ -200,7 +200,7 @@ def get(scaling: Any) -> AbstractScaling | None:
         ValueError: The name is unknown, or a layer of Keras is not adapted or cannot be inverted.
         TypeError: It is none of these.
     """
-    if scaling is None or isinstance(scaling, AbstractScaling):
+    if scaling is None or isinstance(scaling, Scaling):
         return scaling
     if isinstance(scaling, str):
         return _NAMES[check_choice("target_scaling", scaling, list(_NAMES))]()

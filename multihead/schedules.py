@@ -20,10 +20,10 @@ from multihead._ground.random import uniform
 from multihead._ground.validation import check_head_names, check_positive, check_positive_whole, check_whole, is_number
 from multihead._ground.where import where
 
-__all__ = ["AbstractSchedule", "Alternate", "Sample", "Together", "WhileConflicting"]
+__all__ = ["Schedule", "Alternate", "Sample", "Together", "WhileConflicting"]
 
 
-class AbstractSchedule(Method):
+class Schedule(Method):
     """Decides which heads train at a step. Subclasses implement `active`.
 
     It is a Keras layer only so that its state, if any, is saved with the trainer.
@@ -82,7 +82,7 @@ class AbstractSchedule(Method):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Together(AbstractSchedule):
+class Together(Schedule):
     """All heads train at every step."""
 
     always_all = True
@@ -92,7 +92,7 @@ class Together(AbstractSchedule):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Alternate(AbstractSchedule):
+class Alternate(Schedule):
     """Heads alternate: each trains for its number of updates, in the given order, repeatedly.
 
     With turns `t_1 .. t_K` and `T = sum_k t_k`, head `k` trains at step `s` if
@@ -135,7 +135,7 @@ class Alternate(AbstractSchedule):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class Sample(AbstractSchedule):
+class Sample(Schedule):
     """One head trains at each step, sampled at random in given proportions.
 
     Head `k` is sampled with probability `p_k / sum_j p_j`. The sample is a function of only `seed` and the step.
@@ -178,7 +178,7 @@ class Sample(AbstractSchedule):
 
 
 @keras.saving.register_keras_serializable(package="multihead")
-class WhileConflicting(AbstractSchedule):
+class WhileConflicting(Schedule):
     """Heads alternate while their representation gradients conflict, and train together otherwise.
 
     Conflict is measured by the smallest cosine between the representation gradients of two heads, as an exponential running

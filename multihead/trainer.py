@@ -72,7 +72,7 @@ from multihead._update.pipeline import compute_update
 from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead.clipping import AbstractClipping
+from multihead.clipping import Clipping
 from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads import Head, NamedHead
 from multihead.heads._metrics import check_apart
@@ -133,7 +133,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self.encoder = encoder
         self.weighting: Any = None
         self.balancer: Any = None
-        self.schedule: Any = None
+        self.head_schedule: Any = None
         self.head_weights: Any = None
         # The optimizer counts the updates itself; a second count of all of them would differ from its own where Keras
         # restores the weights of an earlier epoch.
@@ -297,7 +297,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 setattr(self, SCALING + head.name, head.scaling)
         self._change_heads(heads)
 
-    def drop_head(self, name: str) -> None:
+    def remove_head(self, name: str) -> None:
         """Removes a head. Afterwards, `compile` must be called again, unless no head is left.
 
         The encoder, the other heads and the removed module keep their weights.
@@ -308,7 +308,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Raises:
             ValueError: There is no head with this name.
         """
-        self._refuse_in_fit("drop_head")
+        self._refuse_in_fit("remove_head")
         check_choice("name", name, self._setup.all_names)
         unlock(self)
         self._shapes = self._shapes.without(name)
@@ -369,12 +369,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         balancer: Any = None,
         balance_at: str = "representation",
         balance_every: int = 1,
-        schedule: schedules.AbstractSchedule | None = None,
-        clip: AbstractClipping | None = None,
+        head_schedule: schedules.Schedule | None = None,
+        clip: Clipping | None = None,
         micro_batches: int = 1,
-        accumulate_steps: int = 1,
-        encoder_learning_rate: Any = 1.0,
-        encoder_weight_decay: Any = 1.0,
+        gradient_accumulation_steps: int = 1,
+        encoder_learning_rate_multiplier: Any = 1.0,
+        encoder_weight_decay_multiplier: Any = 1.0,
         target_scaling: Mapping[str, Any] | None = None,
         telemetry: str | None = "norms",
         layers_every: int = 100,
@@ -402,26 +402,29 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
             balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
                 between. At the parameters, the updates in between make one backward pass through the encoder for all heads.
-            schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
+            head_schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
             clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
                 update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
                 encoder, or one encoder backward pass per head: see "How an update is computed".
-            accumulate_steps: Computes one update, and one step of Keras, from this many consecutive batches of any shapes;
+            gradient_accumulation_steps: Computes one update, and one step of Keras, from this many consecutive batches of
+                any shapes;
                 a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
                 `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data` on to
                 `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
-            encoder_learning_rate: The factor of every step that is applied to the encoder's variables, weight decay
+            encoder_learning_rate_multiplier: The factor of every step that is applied to the encoder's variables, weight
+                decay
                 included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or
                 `Stages`.
-            encoder_weight_decay: The factor of the optimizer's `weight_decay` for the encoder's variables, in the same
+            encoder_weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the encoder's variables, in the
+                same
                 forms.
             target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.
                 A head that has the same one already keeps what it has learned.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
             layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
-                many updates, for `callbacks.Ledger`; such an update costs one encoder backward pass per head.
+                many updates, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. An epoch's
                 warning, and the errors, name the head, the variable, the update and the batch. An update that loss scaling
@@ -450,12 +453,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             balancer=balancer,
             balance_at=balance_at,
             balance_every=balance_every,
-            schedule=schedule,
+            head_schedule=head_schedule,
             clip=clip,
             micro_batches=micro_batches,
-            accumulate_steps=accumulate_steps,
-            encoder_learning_rate=encoder_learning_rate,
-            encoder_weight_decay=encoder_weight_decay,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            encoder_learning_rate_multiplier=encoder_learning_rate_multiplier,
+            encoder_weight_decay_multiplier=encoder_weight_decay_multiplier,
             telemetry=telemetry,
             layers_every=layers_every,
             on_nonfinite=on_nonfinite,
@@ -706,13 +709,14 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             **kwargs: What else this version of Keras takes.
 
         Raises:
-            ValueError: `accumulate_steps` is above 1, so that an update needs several batches.
+            ValueError: `gradient_accumulation_steps` is above 1, so that an update needs several batches.
         """
-        steps = self._assert_ready("train_on_batch").accumulate_steps
+        steps = self._assert_ready("train_on_batch").gradient_accumulation_steps
         if steps > 1:
             raise ValueError(
-                f"`train_on_batch` requires accumulate_steps=1, since it makes one update of one batch. Received: a trainer "
-                f"compiled with accumulate_steps={steps}. Call `fit`, or pass the batches of one update as a list: "
+                f"`train_on_batch` requires gradient_accumulation_steps=1, since it makes one update of one batch. "
+                f"Received: a trainer compiled with gradient_accumulation_steps={steps}. Call `fit`, or pass the batches of one "
+                "update as a list: "
                 "`trainer.apply_gradients(trainer.compute_gradients([(x, y), ...]))`."
             )
         check_one_step(self, "train_on_batch")
@@ -751,7 +755,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """One update, from one batch or from a window of batches; called by Keras."""
         session = self._session
         every_head = session is not None and session.requires_every_head
-        found = batches_of_update(data, self._assert_ready("fit").accumulate_steps)
+        found = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
         batches = [self._unpack(batch, every_head=every_head) for batch in found]
         built = self._require_built()
         built.check_trainable()
@@ -814,7 +818,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """Computes the balanced, unclipped gradients of the total loss on a batch, for a custom training loop.
 
         Args:
-            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With `accumulate_steps`, a
+            batch: `(inputs, targets)` or `(inputs, targets, sample_weights)`, arrays or tensors. With
+                `gradient_accumulation_steps`, a
                 list of at most so many of these tuples, whose examples make one update.
 
         Returns:
@@ -828,11 +833,11 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
         Raises:
             ValueError: The batch has targets for an unknown head, or there are more or fewer batches than
-                `accumulate_steps` allows.
+                `gradient_accumulation_steps` allows.
         """
         options = self._assert_ready("compute_gradients")
         check_known(self._setup.heads, "compute_gradients")
-        batches = [self._prepared(each) for each in batches_of_update(batch, options.accumulate_steps)]
+        batches = [self._prepared(each) for each in batches_of_update(batch, options.gradient_accumulation_steps)]
         spec, checks = self._spec_at_step()
         with tf.control_dependencies(checks):
             update = compute_update(spec, batches, self.update_count, loss_scale(self.optimizer))
@@ -1094,7 +1099,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     def _adopt(self, options: CompileOptions) -> None:
         """Takes over the checked options of `compile`, with an optimizer that may have made updates."""
         self.updates_before.assign_sub(tf.cast(tensor_variable(self.optimizer.iterations), tf.int64))
-        replace_layers(self, weighting=options.weighting, balancer=options.balancer_to_use(), schedule=options.schedule)
+        methods = {"weighting": options.weighting, "balancer": options.balancer_to_use()}
+        replace_layers(self, **methods, head_schedule=options.head_schedule)
         self._setup = Setup(self._setup.heads, options)
 
     def _forget(self) -> None:
@@ -1115,7 +1121,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if self._setup.options is None:
             raise ValueError(
                 f"`{method}` requires a compiled trainer. Received: a trainer that was not compiled since the last "
-                "`add_head` or `drop_head`. Call `compile(optimizer, ...)` first."
+                "`add_head` or `remove_head`. Call `compile(optimizer, ...)` first."
             )
         return self._setup.options
 
@@ -1231,7 +1237,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         are_checked = call.data.labels_are_checked and class_weight is None
         lesson = Lesson.of(self._setup.heads, call)
         start = None if opening is None else opening.begin(self, call)
-        call = call if start is None else call.in_fixed_order(start.seed, options.accumulate_steps)
+        call = call if start is None else call.in_fixed_order(start.seed, options.gradient_accumulation_steps)
         spec = None if self._built is None else self._built.spec
         lesson.learn(self._setup.all_names, spec, self.distribute_strategy, eagerly=self._runs_eagerly)
         tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
@@ -1240,8 +1246,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         given = call.others["callbacks"]
         call = call.with_others(callbacks=with_report(self._log_metrics, given, validates=validates, counts=is_ours))
         call = with_progress(call, self._log_metrics)
-        if options.accumulate_steps > 1:
-            call = call.in_windows(Windows(options.accumulate_steps, self.distribute_strategy, ahead))
+        if options.gradient_accumulation_steps > 1:
+            call = call.in_windows(Windows(options.gradient_accumulation_steps, self.distribute_strategy, ahead))
         self._idle.set([], self._setup.names)
         run, call = (None, call) if start is None else make_run(self, start, call)
         assumptions = Assumptions(are_checked)

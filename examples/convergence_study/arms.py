@@ -57,7 +57,7 @@ class Arm:
     deviation: float | None = None
 
 
-class ByPart(clipping.AbstractClipping):
+class ByPart(clipping.Clipping):
     """Limits the global norm of the encoder's gradients and of each head's own gradients separately.
 
     Args:

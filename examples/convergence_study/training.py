@@ -76,7 +76,7 @@ def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTraine
         trainer.compile(
             make_optimizer(arm),
             balancer=None if arm.balancer is None else arm.balancer(),
-            schedule=None if arm.schedule is None else arm.schedule(),
+            head_schedule=None if arm.schedule is None else arm.schedule(),
             clip=ByPart(CLIP, sizes) if arm.by_part else clipping.ByGlobalNorm(CLIP),
         )
     return trainer

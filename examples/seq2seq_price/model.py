@@ -281,7 +281,7 @@ def compile_trainer(options: Namespace, model: PriceModel, steps: int) -> None:
             keras.optimizers.AdamW(rate, weight_decay=options.weight_decay),
             balancer=balancing.get(options.balancer),
             balance_at=options.balance_at,
-            schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
+            head_schedule=None if options.schedule is None else schedules.Alternate(options.schedule),
             clip=None if options.clip is None else CLIPPINGS[options.clip[0]](options.clip[1]),
             micro_batches=options.micro_batches,
         )

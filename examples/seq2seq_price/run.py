@@ -195,11 +195,11 @@ def build_model(options: Namespace, data: Data, *, heads: Sequence[str] | None =
     )
 
 
-def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.PerHead:
+def best_weights(options: Namespace, heads: Iterable[str]) -> callbacks.HeadEarlyStopping:
     """Restores the weights of the epoch with the lowest validation loss, and stops `--patience` epochs after it."""
     # The total loss, in which `--price-weight` counts, judges all heads at once.
     total = dict.fromkeys(heads, "val_loss")
-    return callbacks.PerHead(total, patience=options.patience or options.epochs, idle=False)
+    return callbacks.HeadEarlyStopping(total, patience=options.patience or options.epochs, idle=False)
 
 
 def train_model(

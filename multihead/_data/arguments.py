@@ -131,7 +131,7 @@ class Call(NamedTuple):
 
         Args:
             seed: The seed of the shuffle of arrays.
-            batches_per_step: The number of batches of a step, `accumulate_steps`.
+            batches_per_step: The number of batches of a step, `gradient_accumulation_steps`.
         """
         call, validation = self, self.validation
         if validation is not None and validation.batches is not None:
@@ -145,7 +145,7 @@ class Call(NamedTuple):
     def in_windows(self, windows: Windows) -> Call:
         """The call with windows of batches, each of which is one step for Keras."""
         steps = self.others.get("steps_per_epoch")
-        call = self.as_dataset(None if steps is None else steps * windows.steps, "accumulate_steps")
+        call = self.as_dataset(None if steps is None else steps * windows.steps, "gradient_accumulation_steps")
         arguments = windows.arguments_of_fit(call.data.x, steps)
         data = Data(arguments.pop("x"), specs=call.data.specs)
         return call._replace(data=data).with_others(**arguments)

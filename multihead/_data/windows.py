@@ -1,4 +1,4 @@
-"""Windows of consecutive batches as the elements of a dataset: what `accumulate_steps` passes to Keras's training loop.
+"""Windows of consecutive batches as the elements of a dataset: how `gradient_accumulation_steps` works in `fit`.
 
 One element is one update, so Keras counts updates: steps, progress bar, callbacks and `steps_per_execution` work as usual.
 """
@@ -20,28 +20,29 @@ def is_window(data: Any) -> bool:
     return isinstance(data, dict) and set(data) == {_KEY}
 
 
-def batches_of_update(data: Any, accumulate_steps: int) -> list[Any]:
+def batches_of_update(data: Any, gradient_accumulation_steps: int) -> list[Any]:
     """The batches of one update.
 
     Args:
         data: A window, a list of batches (tuples), or one batch.
-        accumulate_steps: The option of `compile`.
+        gradient_accumulation_steps: The option of `compile`.
 
     Raises:
-        ValueError: There are none, or more than `accumulate_steps`, or `data` is one batch and `accumulate_steps` above 1.
+        ValueError: There are none, or more than `gradient_accumulation_steps`; or `data` is one batch, and the option is
+            above 1.
     """
     is_list = isinstance(data, list) and all(isinstance(batch, tuple) for batch in data)
     batches = list(data[_KEY]) if is_window(data) else list(data) if is_list else [data]
     is_alone = not is_list and not is_window(data)
-    if not 0 < len(batches) <= accumulate_steps or (is_alone and accumulate_steps > 1):
-        most = "a list of at most" if accumulate_steps > 1 else "at most"
+    if not 0 < len(batches) <= gradient_accumulation_steps or (is_alone and gradient_accumulation_steps > 1):
+        most = "a list of at most" if gradient_accumulation_steps > 1 else "at most"
         received = "one batch" if is_alone else f"a list of {len(batches)}"
-        remedy = f"Pass one batch, or `accumulate_steps={len(batches)}` to `compile`."
-        if accumulate_steps > 1:
+        remedy = f"Pass one batch, or `gradient_accumulation_steps={len(batches)}` to `compile`."
+        if gradient_accumulation_steps > 1:
             remedy = "Pass the batches of one update as a list, `compute_gradients([(inputs, targets), ...])`."
         raise ValueError(
-            f"`batch` must be {most} {accumulate_steps} batches, the `accumulate_steps` of `compile`. Received: {received}. "
-            f"{remedy}"
+            f"`batch` must be {most} {gradient_accumulation_steps} batches, the `gradient_accumulation_steps` of `compile`. "
+            f"Received: {received}. {remedy}"
         )
     return batches
 
@@ -73,8 +74,8 @@ class Windows:
             steps_per_epoch = int(windows.cardinality())
             if steps_per_epoch < 0:
                 raise ValueError(
-                    "`steps_per_epoch` is required with accumulate_steps on several replicas if the cardinality of the "
-                    "dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per epoch."
+                    "`steps_per_epoch` is required with gradient_accumulation_steps on several replicas if the cardinality "
+                    "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per epoch."
                 )
         distributed = self._strategy.distribute_datasets_from_function(
             lambda context: self._of_replicas(windows.repeat(), context)

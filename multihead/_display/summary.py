@@ -64,7 +64,7 @@ def _size(variable: Any) -> int:
 
 def parts_of(trainer: Any) -> list[Part]:
     """The encoder, and the heads' modules."""
-    rate = 1.0 if trainer._setup.options is None else trainer._setup.options.encoder_learning_rate
+    rate = 1.0 if trainer._setup.options is None else trainer._setup.options.encoder_learning_rate_multiplier
     heads = [part(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
     return [part("encoder", trainer.encoder, rate), *heads]
 
@@ -102,10 +102,10 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
     if options is None:
         return []
     replicas = trainer.distribute_strategy.num_replicas_in_sync
-    batches = "1 batch" if options.accumulate_steps == 1 else f"{options.accumulate_steps} batches"
+    batches = "1 batch" if options.gradient_accumulation_steps == 1 else f"{options.gradient_accumulation_steps} batches"
     batches += f", each in {options.micro_batches} micro-batches" if options.micro_batches > 1 else ""
     batches += f", over {replicas} replicas" if replicas > 1 else ""
-    schedule = described(options.schedule)
+    schedule = described(options.head_schedule)
     passes = passes_of(trainer)
     return [
         ("examples", batches),
@@ -115,7 +115,7 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
         *([] if passes is None else [("encoder's passes", passes)]),
         ("clipping", "none" if options.clip is None else repr(options.clip)),
         ("optimizer", _optimizer(trainer.optimizer)),
-        ("encoder's learning rate", f"factor {factor_of(options.encoder_learning_rate)}"),
+        ("encoder's learning rate", f"factor {factor_of(options.encoder_learning_rate_multiplier)}"),
         ("telemetry", "none" if options.telemetry is None else options.telemetry),
     ]
 
@@ -137,12 +137,14 @@ def passes_of(trainer: Any) -> str | None:
     options, built = trainer._setup.options, trainer._built
     if built is None:
         return None
-    passes = built.spec.passes(options.accumulate_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile))
+    passes = built.spec.passes(
+        options.gradient_accumulation_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile)
+    )
     if passes.num_forward == 1 and not passes.per_head:
         return None
     words = "forward once and backward once for each head" if passes.per_head else "forward twice and backward once"
     words += ", or once where coefficients are reused" if passes.may_reuse else ""
-    return f"{words}, for each micro-batch" if options.accumulate_steps * options.micro_batches > 1 else words
+    return f"{words}, for each micro-batch" if options.gradient_accumulation_steps * options.micro_batches > 1 else words
 
 
 def _optimizer(optimizer: Any) -> str:
@@ -188,6 +190,6 @@ def print_summary(trainer: Any, arguments: dict[str, Any], of_keras: Callable[..
         write(as_text(title, columns, rows, numbers=("parameters",)))
     if arguments.keys() - {"print_fn"}:
         parts = [("encoder", trainer.encoder), *((name, head.module) for name, head in trainer.heads.items())]
-        parts += [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "schedule")]
+        parts += [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "head_schedule")]
         with renamed([(name, each) for name, each in parts if isinstance(each, keras.layers.Layer)]):
             of_keras(**arguments)

@@ -148,7 +148,8 @@ class Checkpoint(keras.callbacks.Callback):
         variables = variables_of(trainer)
         saved, present = snapshot.description["parts"], describe(trainer, variables)
         # The state of methods is by position of the heads.
-        moved = ("weighting", "balancer", "schedule", "metrics", "trainer") if saved["heads"] != present["heads"] else ()
+        by_heads = ("weighting", "balancer", "head_schedule", "metrics", "trainer")
+        moved = by_heads if saved["heads"] != present["heads"] else ()
         fitting = {
             name: variable
             for name, variable in variables.items()

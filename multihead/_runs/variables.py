@@ -96,7 +96,7 @@ def draw_from_variables(trainer: Any) -> None:
             trainer.train_function = None
 
 
-_METHODS = ("weighting", "balancer", "schedule")
+_METHODS = ("weighting", "balancer", "head_schedule")
 
 
 def _of_module(module: Any) -> list[Any]:
@@ -107,7 +107,7 @@ def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, st
     """The properties that a checkpoint and the trainer must have in common, in words by name."""
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
-    for name in ("balance_at", "accumulate_steps"):
+    for name in ("balance_at", "gradient_accumulation_steps"):
         parts[name] = str(getattr(trainer._setup.options, name))
     for name in _METHODS:
         parts[name] = "none" if getattr(trainer, name) is None else _in_words(getattr(trainer, name))

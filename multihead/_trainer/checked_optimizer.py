@@ -29,12 +29,13 @@ INSTEAD = {
     "clipnorm": "clip=clipping.ByNorm({value})",
     "clipvalue": "clip=clipping.ByValue({value})",
     "global_clipnorm": "clip=clipping.ByGlobalNorm({value})",
-    "gradient_accumulation_steps": "accumulate_steps={value}",
+    "gradient_accumulation_steps": "gradient_accumulation_steps={value}",
 }
 """What `compile` has instead of options of optimizers."""
 
 _ONE = (
-    "Pass one optimizer, which trains everything; `encoder_learning_rate=` of `compile` and `learning_rate=` of `add_head` "
+    "Pass one optimizer, which trains everything; `encoder_learning_rate_multiplier=` of `compile` and "
+    "`learning_rate_multiplier=` of `add_head` "
     "are factors of its learning rate by part."
 )
 _BY_NAME = {

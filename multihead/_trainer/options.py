@@ -85,12 +85,12 @@ class CompileOptions:
     balancer: Any
     balance_at: str
     balance_every: int
-    schedule: Any
-    clip: clipping.AbstractClipping | None
+    head_schedule: Any
+    clip: clipping.Clipping | None
     micro_batches: int
-    accumulate_steps: int
-    encoder_learning_rate: Any
-    encoder_weight_decay: Any
+    gradient_accumulation_steps: int
+    encoder_learning_rate_multiplier: Any
+    encoder_weight_decay_multiplier: Any
     telemetry: str | None
     layers_every: int
     on_nonfinite: str
@@ -109,13 +109,13 @@ class CompileOptions:
         """
         weighting = weightings.get(self.weighting)
         balancer = balancing.get(self.balancer)
-        schedule = schedules.Together() if self.schedule is None else self.schedule
-        if not isinstance(schedule, schedules.AbstractSchedule):
+        schedule = schedules.Together() if self.head_schedule is None else self.head_schedule
+        if not isinstance(schedule, schedules.Schedule):
             raise TypeError(
-                f"`schedule` must be one of multihead.schedules: {quoted(schedules.__all__)}. Received: "
-                f"schedule={schedule!r}. {_hint(schedule, schedules, 'Alternate({...: 1, ...: 9})')}"
+                f"`head_schedule` must be one of multihead.schedules: {quoted(schedules.__all__)}. Received: "
+                f"head_schedule={schedule!r}. {_hint(schedule, schedules, 'Alternate({...: 1, ...: 9})')}"
             )
-        if self.clip is not None and not isinstance(self.clip, clipping.AbstractClipping):
+        if self.clip is not None and not isinstance(self.clip, clipping.Clipping):
             raise TypeError(
                 f"`clip` must be one of multihead.clipping: {quoted(clipping.__all__)}. Received: clip={self.clip!r}. "
                 f"{_hint(self.clip, clipping, 'ByGlobalNorm(5.0)')} It limits the gradients of the whole model; to clip a "
@@ -129,18 +129,23 @@ class CompileOptions:
             check_positive_whole("max_skipped_updates", self.max_skipped_updates)
         whole = {
             name: check_positive_whole(name, getattr(self, name))
-            for name in ("balance_every", "micro_batches", "accumulate_steps", "layers_every")
+            for name in ("balance_every", "micro_batches", "gradient_accumulation_steps", "layers_every")
         }
         if not isinstance(self.check_labels, bool):
             raise TypeError(f"`check_labels` must be True or False. Received: check_labels={self.check_labels!r}. Pass one.")
         if balancer is not None:
             self._check_level(balancer)
-            self._check_gathering(balancer, whole["balance_every"], whole["micro_batches"] * whole["accumulate_steps"])
+            self._check_gathering(
+                balancer, whole["balance_every"], whole["micro_batches"] * whole["gradient_accumulation_steps"]
+            )
         for method in (weighting, balancer, schedule):
             if method is not None:
                 method.bind(head_names)
-        rates = {name: check_rate(name, getattr(self, name)) for name in ("encoder_learning_rate", "encoder_weight_decay")}
-        methods = {"weighting": weighting, "balancer": balancer, "schedule": schedule}
+        rates = {
+            name: check_rate(name, getattr(self, name))
+            for name in ("encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier")
+        }
+        methods = {"weighting": weighting, "balancer": balancer, "head_schedule": schedule}
         others = {"telemetry": telemetry, "steps_per_execution": check_steps_at_once(self.steps_per_execution)}
         return CompileOptions(**{**self.by_name(), **methods, **whole, **rates, **others})
 
@@ -245,7 +250,7 @@ class Setup:
 
     Attributes:
         heads: The heads, in the order in which they were added.
-        options: The options of `compile`; None before it, and again after `add_head` and `drop_head`.
+        options: The options of `compile`; None before it, and again after `add_head` and `remove_head`.
     """
 
     @property
@@ -324,5 +329,5 @@ def check_compile(
         check_options_of_replicas(checked.jit_compile, checked.steps_per_execution, strategy)
     _check_coupled_rows(checked, heads, strategy.num_replicas_in_sync)
     _warn_of_idle(checked, heads)
-    check_weight_decay(optimizer, {"encoder_weight_decay": checked.encoder_weight_decay}, heads)
+    check_weight_decay(optimizer, {"encoder_weight_decay_multiplier": checked.encoder_weight_decay_multiplier}, heads)
     return optimizer, checked

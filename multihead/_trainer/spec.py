@@ -58,7 +58,7 @@ def build_spec(
     heads = [head for head in heads if head.is_trained]
     if options.weighting is not None:
         options.weighting.build((len(heads),))
-    options.schedule.build((len(heads),))
+    options.head_schedule.build((len(heads),))
     known = [shapes.predictions[head.name] for head in heads]
     network = Network.of(encoder, heads, options.weighting, [each.read_by_loss for each in known], measured)
     if balancer is not None:
@@ -74,13 +74,13 @@ def build_spec(
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
     faults = None if earlier is None or not earlier.faults.fits(network) else earlier.faults
     if faults is None:
-        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.accumulate_steps)
+        faults = Faults(network, options.on_nonfinite, options.max_skipped_updates, options.gradient_accumulation_steps)
     return UpdateSpec(
         network=network,
         predictions=tuple(known),
         weighting=options.weighting,
         balancer=balancer,
-        schedule=options.schedule,
+        schedule=options.head_schedule,
         combiner=_repeating(_combiner(balancer, options), network, known, shapes, options),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
@@ -89,7 +89,7 @@ def build_spec(
         may_be_idle=may_be_idle,
         faults=faults,
         check_labels=options.check_labels,
-        periods=periods_of(network, options.encoder_learning_rate, options.encoder_weight_decay),
+        periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),
         layers=Layers.of(network),
         of_measured=tuple(shapes.predictions[head.name] for head in measured),
         pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
@@ -128,14 +128,14 @@ def _combiner(
     balancer: Balancer | None, options: CompileOptions
 ) -> SumHeads | BalanceAtRepresentation | BalanceAtParameters:
     """How the heads are combined, and what is measured at the representation."""
-    gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.schedule.uses else None
+    gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.head_schedule.uses else None
     if balancer is None:
         needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
         measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
         return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
     if options.balance_at == "representation":
         return BalanceAtRepresentation(balancer)
-    others = [method for method in (options.weighting, options.schedule) if method is not None]
+    others = [method for method in (options.weighting, options.head_schedule) if method is not None]
     may_reuse = options.balance_every > 1 and not any("norms" in method.uses for method in others)
     return BalanceAtParameters(balancer, gramian, may_reuse=may_reuse)
 
@@ -150,7 +150,7 @@ def _repeating(
     """A combiner, with what it takes to combine the heads of several micro-batches in two passes, if that is done."""
     if isinstance(combiner, BalanceAtParameters) or options.run_eagerly or shapes.specs is None:
         return combiner
-    if not combiner.waits(options.micro_batches * options.accumulate_steps, depends_on_losses(options.weighting)):
+    if not combiner.waits(options.micro_batches * options.gradient_accumulation_steps, depends_on_losses(options.weighting)):
         return combiner
     return replace(combiner, repeatable=repeatable(network, predictions, shapes.specs.inputs))
 

@@ -56,8 +56,8 @@ def periods_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple
 
     Args:
         network: The network, nothing of it frozen.
-        encoder_rate: The encoder's `encoder_learning_rate`.
-        encoder_decay: Its `encoder_weight_decay`.
+        encoder_rate: The encoder's `encoder_learning_rate_multiplier`.
+        encoder_decay: Its `encoder_weight_decay_multiplier`.
 
     Raises:
         ValueError: In one of the periods, everything is frozen.
@@ -74,7 +74,9 @@ def periods_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple
         periods.append(Rates(start=start, steps=steps, decays=decays, positions=positions))
         if steps and all(factor == 0 for factor in steps):
             raise ValueError(
-                "`learning_rate` and `encoder_learning_rate` must leave something to train at every step. Received: "
+                "`learning_rate_multiplier` and `encoder_learning_rate_multiplier` must leave something to train at every "
+                "step. "
+                "Received: "
                 f"everything is frozen from step {start} on. Give the encoder or a head a factor above 0."
             )
     return tuple(periods)

@@ -18,8 +18,8 @@ from multihead._update.network import Network, Ownership
 from multihead._update.rates import Rates
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
-from multihead.clipping import AbstractClipping
-from multihead.schedules import AbstractSchedule
+from multihead.clipping import Clipping
+from multihead.schedules import Schedule
 from multihead.weighting import Weighting
 
 
@@ -55,10 +55,10 @@ class UpdateSpec:
     predictions: Sequence[Predictions]
     weighting: Weighting | None
     balancer: Balancer | None
-    schedule: AbstractSchedule
+    schedule: Schedule
     combiner: Combiner
     num_micro_batches: int
-    clip: AbstractClipping | None
+    clip: Clipping | None
     ownership: Ownership
     awake: tf.Variable
     may_be_idle: bool

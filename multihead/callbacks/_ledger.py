@@ -26,7 +26,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if not os.path.exists(path):
         folder = Path(path).parent
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
-        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass the file of a `callbacks.Ledger`."
+        hint = f"Did you mean {str(folder / near)!r}?" if near else "Pass a file of `callbacks.UpdateLogger`."
         raise FileNotFoundError(f"`path` must be a file. Received: {os.fspath(path)!r}, which does not exist. {hint}")
     with open(path, encoding="utf-8") as file:
         return list(_parsed(file.read().split("\n"), path))
@@ -45,7 +45,7 @@ def _parsed(lines: list[str], path: Any) -> Iterator[dict[str, Any]]:
         elif number + 1 < len(lines):  # what ends without a line break was cut off
             raise ValueError(
                 "`path` must be the file of a ledger, with a JSON object per line. Received: "
-                f"{os.fspath(path)!r}, whose line {number + 1} is {text[:60]!r}. Pass the file of a `callbacks.Ledger`."
+                f"{os.fspath(path)!r}, whose line {number + 1} is {text[:60]!r}. Pass a file of `callbacks.UpdateLogger`."
             )
 
 

@@ -13,7 +13,7 @@ from multihead.callbacks._ledger import as_text, cut, keep_until, on_disk, writi
 from multihead.callbacks._per_update import PerUpdate
 
 
-class Ledger(PerUpdate):
+class UpdateLogger(PerUpdate):
     """Writes the figures of updates to a file, one line of JSON per update, during training.
 
     A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the figures of
@@ -38,7 +38,7 @@ class Ledger(PerUpdate):
     Example:
         ```python
         trainer.compile("adam", telemetry="full")
-        trainer.fit(batches, epochs=10, callbacks=[Ledger("run.jsonl")])
+        trainer.fit(batches, epochs=10, callbacks=[UpdateLogger("run.jsonl")])
         ```
     """
 
@@ -92,7 +92,7 @@ class Ledger(PerUpdate):
         self.write(line)
 
 
-class TensorBoardByHead(PerUpdate):
+class HeadTensorBoard(PerUpdate):
     """Shows the figures of updates in TensorBoard during training, grouped by head.
 
     Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for figures of no

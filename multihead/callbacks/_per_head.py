@@ -1,4 +1,4 @@
-"""`PerHead`: each head's best epoch, stopping and selecting by the heads' own figures."""
+"""`HeadEarlyStopping`: each head's best epoch, stopping and selecting by the heads' own figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multihead.callbacks._score import Score
 from multihead.heads._metrics import log_name
 
 
-class PerHead(keras.callbacks.Callback):
+class HeadEarlyStopping(keras.callbacks.Callback):
     """Keeps each head's best, idles heads that have stopped improving, stops when none improves, and selects by one number.
 
     The options are those of Keras's `EarlyStopping`, for each head by itself: with a single head, both stop after the same
@@ -177,7 +177,8 @@ class PerHead(keras.callbacks.Callback):
         self._validates = validates
         if self.monitor is None and not validates:
             raise ValueError(
-                "`validation_data` must be given for PerHead, which monitors `val_{head}_loss`. Received: a `fit` without "
+                "`validation_data` must be given for HeadEarlyStopping, which monitors `val_{head}_loss`. Received: a `fit` "
+                "without "
                 "validation data. Pass them, or other figures by head name as `monitor`."
             )
         for place, callback in enumerate(others):
@@ -186,8 +187,9 @@ class PerHead(keras.callbacks.Callback):
             name, better = type(callback).__name__, getattr(callback, "monitor_op", None)
             if place < list(others).index(self):
                 raise ValueError(
-                    f"`callbacks` must have PerHead before callbacks that monitor {callback.monitor!r}. Received: {name} "
-                    "before PerHead. Move it."
+                    f"`callbacks` must have HeadEarlyStopping before callbacks that monitor {callback.monitor!r}. Received: "
+                    f"{name} "
+                    "before HeadEarlyStopping. Move it."
                 )
             if getattr(callback, "mode", "max") != "max" or (callable(better) and better(0.0, 1.0)):
                 raise ValueError(

@@ -13,7 +13,7 @@ from multihead.callbacks._best import Best
 
 
 class Score:
-    """The mean of the heads' figures with their signs, or their mean relative gain; see `PerHead`.
+    """The mean of the heads' figures with their signs, or their mean relative gain; see `HeadEarlyStopping`.
 
     Args:
         figures: The name in the logs of each head's figure.
@@ -60,7 +60,8 @@ class Score:
         if not missing or len(self.of_epochs) > 1:
             return
         warnings.warn(
-            f"PerHead finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} is NaN, "
+            f"HeadEarlyStopping finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} is "
+            f"NaN, "
             "because the data have no labels for it, or its loss is not finite. Until there is a figure, the head does not "
             f"count in {self.name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
             RuntimeWarning,
@@ -77,5 +78,5 @@ class Score:
             reason = "the figures of all heads were NaN. Look at the labels and losses"
         else:
             reason = f"in each epoch, a figure of the heads {quoted(self.last)} was NaN. Look at the labels and losses"
-        text = f"PerHead has no {self.name}, and restores nothing, because {reason}."
+        text = f"HeadEarlyStopping has no {self.name}, and restores nothing, because {reason}."
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -21,7 +21,7 @@ AT_EQUAL_COST = ", equal cost"
 WEIGHTS, BUILD, HEAD_RATES = "weights", "build", "head_rates"
 OWN = (WEIGHTS, BUILD, HEAD_RATES)
 """What the dict of an arm may have besides options of `compile`."""
-_RULES = ("balancer", "weighting", "schedule")
+_RULES = ("balancer", "weighting", "head_schedule")
 OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 """The options of joint training, which a single-task model does not have."""
 
@@ -140,7 +140,8 @@ def _read_arm(name: Any, given: Any) -> Arm:
     if as_alone not in (None, ALONE):
         raise ValueError(
             f"`arms[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
-            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to `add_head(learning_rate=)` "
+            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
+            "`add_head(learning_rate_multiplier=)` "
             "in a `build` of the arm's own."
         )
     options = {option: value for option, value in given.items() if option not in OWN}
@@ -173,7 +174,7 @@ def _needs_nothing(build: Callable[..., Any]) -> bool:
 
 
 def read_options(
-    argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ("accumulate_steps",)
+    argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ("gradient_accumulation_steps",)
 ) -> dict[str, Any]:
     """Options of `compile`, with recipes for objects.
 

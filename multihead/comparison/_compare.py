@@ -35,7 +35,7 @@ def compare(
     metrics: Mapping[str, Any] | None = None,
     optimizer: Callable[[Any], Any] = keras.optimizers.Adam,
     rates: float | Sequence[float] = (1e-3, 3e-3, 1e-2),
-    tuning_seed: int | Sequence[int] = 1000,
+    tuning_seeds: int | Sequence[int] = 1000,
     batch_size: int = 32,
     options: Mapping[str, Any] | None = None,
     equal_cost: bool | Sequence[str] = True,
@@ -66,7 +66,7 @@ def compare(
             which learning rates are chosen. Each is `(x, y)` or `(x, y, sample_weight)`, arrays with targets by head name,
             or a `tf.data.Dataset` of batches. Or a function of the seed that returns such a dict, for splits by seed and for
             data sets that shuffle; it is called for every run, after the seeds were set.
-        arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `schedule`, ...) and
+        arms: By name, dicts of options of `compile` (`balancer`, `balance_at`, `weighting`, `head_schedule`, ...) and
             `"weights"`, a dict of the heads' weights. `{}` is the plain sum with the weights of `build`. `"build"` is a
             function in place of `build` whose trainer has the same heads, losses and metrics and, for example, an encoder as
             large as those that it replaces; single-task models are always those of `build`. `"head_rates": "alone"` gives
@@ -80,10 +80,11 @@ def compare(
         optimizer: A class of optimizers, or another function of the learning rate that returns an optimizer, such as
             `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
         rates: The grid of initial learning rates; with a single rate, none is chosen.
-        tuning_seed: The seed on which rates are chosen, none of `seeds`; or a list of several, whose mean decides: a rate
+        tuning_seeds: The seed on which rates are chosen, none of `seeds`; or a list of several, whose mean decides: a rate
             at the edge of stability, at which some runs fail, then is not chosen for the luck of one.
         batch_size: The number of examples in a batch of arrays.
-        options: Options of `compile` for all arms and the single-task models, such as `clip` or `accumulate_steps`.
+        options: Options of `compile` for all arms and the single-task models, such as `clip` or
+            `gradient_accumulation_steps`.
         equal_cost: Whether all arms are trained at equal cost, too, or the names of those that are.
         measure: A function of a trained trainer and a part of the data that returns figures by name, in place of
             `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
@@ -131,9 +132,9 @@ def compare(
     check_callables(build, optimizer, measure)
     by_name = {name: arm if arm.build is not build else replace(arm, build=None) for name, arm in read_arms(arms).items()}
     twice = chosen(equal_cost, by_name)
-    plan = read_plan(seeds, tuning_seed, rates, budget)
+    plan = read_plan(seeds, tuning_seeds, rates, budget)
     common = read_options("options", options or {}, without=OF_JOINT_TRAINING)
-    accumulate = check_positive_whole("options['accumulate_steps']", common.get("accumulate_steps", 1))
+    accumulate = check_positive_whole("options['gradient_accumulation_steps']", common.get("gradient_accumulation_steps", 1))
     size = check_positive_whole("batch_size", batch_size)
     study = Study(build, data, optimizer, common, size, measure, accumulate)
     number = check_positive_whole("processes", processes)

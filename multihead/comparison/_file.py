@@ -14,7 +14,7 @@ from multihead._ground.files import locked, replace_text
 from multihead._ground.names import nearest
 
 Line = dict[str, Any]
-_OPEN = ("rates", "tuning_seed")
+_OPEN = ("rates", "tuning_seeds")
 """The settings that may change when a comparison goes on."""
 _RUN = ("run", "arm", "head", "seed", "rate", "updates", "at_equal_cost")
 
@@ -51,8 +51,8 @@ def _parsed(text: str) -> Line | None:
     return line if isinstance(line, dict) else None
 
 
-def _first(tuning_seed: Any) -> Any:
-    return tuning_seed[0] if isinstance(tuning_seed, list) else tuning_seed
+def _first(tuning_seeds: Any) -> Any:
+    return tuning_seeds[0] if isinstance(tuning_seeds, list) else tuning_seeds
 
 
 class Lines:
@@ -85,8 +85,8 @@ class Lines:
         before = self.lines[0]["settings"]
         changed = [name for name in now["settings"] if before.get(name) != now["settings"][name]]
         differ = [name for name in changed if name not in _OPEN]
-        if _first(before["tuning_seed"]) != _first(now["settings"]["tuning_seed"]):
-            differ = ["tuning_seed", *differ]
+        if _first(before["tuning_seeds"]) != _first(now["settings"]["tuning_seeds"]):
+            differ = ["tuning_seeds", *differ]
         if differ:
             shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now['settings'][name]!r} now" for name in differ)
             raise ValueError(

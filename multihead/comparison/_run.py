@@ -79,7 +79,7 @@ def start(study: Study, job: Job) -> Started:
     trainer._build_for(data[TRAIN])
     for name in all_heads:
         if job.head not in ("", name):
-            trainer.drop_head(name)
+            trainer.remove_head(name)
     for name, value in ({job.head: 1.0} if job.head else job.weights).items():
         if not (job.head and callable(trainer.heads[name].weight)):
             trainer.set_weight(name, value)
@@ -113,7 +113,7 @@ def _give_rates(trainer: Any, job: Job) -> None:
             )
         heads[name] = replace(head, learning_rate_multiplier=head.learning_rate_multiplier * rate / job.rate)
     for name, head in heads.items() if job.head_rates else ():
-        trainer.drop_head(name)
+        trainer.remove_head(name)
         trainer.add_head(name, **vars(head))
 
 

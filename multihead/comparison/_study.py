@@ -107,7 +107,7 @@ class Plan:
     budget: tuple[str, int]
 
 
-def read_plan(seeds: Any, tuning_seed: Any, rates: Any, budget: Any) -> Plan:
+def read_plan(seeds: Any, tuning_seeds: Any, rates: Any, budget: Any) -> Plan:
     """The checked numbers.
 
     Raises:
@@ -120,12 +120,12 @@ def read_plan(seeds: Any, tuning_seed: Any, rates: Any, budget: Any) -> Plan:
             "`seeds` must be a number of seeds, at least 1, or a list of different whole numbers of at least 0. "
             f"Received: seeds={seeds!r}. Pass, for example, 5."
         )
-    several = isinstance(tuning_seed, Sequence) and not isinstance(tuning_seed, str)
-    own = [check_whole("tuning_seed", seed) for seed in (tuning_seed if several else [tuning_seed])]
+    several = isinstance(tuning_seeds, Sequence) and not isinstance(tuning_seeds, str)
+    own = [check_whole("tuning_seeds", seed) for seed in (tuning_seeds if several else [tuning_seeds])]
     if not own or len(set(own)) < len(own) or set(own) & set(numbers) or min(own) < 0:
         raise ValueError(
-            "`tuning_seed` must be a seed of its own, at least 0, or a list of different ones, so that the learning rates "
-            f"are not chosen on the reported seeds. Received: tuning_seed={tuning_seed!r} with seeds {quoted(numbers)}. "
+            "`tuning_seeds` must be a seed of its own, at least 0, or a list of different ones, so that the learning rates "
+            f"are not chosen on the reported seeds. Received: tuning_seeds={tuning_seeds!r} with seeds {quoted(numbers)}. "
             "Choose another."
         )
     grid = [rates] if is_number(rates) else rates
@@ -177,7 +177,7 @@ def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str
         "split": probed["split"],
         "updates": probed["updates"],
         "rates": list(plan.rates),
-        "tuning_seed": plan.tuning_seeds[0] if len(plan.tuning_seeds) == 1 else list(plan.tuning_seeds),
+        "tuning_seeds": plan.tuning_seeds[0] if len(plan.tuning_seeds) == 1 else list(plan.tuning_seeds),
         "batch_size": study.batch_size,
         "optimizer": in_words(study.optimizer),
         "options": {name: in_words(value) for name, value in sorted(study.options.items())},

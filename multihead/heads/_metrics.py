@@ -26,7 +26,8 @@ OF_PAIRS = ("cosine",)
 """The figures of a pair of heads, as `{head}_{other}_{figure}`."""
 
 TOTALS = (
-    "loss added_loss regularizer encoder_learning_rate update_norm update_norm_clipped clipped_updates skipped_updates "
+    "loss added_loss regularizer encoder_learning_rate_multiplier update_norm update_norm_clipped clipped_updates "
+    "skipped_updates "
     "learning_rate lr"
 ).split()
 """The figures that belong to no head, of the trainer or of Keras."""

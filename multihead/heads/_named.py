@@ -174,7 +174,7 @@ class NamedHead:
         return found
 
     @property
-    def target_scaling(self) -> scaling.AbstractScaling | None:
+    def target_scaling(self) -> scaling.Scaling | None:
         """How the targets are scaled, with the mean and the deviation that were learned; None if they are not."""
         return None if self.scaling is None else self.scaling.present
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._ground.keras import add_state, keras_mask, with_keras_mask
 from multihead._ground.where import where
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
-from multihead.scaling import AbstractScaling, ByLayer
+from multihead.scaling import ByLayer, Scaling
 
 
 class Moments(NamedTuple):
@@ -47,7 +47,7 @@ class TargetScaling(keras.layers.Layer):
         scaling: As given.
     """
 
-    def __init__(self, head: str, scaling: AbstractScaling) -> None:
+    def __init__(self, head: str, scaling: Scaling) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
         self.head = head
         self.scaling = scaling
@@ -68,7 +68,7 @@ class TargetScaling(keras.layers.Layer):
             return bool(tf.convert_to_tensor(self._known) > 0)
 
     @property
-    def present(self) -> AbstractScaling:
+    def present(self) -> Scaling:
         """The scaling with the mean and the deviation as they are now; those that are not learned yet are None."""
         if not self.scaling.learns or not self.is_known:
             return self.scaling

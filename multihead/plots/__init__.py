@@ -1,6 +1,6 @@
 """Pictures of a run and of a model. They need matplotlib: `pip install 'multihead[plots]'`.
 
-`python -m multihead plot run.jsonl` draws all pictures of a ledger (`callbacks.Ledger`). Each function below draws one, and
+`python -m multihead plot run.jsonl` draws all plots of the file of a `callbacks.UpdateLogger`. Each function draws one, and
 returns a `matplotlib.figure.Figure`: `figure.savefig("losses.png")`. A run is the file of a ledger, what `read` returns, or
 what `fit` has returned, Keras's `History`, which is drawn by epoch. Of a list of runs, one is drawn below the other. `front`
 draws a comparison of several runs (`multihead.compare`).

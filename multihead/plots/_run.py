@@ -48,7 +48,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     """Reads a ledger.
 
     Args:
-        path: The file that `callbacks.Ledger` has written.
+        path: The file that `callbacks.UpdateLogger` has written.
 
     Raises:
         ValueError: The file is no ledger, or has no updates.

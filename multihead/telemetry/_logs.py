@@ -106,7 +106,9 @@ LOSSES = (
 # To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
 FIGURES = (
     Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
-    Figure("encoder_learning_rate", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"),
+    Figure(
+        "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
+    ),
     Figure("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
     Figure("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
     Figure("clipped_updates", _is_clipped, _shows_clipping, "update"),

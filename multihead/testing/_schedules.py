@@ -8,20 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.method import Observation
-from multihead.schedules import AbstractSchedule
+from multihead.schedules import Schedule
 from multihead.testing._report import Report, same_state, state_of, traced
 
 _AT_FIRST = "before any update"
 
 
 def check_schedule(
-    schedule: AbstractSchedule,
+    schedule: Schedule,
     *,
     num_heads: Sequence[int] = (1, 2, 3, 5),
     num_steps: int = 100,
     xla: bool = True,
 ) -> Report:
-    """Checks a schedule against the contract of `multihead.schedules.AbstractSchedule`.
+    """Checks a schedule against the contract of `multihead.schedules.Schedule`.
 
     For the first `num_steps` steps, and again after updates that it has observed (with gradients that agree, conflict or
     vanish, and with idle heads), it checks that `active`
@@ -67,7 +67,7 @@ def check_schedule(
 class _Case:
     """One schedule with a number of heads."""
 
-    def __init__(self, schedule: AbstractSchedule, report: Report, num_heads: int, num_steps: int) -> None:
+    def __init__(self, schedule: Schedule, report: Report, num_heads: int, num_steps: int) -> None:
         self._schedule = schedule
         self._report = report
         self._names = list(schedule.head_names or (f"head_{k}" for k in range(num_heads)))
@@ -95,7 +95,7 @@ class _Case:
         fresh.reset()
         self._require(same_state(state_of(fresh), start), "have its initial state after `reset()`")
 
-    def _check_table(self, schedule: AbstractSchedule, given: str = _AT_FIRST) -> np.ndarray:
+    def _check_table(self, schedule: Schedule, given: str = _AT_FIRST) -> np.ndarray:
         """As `_table`, checked."""
         answer = schedule.active(tf.constant(0, tf.int64))
         is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == (len(self._names),)
@@ -111,7 +111,7 @@ class _Case:
             self._require(same, "be the same in a graph and in eager mode, in any order of the steps", given, f" ({step})")
         return table
 
-    def _check_compiled(self, schedule: AbstractSchedule) -> None:
+    def _check_compiled(self, schedule: Schedule) -> None:
         table = self._table(schedule)
         active = traced(schedule.active, tf.constant(0, tf.int64), xla=True)
         for step in self._some_steps:
@@ -146,13 +146,13 @@ class _Case:
             for step, (label, gramian) in enumerate(gramians.items())
         }
 
-    def _built(self) -> AbstractSchedule:
+    def _built(self) -> Schedule:
         fresh = type(self._schedule).from_config(self._schedule.get_config())
         fresh.bind(self._names)
         fresh.build((len(self._names),))
         return fresh
 
-    def _table(self, schedule: AbstractSchedule) -> np.ndarray:
+    def _table(self, schedule: Schedule) -> np.ndarray:
         """`[num_steps, num_heads]`: which heads are active at each step."""
         steps = tf.range(self._num_steps, dtype=tf.int64)
         return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)(steps).numpy()

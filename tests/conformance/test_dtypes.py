@@ -16,7 +16,7 @@ SIZE = RNG.normal(size=(22, 1))
 KIND = np.where(np.arange(22) < 3, -1, RNG.integers(0, 3, 22))
 
 POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
-GATHERING = ((), (("micro_batches", 2),), (("accumulate_steps", 2),))
+GATHERING = ((), (("micro_batches", 2),), (("gradient_accumulation_steps", 2),))
 CASES = pairwise(
     [*((policy, "float32") for policy in POLICIES), ("float16", "float16"), ("float64", "float64")],
     (None, "norms", "full"),

@@ -28,11 +28,11 @@ UPDATES = {
     "balancer": {"balancer": "EqualNorms"},
     "balance_at": {"balancer": "EqualNorms", "balance_at": "parameters"},
     "balance_every": {"balancer": "EqualNorms", "balance_every": 2},
-    "schedule": {"schedule": lambda: schedules.Alternate({"a": 1, "b": 1})},
+    "head_schedule": {"head_schedule": lambda: schedules.Alternate({"a": 1, "b": 1})},
     "clip": {"clip": lambda: clipping.ByGlobalNorm(0.1)},
-    "accumulate_steps": {"accumulate_steps": 3},
-    "encoder_learning_rate": {"encoder_learning_rate": 0.25},
-    "encoder_weight_decay": {"encoder_weight_decay": 0.0},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 3},
+    "encoder_learning_rate_multiplier": {"encoder_learning_rate_multiplier": 0.25},
+    "encoder_weight_decay_multiplier": {"encoder_weight_decay_multiplier": 0.0},
     "target_scaling": {"target_scaling": lambda: {"b": scaling.Standardize(mean=0.5, deviation=2.0)}},
 }
 """By option, arguments that change the updates."""
@@ -86,7 +86,7 @@ def by_batch(trainer, batches):
 
 
 def by_loop(trainer, batches, compute=None):
-    steps = trainer.get_compile_config()["accumulate_steps"]
+    steps = trainer.get_compile_config()["gradient_accumulation_steps"]
     for i in range(0, len(batches), steps):
         of_update = batches[i : i + steps] if steps > 1 else batches[i]
         (compute or (lambda given: trainer.apply_gradients(trainer.compute_gradients(given))))(of_update)
@@ -106,7 +106,12 @@ ENTRIES = {
     "train_step of its own": (ByItself, by_fit),
 }
 
-REFUSED = {("train_on_batch", "accumulate_steps"): "`train_on_batch` requires accumulate_steps=1.*compute_gradients"}
+REFUSED = {
+    (
+        "train_on_batch",
+        "gradient_accumulation_steps",
+    ): "`train_on_batch` requires gradient_accumulation_steps=1.*compute_gradients"
+}
 if not KERAS_3:
     REFUSED["train_on_batch", "steps_per_execution"] = "`train_on_batch` requires steps_per_execution=1.*`fit`"
 
@@ -188,9 +193,11 @@ def test_labels_are_checked_everywhere(entry):
 )
 def test_an_update_has_as_many_batches_as_compile_says(given, received):
     with pytest.raises(ValueError, match=f"`batch` must be a list of at most 3 batches.*Received: {received}. Pass"):
-        made("accumulate_steps").compute_gradients(given)
+        made("gradient_accumulation_steps").compute_gradients(given)
 
 
 def test_a_list_of_batches_needs_the_option():
-    with pytest.raises(ValueError, match="Received: a list of 2. Pass one batch, or `accumulate_steps=2` to `compile`"):
+    with pytest.raises(
+        ValueError, match="Received: a list of 2. Pass one batch, or `gradient_accumulation_steps=2` to `compile`"
+    ):
         made(None).compute_gradients(BATCHES[:2])

@@ -36,7 +36,10 @@ ERRORS = {
         lambda: add(empty_trainer()).compile("sgd", micro_batches=0),
         r"`micro_batches` must be a whole number",
     ),
-    "steps": (lambda: add(empty_trainer()).compile("sgd", accumulate_steps=1.5), r"`accumulate_steps` must be a whole"),
+    "steps": (
+        lambda: add(empty_trainer()).compile("sgd", gradient_accumulation_steps=1.5),
+        r"`gradient_accumulation_steps` must be a whole",
+    ),
     "clip": (
         lambda: add(empty_trainer()).compile("sgd", clip=5.0),
         r"`clip` must be one of multihead.clipping.*clip=5.0",
@@ -48,7 +51,7 @@ ERRORS = {
     ),
     "optimizer": (lambda: add(empty_trainer()).compile("adamm"), r"`optimizer` must be a Keras optimizer or its name"),
     "schedule": (
-        lambda: add(empty_trainer()).compile("sgd", schedule=schedules.Alternate({"b": 1})),
+        lambda: add(empty_trainer()).compile("sgd", head_schedule=schedules.Alternate({"b": 1})),
         r"`turns` must name every head, and nothing else: 'b' is not a head; the head 'a' is missing",
     ),
     "turns": (lambda: schedules.Alternate({"a": 0}), r"`turns\['a'\]` must be a whole number of at least 1"),

@@ -79,7 +79,7 @@ def expected_layers(rows):
 
 def lines_of(made, path, batch_size=16, repeats=2):
     x, y = tf.nest.map_structure(lambda values: np.concatenate([values] * repeats), (X, Y))
-    made.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=[callbacks.Ledger(path)])
+    made.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=[callbacks.UpdateLogger(path)])
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -91,7 +91,7 @@ def close(found, expected, tolerance):
 
 CASES = {
     "micro-batches": ({"micro_batches": 3, "run_eagerly": True}, 16, 1e-5),
-    "accumulated batches": ({"accumulate_steps": 2, "run_eagerly": True}, 8, 1e-5),
+    "accumulated batches": ({"gradient_accumulation_steps": 2, "run_eagerly": True}, 8, 1e-5),
     "half precision": ({"run_eagerly": True}, 16, 2e-2),
     "two steps at once": ({"steps_per_execution": 2}, 16, 1e-5),
     "replicas": ({}, 16, 1e-5),

@@ -75,8 +75,8 @@ OPTIONS = {
     "micro-batches": {"balancer": "CAGrad", "micro_batches": 2},
     "at the parameters": {"balancer": "GradVac", "balance_at": "parameters", "balance_every": 2},
     "weighted": {"weighting": "Uncertainty"},
-    "in turns": {"schedule": {"size": 1, "kind": 1, "rate": 2}},
-    "gathered": {"accumulate_steps": 2},
+    "in turns": {"head_schedule": {"size": 1, "kind": 1, "rate": 2}},
+    "gathered": {"gradient_accumulation_steps": 2},
 }
 
 
@@ -93,8 +93,8 @@ def trained(options, *, eagerly, labels=Y):
     """The logs and the weights of a short `fit`."""
     keras.utils.set_random_seed(1)
     options = dict(OPTIONS[options])
-    if "schedule" in options:
-        options["schedule"] = schedules.Alternate(options["schedule"])
+    if "head_schedule" in options:
+        options["head_schedule"] = schedules.Alternate(options["head_schedule"])
     trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh", kernel_regularizer="l2"))
     trainer.add_head("size", keras.layers.Dense(1), "mse", ignore_label=-9, metrics=["mae"])
     kind = keras.layers.Dense(3, activation="softmax")

@@ -50,7 +50,7 @@ def state_of(trainer, head):
 def test_idle_head_stays_bit_for_bit(reason, optimizer):
     inputs, targets = tiny.data(8)
     schedule = schedules.Alternate({"tag": 2, "size": 2, "price": 4}) if reason == "schedule" else None
-    trainer = tiny.trainer(OPTIMIZERS[optimizer](), schedule=schedule)
+    trainer = tiny.trainer(OPTIMIZERS[optimizer](), head_schedule=schedule)
     trainer.fit(inputs, targets, batch_size=2, epochs=1, verbose=0)  # four updates: slots are no longer zero
     if reason == "data":
         targets = {**targets, "price": np.full(8, -1), "size": np.full(8, np.nan, "float32")}
@@ -147,7 +147,7 @@ CASES = [
 def test_in_a_custom_loop_an_idle_head_stays_bit_for_bit(change, in_graph, reason):
     inputs, targets = tiny.data(4)
     schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 9}) if reason == "schedule" else None
-    trainer = tiny.trainer(keras.optimizers.AdamW(0.1, weight_decay=0.1), schedule=schedule)
+    trainer = tiny.trainer(keras.optimizers.AdamW(0.1, weight_decay=0.1), head_schedule=schedule)
     if reason == "data":
         targets = {**targets, "price": np.full(4, -1)}
 

@@ -66,8 +66,8 @@ def compiled(optimizer, rates, decays=None, **options):
         by_part = {"learning_rate": rates.get(name, 1.0), "weight_decay": (decays or {}).get(name, 1.0)}
         trainer.add_head(name, module, losses[name], weight=tiny.WEIGHTS[name], **by_part, **extra)
     by_part = {
-        "encoder_learning_rate": rates.get("encoder", 1.0),
-        "encoder_weight_decay": (decays or {}).get("encoder", 1.0),
+        "encoder_learning_rate_multiplier": rates.get("encoder", 1.0),
+        "encoder_weight_decay_multiplier": (decays or {}).get("encoder", 1.0),
     }
     trainer.compile(optimizer, **by_part, **options)
     return trainer
@@ -116,7 +116,12 @@ def test_steps_are_those_of_a_tape_by_hand_times_the_factors(optimizer, gatherin
 
     num_batches, micro_batches = GATHERINGS[gathering]
     batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
-    options = {"balancer": balancer, "balance_at": level, "micro_batches": micro_batches, "accumulate_steps": num_batches}
+    options = {
+        "balancer": balancer,
+        "balance_at": level,
+        "micro_batches": micro_batches,
+        "gradient_accumulation_steps": num_batches,
+    }
     strategy = two_replicas if replicas > 1 else tf.distribute.get_strategy()
     with strategy.scope():
         trainer = compiled(ours(), given, DECAYS if has_decay else None, **options)

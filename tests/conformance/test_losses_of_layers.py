@@ -208,12 +208,12 @@ OPTIONS = {
     "a balancer": {"balancer": "Sum"},
     "a balancer at the parameters": {"balancer": "Sum", "balance_at": "parameters"},
     "micro-batches": {"micro_batches": 3},
-    "accumulated": {"accumulate_steps": 3},
+    "accumulated": {"gradient_accumulation_steps": 3},
     "two passes": {"balancer": "Sum", "micro_batches": 2, "run_eagerly": False},
     "by parts": {
         "balancer": "Sum",
         "balance_at": "parameters",
-        "accumulate_steps": 2,
+        "gradient_accumulation_steps": 2,
         "micro_batches": 2,
         "telemetry": "full",
     },
@@ -227,7 +227,7 @@ CASES = [
 @pytest.mark.parametrize(("option", "way", "kind"), quick(7, CASES))
 def test_however_an_update_is_computed(option, way, kind):
     modules, given = way(KINDS[kind]), OPTIONS[option]
-    check(trainer_of(*modules, **given), whole(*modules), batch_size=12 // given.get("accumulate_steps", 1))
+    check(trainer_of(*modules, **given), whole(*modules), batch_size=12 // given.get("gradient_accumulation_steps", 1))
 
 
 @pytest.mark.parametrize(("way", "kind"), quick(4, [(way, kind) for kind in ("kernel", "add_loss") for way in WAYS]))
@@ -268,7 +268,7 @@ LOGGED = [
     ("add_loss", {"run_eagerly": False}),
     ("activity", {"balancer": "UPGrad", "micro_batches": 2}),
     ("training", {"telemetry": None}),
-    ("add_loss", {"accumulate_steps": 2, "run_eagerly": False}),
+    ("add_loss", {"gradient_accumulation_steps": 2, "run_eagerly": False}),
     ("kernel", {"telemetry": "full", "balancer": "UPGrad", "balance_at": "parameters"}),
 ]
 

@@ -80,7 +80,7 @@ def trained(gathering, balancer, level, **options):
     trainer.add_head("columns", heads["columns"], "binary_crossentropy", ignore_label=-1)
     trainer.add_head("kind", heads["kind"], "sparse_categorical_crossentropy", ignore_label=-1, class_weight=CLASSES)
     options = {"balancer": balancer, "balance_at": level, "micro_batches": micro_batches, **options}
-    trainer.compile(keras.optimizers.SGD(1.0), accumulate_steps=num_batches, **options)
+    trainer.compile(keras.optimizers.SGD(1.0), gradient_accumulation_steps=num_batches, **options)
     whole = (X, {"columns": MARKED, "kind": MARKED_KIND}, {"columns": GIVEN})
     ends = np.cumsum(SIZES) if num_batches > 1 else [12]
     batches = [tiny.rows(whole, end - size, end) for end, size in zip(ends, SIZES if num_batches > 1 else [12])]

@@ -72,7 +72,7 @@ def by_path(pattern):
 
 
 def monitored(**options):
-    callback = callbacks.PerHead(**options)
+    callback = callbacks.HeadEarlyStopping(**options)
     callback.set_model(trainer())
     callback.on_train_begin()
 
@@ -123,11 +123,11 @@ NAMES = {
     "balancing.balance.balancer": (lambda: balancing.balance([X, X], "UPgrat"), "UPGrad"),
     "balancing.get.identifier": (lambda: balancing.get("pc_grat"), "PCGrad"),
     "callbacks.Checkpoint.every": (lambda: callbacks.Checkpoint("a", every="epcoh"), "epoch"),
-    "callbacks.PerHead.monitor": (lambda: monitored(monitor={"price": "val_price_mea"}), "val_price_mae"),
-    "callbacks.PerHead.min_delta": (lambda: monitored(min_delta={"prize": 0.1}), "price"),
-    "callbacks.PerHead.mode": (lambda: callbacks.PerHead(mode="mni"), "min"),
-    "callbacks.PerHead.single_task": (lambda: monitored(single_task={"prize": 0.1, "size": 1}), "price"),
-    "PerHead.restore.head": (lambda: callbacks.PerHead().restore("prize"), None),
+    "callbacks.HeadEarlyStopping.monitor": (lambda: monitored(monitor={"price": "val_price_mea"}), "val_price_mae"),
+    "callbacks.HeadEarlyStopping.min_delta": (lambda: monitored(min_delta={"prize": 0.1}), "price"),
+    "callbacks.HeadEarlyStopping.mode": (lambda: callbacks.HeadEarlyStopping(mode="mni"), "min"),
+    "callbacks.HeadEarlyStopping.single_task": (lambda: monitored(single_task={"prize": 0.1, "size": 1}), "price"),
+    "HeadEarlyStopping.restore.head": (lambda: callbacks.HeadEarlyStopping().restore("prize"), None),
     "GradientAccumulator.add.reduction": (
         lambda: balancing_accumulator().add([tf.ones([])], reduction="men"),
         "mean",
@@ -178,7 +178,7 @@ NAMES = {
     ),
     "scaling.get.scaling": (lambda: scaling.get("lgo"), "log"),
     "MultiHeadTrainer.add_head.reads": (lambda: reading("poled"), "pooled"),
-    "MultiHeadTrainer.drop_head.name": (lambda: trainer().drop_head("prize"), "price"),
+    "MultiHeadTrainer.remove_head.name": (lambda: trainer().remove_head("prize"), "price"),
     "MultiHeadTrainer.set_weight.name": (lambda: trainer().set_weight("prize", 1.0), "price"),
     "MultiHeadTrainer.set_idle.heads": (lambda: trainer().set_idle(["prize"]), "price"),
     "MultiHeadTrainer.compile.optimizer": (lambda: trainer().compile("adaam"), "adam"),
@@ -204,14 +204,14 @@ NAMES = {
 }
 # Further arguments that take names in some of their forms, or by way of Keras.
 MORE = {
-    "encoder_learning_rate": (
-        lambda: trainer(encoder_learning_rate=Stages({0: ByPath({"kernle": 0.5})})).compute_gradients((X, Y)),
+    "encoder_learning_rate_multiplier": (
+        lambda: trainer(encoder_learning_rate_multiplier=Stages({0: ByPath({"kernle": 0.5})})).compute_gradients((X, Y)),
         "kernel",
     ),
     "fit(sample_weight)": (lambda: trainer().fit(X, Y, sample_weight={"prize": X[:, 0]}), "price"),
     "fit(class_weight)": (lambda: trainer().fit(X, Y, class_weight={"prize": {0: 1.0}}), "price"),
     "fit(validation_data)": (lambda: trainer().fit(X, Y, validation_data=(X, {"prize": X})), "price"),
-    "schedule": (lambda: trainer(schedule="alternat"), "Alternate"),
+    "schedule": (lambda: trainer(head_schedule="alternat"), "Alternate"),
     "clip": (lambda: trainer(clip="by_global_nrm"), "ByGlobalNorm"),
     "uses": (lambda: bound(type("Mine", (balancing.Balancer,), {"uses": ("gradient",)})()), "gradients"),
     "monitor, of another callback": (
@@ -220,7 +220,7 @@ MORE = {
             Y,
             validation_data=(X, Y),
             verbose=0,
-            callbacks=[callbacks.PerHead({"price": "val_price_mea"}, mode="min", idle=False)],
+            callbacks=[callbacks.HeadEarlyStopping({"price": "val_price_mea"}, mode="min", idle=False)],
         ),
         "val_price_mae",
     ),

@@ -72,7 +72,7 @@ def same(before, after):
 
 
 IDLE = {
-    "schedule": ({"schedule": lambda: schedules.Alternate({"a": 2, "b": 8})}, Y, {}),
+    "schedule": ({"head_schedule": lambda: schedules.Alternate({"a": 2, "b": 8})}, Y, {}),
     "labels": ({}, {"a": Y["a"], "b": np.full_like(Y["b"], np.nan)}, {}),
     "weight": ({"weight_b": lambda: 0.0}, Y, {}),
     "sample weights": ({}, Y, {"sample_weight": {"a": np.ones(8, "float32"), "b": np.zeros(8, "float32")}}),
@@ -95,7 +95,7 @@ def test_the_state_of_an_idle_head_stays(kind, reason):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
 def test_the_state_of_an_idle_head_stays_across_micro_batches(options):
     trainer = normalized(**options)
     trainer.compute_gradients((X, Y))

@@ -33,7 +33,7 @@ def test_updates_are_what_keras_counts(tmp_path):
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.0])
     weights = []
     for steps in (1, 2):
-        options = {"accumulate_steps": 3, "steps_per_execution": steps}
+        options = {"gradient_accumulation_steps": 3, "steps_per_execution": steps}
         trainer = tiny.trainer(keras.optimizers.SGD(rates), ("tag", "size"), **options)
         ends = []
         count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))  # noqa: B023
@@ -44,8 +44,8 @@ def test_updates_are_what_keras_counts(tmp_path):
         weights.append(tiny.weights_of(trainer))
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
-    endless = tiny.trainer(keras.optimizers.SGD(rates), accumulate_steps=3, run_eagerly=True)
+    endless = tiny.trainer(keras.optimizers.SGD(rates), gradient_accumulation_steps=3, run_eagerly=True)
     endless.fit(data.repeat(), steps_per_epoch=4, epochs=2, verbose=0, shuffle=False)
     assert tiny.values([endless.update_count]) == [8]
-    arrays = tiny.trainer("sgd", accumulate_steps=3, run_eagerly=True)
+    arrays = tiny.trainer("sgd", gradient_accumulation_steps=3, run_eagerly=True)
     assert arrays.fit(inputs, targets, batch_size=2, verbose=0).history["tag_updates"] == [3.0]

@@ -165,7 +165,7 @@ def test_gradients_that_an_optimizer_changes_are_applied(rate):
     for made, factor in ((Halving, 1.0), (keras.optimizers.SGD, 0.5)):
         keras.utils.set_random_seed(1)
         trainer = MultiHeadTrainer(keras.layers.Dense(2))
-        trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate=rate)
+        trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate_multiplier=rate)
         trainer.compile(made(0.1 * factor))
         trainer.fit(X, {"a": Y}, verbose=0)
         weights.append([*trainer.encoder.get_weights(), *trainer.heads["a"].module.get_weights()])

@@ -73,7 +73,7 @@ def test_predictions_outside_of_0_and_1_are_an_error(loss):
 
 
 @pytest.mark.parametrize(
-    "options", quick(1, [{"micro_batches": 2}, {"accumulate_steps": 2}, {"steps_per_execution": 2}, {}])
+    "options", quick(1, [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}, {"steps_per_execution": 2}, {}])
 )
 def test_the_error_comes_in_fit_before_anything_is_trained(options):
     trainer = made("SparseCategoricalCrossentropy", head("Sparse"), run_eagerly=False, **options)

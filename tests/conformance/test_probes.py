@@ -77,8 +77,8 @@ OPTIONS = {
     "all figures": lambda: {"telemetry": "full", "balancer": "UPGrad", "balance_at": "parameters", "layers_every": 1},
     "micro-batches": lambda: {"micro_batches": 3, "balancer": "UPGrad", "run_eagerly": False},
     "micro-batches at the parameters": lambda: {"micro_batches": 3, "balancer": "UPGrad", "balance_at": "parameters"},
-    "accumulated": lambda: {"accumulate_steps": 2, "weighting": "IMTLL", "run_eagerly": False},
-    "a schedule": lambda: {"schedule": schedules.WhileConflicting()},
+    "accumulated": lambda: {"gradient_accumulation_steps": 2, "weighting": "IMTLL", "run_eagerly": False},
+    "a schedule": lambda: {"head_schedule": schedules.WhileConflicting()},
     "reused coefficients": lambda: {"balancer": "UPGrad", "balance_at": "parameters", "balance_every": 2},
     "a weighting and a balancer": lambda: {"weighting": "GradNorm", "balancer": "NormFloor"},
 }

@@ -119,10 +119,10 @@ def test_schedule_state_and_balancer_state_are_alike_on_replicas(strategy):
     with strategy.scope():
         trainer = tiny.trainer(
             keras.optimizers.SGD(0.01, momentum=0.9),
-            schedule=schedules.WhileConflicting(0.99, probe_every=2),
+            head_schedule=schedules.WhileConflicting(0.99, probe_every=2),
             balancer="EqualNorms",
             balance_every=2,
         )
     trainer.fit(tf.data.Dataset.from_tensor_slices(tiny.data(16)).batch(4), epochs=1, verbose=0, shuffle=False)
     assert_replicas_alike(trainer, strategy)
-    assert tiny.values([trainer.schedule.observations])[0] >= 2
+    assert tiny.values([trainer.head_schedule.observations])[0] >= 2

@@ -171,7 +171,7 @@ OPTIONS = [
     {},
     {"run_eagerly": False},
     {"balancer": "Sum", "micro_batches": 3, "run_eagerly": False},
-    {"balancer": "Sum", "balance_at": "parameters", "accumulate_steps": 2},
+    {"balancer": "Sum", "balance_at": "parameters", "gradient_accumulation_steps": 2},
 ]
 
 
@@ -192,7 +192,7 @@ def test_those_of_the_model_are_trained_as_by_a_tape(read, options):
     gradients = tape.gradient(total, [tensor_variable(variable) for variable in variables])
     expected = [value - 0.1 * np.array(gradient) for value, gradient in zip(tiny.values(variables), gradients)]
     trainer = trainer_of(encoder, heads, loss, **options)
-    trainer.fit(X, Y, batch_size=12 // options.get("accumulate_steps", 1), shuffle=False, verbose=0)
+    trainer.fit(X, Y, batch_size=12 // options.get("gradient_accumulation_steps", 1), shuffle=False, verbose=0)
     for one, other in zip(tiny.values(variables), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
@@ -202,7 +202,7 @@ def test_a_frozen_head_stays_frozen_if_the_loss_of_another_reads_its_kernel():
     trainer = MultiHeadTrainer(encoder)
     kernel = heads[1].kernel
     trainer.add_head("a", heads[0], lambda targets, outputs: squares(targets, outputs) + tf.reduce_sum(kernel**2))
-    trainer.add_head("b", heads[1], "mse", learning_rate=0.0)
+    trainer.add_head("b", heads[1], "mse", learning_rate_multiplier=0.0)
     trainer.compile(keras.optimizers.SGD(0.1))
     before = tiny.values(heads[1].variables)
     trainer.fit(X, Y, verbose=0)

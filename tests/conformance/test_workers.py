@@ -11,7 +11,7 @@ from multihead import clipping
 from tests.helpers import tiny
 from tests.helpers.workers import run_workers
 
-OPTIONS = {"balancer": "UPGrad", "accumulate_steps": 2, "micro_batches": 2}
+OPTIONS = {"balancer": "UPGrad", "gradient_accumulation_steps": 2, "micro_batches": 2}
 
 
 @pytest.mark.programs

@@ -72,5 +72,5 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(program, "OPTIMIZERS", {"SGD": program.OPTIMIZERS["SGD"]})  # with Adam it takes twice as long
     assert program.main(["--quick", "--output", str(tmp_path / "new")]) == 0
     output = capsys.readouterr().out
-    assert "fit, accumulate_steps" in output and "sum, rate 0.5" in output
+    assert "fit, gradient_accumulation_steps" in output and "sum, rate 0.5" in output
     assert (tmp_path / "new" / "mean_loss_or_mean_gradient.png").read_bytes().startswith(b"\x89PNG")

@@ -43,7 +43,7 @@ def train(losses, patience):
     return found, epoch + 1, float(np.array(encoder.kernel)[0, 0])
 
 
-@pytest.mark.filterwarnings("ignore:PerHead finds no figure:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no figure:RuntimeWarning")
 @pytest.mark.parametrize(
     ("losses", "patience", "best", "last"),
     [
@@ -61,7 +61,7 @@ def test_the_epoch_of_the_lowest_total_loss_counts(losses, patience, best, last)
     assert train(losses, patience) == (best, last, best)
 
 
-@pytest.mark.filterwarnings("ignore:PerHead (finds|has) no :RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:HeadEarlyStopping (finds|has) no :RuntimeWarning")
 def test_without_a_validation_loss_the_last_epoch_counts():
     assert train([np.nan, np.nan, np.nan], 2) == (None, 2, 2)
 

@@ -72,7 +72,7 @@ def trained(updates, optimizer, gathering, balancer, level, clip, strategy=None)
             balance_at=level,
             clip=None if clip is None else clipping.ByGlobalNorm(clip),
             micro_batches=micro_batches,
-            accumulate_steps=num_batches,
+            gradient_accumulation_steps=num_batches,
         )
 
     if strategy is None:

@@ -48,7 +48,7 @@ def callables():
     for module in modules():
         short = module.__name__.removeprefix("multihead.")
         found.update({f"{short}.{name}": getattr(module, name) for name in module.__all__})
-    for owner in (MultiHeadTrainer, multihead.callbacks.PerHead, multihead.accumulation.GradientAccumulator):
+    for owner in (MultiHeadTrainer, multihead.callbacks.HeadEarlyStopping, multihead.accumulation.GradientAccumulator):
         methods = {name: each for name, each in vars(owner).items() if inspect.isfunction(each) and not name.startswith("_")}
         found.update({f"{owner.__name__}.{name}": method for name, method in methods.items() if not _is_hook(name)})
     return {

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, clipping, mix_datasets, schedules
 from multihead._runs.variables import values_of, variables_of
-from multihead.callbacks import Checkpoint, PerHead
+from multihead.callbacks import Checkpoint, HeadEarlyStopping
 
 ROWS = 30
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -69,11 +69,11 @@ def mixed():
 CASES = {
     "dataset": ({"balancer": "MoCo", "balance_at": "parameters"}, lambda: {"x": dataset()}),
     "arrays": (
-        {"weighting": "DWA", "balancer": balancing.NormBudget({"a": 0.3}), "schedule": schedules.Sample({"a": 2, "b": 1}, seed=1)},
+        {"weighting": "DWA", "balancer": balancing.NormBudget({"a": 0.3}), "head_schedule": schedules.Sample({"a": 2, "b": 1}, seed=1)},
         lambda: {"x": X, "y": Y, "batch_size": 4, "validation_data": VALID},
     ),
     "mixed": ({"weighting": "Uncertainty", "clip": clipping.ByGlobalNorm(1.0)}, lambda: {"x": mixed()}),
-    "windows": ({"accumulate_steps": 3, "balancer": "GradVac", "weighting": "FAMO"}, lambda: {"x": dataset()}),
+    "windows": ({"gradient_accumulation_steps": 3, "balancer": "GradVac", "weighting": "FAMO"}, lambda: {"x": dataset()}),
     "late": ({}, lambda: {"x": dataset(), "validation_data": VALID}),
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ def callbacks(case, folder):
             keras.callbacks.EarlyStopping("val_a_loss", mode="min", patience=30, restore_best_weights=True),
         ],
         "arrays": [
-            PerHead(patience=3),
+            HeadEarlyStopping(patience=3),
             keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.95),
             keras.callbacks.CSVLogger(str(folder / "log.csv")),
         ],

@@ -199,7 +199,10 @@ class Twin:
         return [part.reshape(each.shape) for part, each in zip(np.split(vector, ends), arrays)]
 
     def apply(self, active, gradients):
-        rates = {None: self.options["encoder_learning_rate"], **{name: self.heads[name].learning_rate for name in active}}
+        rates = {
+            None: self.options["encoder_learning_rate_multiplier"],
+            **{name: self.heads[name].learning_rate for name in active},
+        }
         gradients = {name: found for name, found in gradients.items() if rates[name]}
         kind, limit = self.options["clip"] or (None, None)
         if kind == "ByGlobalNorm":

@@ -91,7 +91,7 @@ def by_hand(updates, total):
 def trained(updates, name, gathering, strategy=None, **options):
     num_batches, micro_batches = GATHERED[gathering]
     batches = [batch for update in updates for batch in update] if num_batches > 1 else [padded(u) for u in updates]
-    compiled = {"weighting": name, "micro_batches": micro_batches, "accumulate_steps": num_batches, **options}
+    compiled = {"weighting": name, "micro_batches": micro_batches, "gradient_accumulation_steps": num_batches, **options}
     if strategy is None:
         trainer = tiny.trainer(adam(), **compiled)
     else:

@@ -151,12 +151,12 @@ class Learned(Method, weighting.Weighting):
         return changed(self.rule, self.total(losses, active) ** 2)
 
 
-class Active(Method, schedules.AbstractSchedule):
+class Active(Method, schedules.Schedule):
     def active(self, step):
         return changed(self.rule, tf.stack([1.0, tf.cast(step, tf.float32)])) > 0.0
 
 
-class Clipping(clipping.AbstractClipping):
+class Clipping(clipping.Clipping):
     def __init__(self, rule):
         super().__init__(1.0)
         self.rule = rule
@@ -197,7 +197,7 @@ OURS = {
     "observe": lambda rule: {"balancer": Observe(rule)},
     "total": lambda rule: {"weighting": Total(rule)},
     "objective and regularizer": lambda rule: {"weighting": Learned(rule)},
-    "schedule": lambda rule: {"schedule": Active(rule)},
+    "head_schedule": lambda rule: {"head_schedule": Active(rule)},
     "clipping": lambda rule: {"clip": Clipping(rule)},
 }
 KINDS = {**OF_KERAS, **OURS}
@@ -291,7 +291,7 @@ def test_users_control_flow_over_tensors_works_in_fit(kinds, converted):
 
 @pytest.mark.first_cases(1)
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
 @pytest.mark.thorough
 def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(options, converted):
     def parts(rule):
@@ -402,9 +402,9 @@ def test_nothing_of_the_package_is_converted(converted):
         {"metrics": ["mae"]},
         balancer="UPGrad",
         weighting="DWA",
-        schedule=schedules.Alternate({"a": 1, "b": 1}),
+        head_schedule=schedules.Alternate({"a": 1, "b": 1}),
         clip=clipping.ByGlobalNorm(1.0),
-        encoder_learning_rate=rates.LayerwiseDecay(0.5),
+        encoder_learning_rate_multiplier=rates.LayerwiseDecay(0.5),
         micro_batches=2,
     )
     trainer.fit(X, Y, batch_size=4, validation_data=(X, Y), verbose=0)
@@ -438,7 +438,7 @@ def test_nothing_of_the_package_is_converted_in_a_function_of_the_users_own(conv
 def test_nothing_of_the_package_is_converted_where_data_are_read(converted):
     data = tf.data.Dataset.from_tensors((X, Y["a"])).repeat(4)
     mixed = mix_datasets({"a": data, "b": data}, weights={"a": 1, "b": 1})
-    trainer = trainer_of({}, accumulate_steps=2)
+    trainer = trainer_of({}, gradient_accumulation_steps=2)
     trainer.fit(mixed, verbose=0)
     trainer.fit(X, Y, batch_size=2, shuffle="batch", verbose=0)
     assert of_ours(converted) == []

@@ -15,7 +15,7 @@ from tests.helpers import tiny
 def test_callbacks_and_a_resumed_run(tmp_path):
     inputs, targets = tiny.data(12)
     data = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(4)
-    options = {"schedule": schedules.Sample({"tag": 1, "price": 1, "size": 1}, seed=3), "balancer": "EqualNorms"}
+    options = {"head_schedule": schedules.Sample({"tag": 1, "price": 1, "size": 1}, seed=3), "balancer": "EqualNorms"}
 
     def made(run_eagerly=True):
         return tiny.trainer(keras.optimizers.Adam(0.05), run_eagerly=run_eagerly, **options)

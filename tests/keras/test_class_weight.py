@@ -26,7 +26,7 @@ def make(steps=1, run_eagerly=True, **options):
     trainer = MultiHeadTrainer(dense(1, 4, activation="tanh"))
     trainer.add_head("kind", dense(2, 3, activation="softmax"), "sparse_categorical_crossentropy", **options)
     trainer.add_head("size", dense(3, 1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps, run_eagerly=run_eagerly)
+    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps, run_eagerly=run_eagerly)
     return trainer
 
 

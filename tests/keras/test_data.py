@@ -119,7 +119,7 @@ def network():
 def make(steps, **options):
     trainer = MultiHeadTrainer(network()[0])
     trainer.add_head("size", network()[1], "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps, **options)
+    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps, **options)
     return trainer
 
 
@@ -192,21 +192,21 @@ class Notes(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("more", [{}, {"accumulate_steps": 2}, {"checkpoint": True}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"checkpoint": True}], ids=str)
 def test_epochs_of_fewer_steps_than_batches_read_what_keras_reads(more, tmp_path):
     """Whatever is made of the data on the way: windows of batches, or a dataset whose position can be restored."""
     x, y = (np.arange(24, dtype="float32").reshape(8, 3), np.ones([8, 1], "float32"))
     parts = [(x[i : i + 1], y[i : i + 1]) for i in range(8)]
     forms = {"arrays": {"x": x, "y": y, "batch_size": 1}, "sequence": {"x": Batches(parts)}, "dataset": {"x": rows_of(x, y)}}
     for form, given in forms.items():
-        notes, per_step = Notes(), more.get("accumulate_steps", 1)
+        notes, per_step = Notes(), more.get("gradient_accumulation_steps", 1)
         plain = keras.Sequential([notes, keras.layers.Dense(1)])
         plain.compile("sgd", "mse", run_eagerly=True)
         plain.fit(**given, epochs=3, steps_per_epoch=2, shuffle=False, verbose=0)
         ours = Notes()
         trainer = MultiHeadTrainer(ours)
         trainer.add_head("a", keras.layers.Dense(1), "mse")
-        trainer.compile("sgd", run_eagerly=True, accumulate_steps=per_step)
+        trainer.compile("sgd", run_eagerly=True, gradient_accumulation_steps=per_step)
         saver = [callbacks.Checkpoint(tmp_path / form)] if more.get("checkpoint") else []
         steps = 2 // per_step
         trainer.fit(**given, epochs=3, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=saver)
@@ -298,7 +298,7 @@ def two_heads(steps=1):
     trainer = MultiHeadTrainer(network()[0])
     for name in ("a", "b"):
         trainer.add_head(name, keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
     return trainer
 
 
@@ -374,7 +374,7 @@ COMPOSITES = {
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"accumulate_steps": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"gradient_accumulation_steps": 2}], ids=str)
 def test_ragged_and_sparse_inputs(options):
     trainer = MultiHeadTrainer(Dense())
     trainer.add_head("size", keras.layers.Dense(1), "mse")
@@ -396,7 +396,7 @@ def test_lists_of_inputs(steps):
     hidden = keras.layers.Concatenate()(inputs)
     trainer = MultiHeadTrainer(keras.Model(inputs, network()[0](hidden)))
     trainer.add_head("size", keras.layers.Dense(1), "mse")
-    trainer.compile(keras.optimizers.SGD(0.1), accumulate_steps=steps)
+    trainer.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=steps)
     trainer.fit([X[:, :2], X[:, 2:]], Y, verbose=0, batch_size=BATCH)
     assert trainer.predict([X[:, :2].tolist(), X[:, 2:]], verbose=0)["size"].shape == (10, 1)
 

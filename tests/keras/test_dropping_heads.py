@@ -18,9 +18,11 @@ def test_without_a_dropped_head_updates_are_those_of_the_others():
     trainer.predict(batch[0], verbose=0)
     module = trainer.heads["price"].module
     before, dropped = tiny.values(trainer.encoder.variables), tiny.values(module.variables)
-    trainer.drop_head("price")
+    trainer.remove_head("price")
     assert list(trainer.heads) == list(trainer.predict(batch[0], verbose=0)) == ["tag", "size"]
-    with pytest.raises(ValueError, match=r"`fit` requires a compiled trainer\..*`add_head` or `drop_head`\. Call `compile"):
+    with pytest.raises(
+        ValueError, match=r"`fit` requires a compiled trainer\..*`add_head` or `remove_head`\. Call `compile"
+    ):
         trainer.fit(*tiny.only(batch, "tag", "size"))
     np.testing.assert_array_equal(before[0], tiny.values(trainer.encoder.variables)[0])
 
@@ -46,7 +48,7 @@ def test_a_dropped_head_is_out_of_weights_and_files(tmp_path):
     trainer = tiny.trainer("adam")
     trainer.fit(*batch, verbose=0)
     module = trainer.heads["price"].module
-    trainer.drop_head("price")
+    trainer.remove_head("price")
     trainer.compile("adam")
     trainer.fit(*tiny.only(batch, "tag", "size"), verbose=0)
     held = {id(tiny.tensor_variable(variable)) for variable in trainer.variables}
@@ -65,7 +67,7 @@ def test_the_last_head_may_go_and_its_name_come_back():
     batch = tiny.data(8)
     trainer = tiny.trainer(heads=("price",))
     trainer.fit(*tiny.only(batch, "price"), verbose=0)
-    trainer.drop_head("price")
+    trainer.remove_head("price")
     assert trainer.heads == {}
     with pytest.raises(ValueError, match=r"`compile` needs at least one head"):
         trainer.compile("sgd")
@@ -74,4 +76,4 @@ def test_the_last_head_may_go_and_its_name_come_back():
     history = trainer.fit(batch[0], batch[1]["size"], verbose=0).history
     assert np.isfinite(history["price_loss"][0])
     with pytest.raises(ValueError, match=r"`name` must be one of 'price'\. Received: name='prise'\. Did you mean 'price'\?"):
-        trainer.drop_head("prise")
+        trainer.remove_head("prise")

@@ -56,9 +56,9 @@ def data(net, batches=1):
 
 def trainer_of(net, rate=1.0, learning_rate=1.0, **options):
     trainer = MultiHeadTrainer(net.encoder)
-    trainer.add_head("a", net.heads["a"], "mse", learning_rate=learning_rate)
+    trainer.add_head("a", net.heads["a"], "mse", learning_rate_multiplier=learning_rate)
     trainer.add_head("b", net.heads["b"], "mse")
-    trainer.compile(keras.optimizers.SGD(0.01), encoder_learning_rate=rate, **options)
+    trainer.compile(keras.optimizers.SGD(0.01), encoder_learning_rate_multiplier=rate, **options)
     return trainer
 
 

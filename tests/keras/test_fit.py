@@ -39,7 +39,7 @@ def test_teacher_forcing_trains_on_targets_and_predicts_by_generating():
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{"micro_batches": 3, "accumulate_steps": 2}, {"micro_batches": 9}])
+@pytest.mark.parametrize("options", [{"micro_batches": 3, "gradient_accumulation_steps": 2}, {"micro_batches": 9}])
 def test_batch_normalization_and_dropout_work_in_micro_batches(options):
     encoder = keras.Sequential(
         [keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5)]

@@ -69,9 +69,11 @@ class Encoder(keras.layers.Layer):
 def trainer_of(rate, optimizer=None, normalized=False, learning_rate=1.0, **options):
     keras.utils.set_random_seed(1)
     trainer = MultiHeadTrainer(Encoder(normalized))
-    trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate=learning_rate)
+    trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate_multiplier=learning_rate)
     trainer.add_head("b", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy")
-    trainer.compile(optimizer or keras.optimizers.AdamW(0.01, weight_decay=0.1), encoder_learning_rate=rate, **options)
+    trainer.compile(
+        optimizer or keras.optimizers.AdamW(0.01, weight_decay=0.1), encoder_learning_rate_multiplier=rate, **options
+    )
     return trainer
 
 
@@ -128,7 +130,10 @@ def test_a_frozen_encoder_keeps_every_bit_and_has_no_backward_pass(options):
         if 4 < step <= 6:
             assert same[:2] == [True, True]
     assert not any(same[:4])
-    assert history["encoder_learning_rate"] == pytest.approx([0, 0, 1, 1]) and history["a_learning_rate"] == [1.0] * 4
+    assert (
+        history["encoder_learning_rate_multiplier"] == pytest.approx([0, 0, 1, 1])
+        and history["a_learning_rate"] == [1.0] * 4
+    )
     assert trainer.stage == 2
 
 
@@ -160,7 +165,7 @@ def test_frozen_normalization_runs_in_inference_mode():
 
 def test_a_run_that_is_saved_in_one_stage_goes_on_in_the_next(tmp_path):
     def trainer():
-        return trainer_of(Stages({0: 0, 3: 0.5}), learning_rate=Stages({0: 1, 3: 0.1}), encoder_weight_decay=0.0)
+        return trainer_of(Stages({0: 0, 3: 0.5}), learning_rate=Stages({0: 1, 3: 0.1}), encoder_weight_decay_multiplier=0.0)
 
     whole = trainer()
     fit(whole, 3)
@@ -246,8 +251,8 @@ def test_loss_scaling_and_xla_do_not_change_the_factors(policy):
 def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
     trainer = MultiHeadTrainer(keras.layers.Dense(3))
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.add_head("b", keras.layers.Dense(2, "softmax"), "sparse_categorical_crossentropy", learning_rate=0.0)
-    trainer.compile("adam", encoder_learning_rate=0.0)
+    trainer.add_head("b", keras.layers.Dense(2, "softmax"), "sparse_categorical_crossentropy", learning_rate_multiplier=0.0)
+    trainer.compile("adam", encoder_learning_rate_multiplier=0.0)
     trainer.compute_gradients((X, Y))
     before = tiny.values(trainer.variables)
     targets = {"b": Y["b"]} if missing == "key" else {**Y, "a": np.full_like(Y["a"], np.nan)}

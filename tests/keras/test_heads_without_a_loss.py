@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
-from multihead.callbacks import PerHead
+from multihead.callbacks import HeadEarlyStopping
 
 X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
 Y = {"price": X[:, :1], "code": np.where(X[:, :3] > 1, np.nan, X[:, :3]).astype("float32")}
@@ -39,8 +39,8 @@ def targets(*names):
     [
         {"balancer": "UPGrad"},
         {"micro_batches": 2, "balancer": "UPGrad", "weighting": "Uncertainty"},
-        {"accumulate_steps": 2, "telemetry": "full"},
-        {"run_eagerly": True, "schedule": schedules.Alternate({"price": 1, "kind": 2})},
+        {"gradient_accumulation_steps": 2, "telemetry": "full"},
+        {"run_eagerly": True, "head_schedule": schedules.Alternate({"price": 1, "kind": 2})},
         {"jit_compile": True},
     ],
     ids=str,
@@ -97,7 +97,7 @@ def test_no_metrics_and_no_targets():
 def test_callbacks_diagnose_and_a_custom_loop_leave_the_head_out():
     made = trainer()
     data = X, targets("price", "kind", "code")
-    made.fit(*data, verbose=0, validation_data=data, callbacks=[PerHead()])
+    made.fit(*data, verbose=0, validation_data=data, callbacks=[HeadEarlyStopping()])
     assert made.diagnose(*data, batches=1).heads == ("price", "kind")
     pairs = made.compute_gradients(data)
     held = {id(variable) for _, variable in pairs}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("eager_updates")
 LATE = [
     {},
     {"balancer": "UPGrad", "balance_at": "parameters", "run_eagerly": False},
-    {"balancer": "UPGrad", "micro_batches": 2, "accumulate_steps": 2},
+    {"balancer": "UPGrad", "micro_batches": 2, "gradient_accumulation_steps": 2},
 ]
 
 
@@ -65,7 +65,7 @@ def test_on_a_frozen_encoder_a_late_head_learns_by_its_own_gradient(compiled):
         errors = module(trainer.encoder(inputs))[:, 0] - tf.constant(np.nan_to_num(targets["size"]))
         loss = tf.reduce_sum(tf.boolean_mask(errors**2, labelled)) / labelled.sum()
     wanted = [variable - 0.1 * gradient for variable, gradient in zip(variables, tape.gradient(loss, variables))]
-    batch_size = len(inputs) // compiled.get("accumulate_steps", 1)
+    batch_size = len(inputs) // compiled.get("gradient_accumulation_steps", 1)
     trainer.fit(inputs, targets, batch_size=batch_size, shuffle=False, verbose=0)
     for got, expected_value in zip(variables, wanted):
         np.testing.assert_allclose(got, expected_value, rtol=1e-5, atol=1e-7)

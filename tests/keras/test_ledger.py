@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from multihead import MultiHeadTrainer
 from multihead._ground.keras import KERAS_3
-from multihead.callbacks import Ledger, TensorBoardByHead
+from multihead.callbacks import HeadTensorBoard, UpdateLogger
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 Y = {"price": X[:, :1] - 2.0, "size": np.where(np.arange(24)[:, None] < 8, np.nan, X[:, 1:2]).astype("float32")}
@@ -54,24 +54,24 @@ class Crash(keras.callbacks.Callback):
 @pytest.mark.thorough
 def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_path):
     whole, path = tmp_path / "whole.jsonl", tmp_path / "runs" / "run.jsonl"
-    fit(trainer(), Ledger(whole))
+    fit(trainer(), UpdateLogger(whole))
     backup = tmp_path / "backup"
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer(), keras.callbacks.BackupAndRestore(backup), Ledger(path), Crash(1, 1))
+        fit(trainer(), keras.callbacks.BackupAndRestore(backup), UpdateLogger(path), Crash(1, 1))
     assert [line["step"] for line in lines_of(path)] == [1, 2, 3, 4, 5]
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"step": 6, "lo')  # a line that the crash cut off
-    fit(trainer(), Ledger(path), keras.callbacks.BackupAndRestore(backup))
+    fit(trainer(), UpdateLogger(path), keras.callbacks.BackupAndRestore(backup))
     assert path.read_text(encoding="utf-8") == whole.read_text(encoding="utf-8")
     # The same trainer goes on where it is, and a new run starts over.
-    fit(trainer(), Ledger(path), epochs=1)
+    fit(trainer(), UpdateLogger(path), epochs=1)
     assert [line["step"] for line in lines_of(path)] == [1, 2, 3]
 
 
 def test_lines_tensorboard_and_logs_show_the_same_figures(tmp_path):
     path = tmp_path / "run.jsonl"
     made = trainer(layers_every=2)
-    fit(made, Ledger(path, every=2), TensorBoardByHead(tmp_path), validation_data=(X, Y))
+    fit(made, UpdateLogger(path, every=2), HeadTensorBoard(tmp_path), validation_data=(X, Y))
     lines = [line for line in lines_of(path) if "applied" in line]
     assert [line["step"] for line in lines] == [2, 4, 6, 8] and [line["epoch"] for line in lines] == [0, 1, 1, 2]
     assert [line["step"] for line in lines_of(path) if "val_price_loss" in line] == [3, 6, 9]
@@ -107,7 +107,7 @@ def _first_loss():
 def test_a_skipped_update_has_the_step_that_it_would_have_reached(tmp_path):
     broken = {**Y, "price": np.where(np.arange(24)[:, None] == 9, 1e38, Y["price"]).astype("float32")}
     with pytest.warns(RuntimeWarning, match="1 of the epoch's updates was skipped"):
-        fit(trainer("norms", weight=16.0, run_eagerly=False), Ledger(tmp_path / "run.jsonl"), epochs=1, y=broken)
+        fit(trainer("norms", weight=16.0, run_eagerly=False), UpdateLogger(tmp_path / "run.jsonl"), epochs=1, y=broken)
     first, second, third = lines_of(tmp_path / "run.jsonl")
     assert [(line["step"], line["applied"]) for line in (first, second, third)] == [(1, True), (2, False), (2, True)]
     assert second["price_norm"] is None and "price_size_cosine" not in first
@@ -116,30 +116,30 @@ def test_a_skipped_update_has_the_step_that_it_would_have_reached(tmp_path):
 def test_a_file_goes_on_with_heads_that_come_and_go(tmp_path):
     path = tmp_path / "a" / "new" / "folder" / "run.jsonl"
     made = trainer()
-    fit(made, Ledger(path), epochs=1)
+    fit(made, UpdateLogger(path), epochs=1)
     made.add_head("kind", keras.layers.Dense(1), "mse")
-    made.drop_head("price")
+    made.remove_head("price")
     made.compile(keras.optimizers.Adam(0.01), telemetry="full", run_eagerly=True)
-    fit(made, Ledger(path), epochs=1, y={"size": Y["size"], "kind": X[:, :1]})
+    fit(made, UpdateLogger(path), epochs=1, y={"size": Y["size"], "kind": X[:, :1]})
     lines = lines_of(path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert "price_norm" in lines[2] and "price_norm" not in lines[3] and lines[3]["kind_norm"] > 0
 
 
 def test_what_has_no_figures_or_is_no_ledger_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="`telemetry` must be 'norms' or 'full' for Ledger. Received: telemetry=None"):
-        fit(trainer(None), Ledger(tmp_path / "run.jsonl"))
+    with pytest.raises(ValueError, match="`telemetry` must be 'norms' or 'full' for UpdateLogger. Received: telemetry=None"):
+        fit(trainer(None), UpdateLogger(tmp_path / "run.jsonl"))
     (tmp_path / "notes.txt").write_text("not this\n", encoding="utf-8")
     with pytest.raises(ValueError, match="`path` must be the file of a ledger.*whose line 1 is 'not this'"):
-        fit(trainer(), Ledger(tmp_path / "notes.txt"))
+        fit(trainer(), UpdateLogger(tmp_path / "notes.txt"))
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "not this\n"
     with pytest.raises(ValueError, match="`path` must be a file.*a folder. Add the file's name"):
-        fit(trainer(), Ledger(tmp_path))
+        fit(trainer(), UpdateLogger(tmp_path))
     with pytest.raises(ValueError, match="`every` must be"):
-        Ledger("run.jsonl", every=0)
+        UpdateLogger("run.jsonl", every=0)
 
 
 @pytest.mark.skipif(KERAS_3, reason="Keras 3 does not tune the number of steps")
 def test_the_number_of_updates_at_once_must_be_known(tmp_path):
-    with pytest.raises(ValueError, match="`steps_per_execution` must be a number for Ledger"):
-        fit(trainer(steps_per_execution="auto"), Ledger(tmp_path / "ledger.jsonl"))
+    with pytest.raises(ValueError, match="`steps_per_execution` must be a number for UpdateLogger"):
+        fit(trainer(steps_per_execution="auto"), UpdateLogger(tmp_path / "ledger.jsonl"))

@@ -20,14 +20,18 @@ class TimesStep(keras.layers.Dense):
         return super().call(inputs) * factor
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"accumulate_steps": 2}, {"balancer": "UPGrad"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batches": 2}, {"gradient_accumulation_steps": 2}, {"balancer": "UPGrad"}], ids=str
+)
 def test_the_step_is_the_number_of_updates(options):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     trainer.add_head("a", TimesStep(1, use_bias=False), "mae")
     trainer.add_head("b", keras.layers.Dense(1), "mae")
     trainer.compile(keras.optimizers.SGD(0.0), **options)
     y = {"a": np.zeros(8), "b": np.zeros(8)}
-    history = trainer.fit(X, y, batch_size=8 // options.get("accumulate_steps", 1), epochs=3, shuffle=False, verbose=0)
+    history = trainer.fit(
+        X, y, batch_size=8 // options.get("gradient_accumulation_steps", 1), epochs=3, shuffle=False, verbose=0
+    )
     found = np.array(history.history["a_loss"])
     np.testing.assert_allclose(found / found[0], [1, 2, 3], rtol=1e-5)
     # Evaluation and prediction have no step.

@@ -49,7 +49,7 @@ class Fading(weighting.Weighting):
 
 
 @keras.saving.register_keras_serializable(package="own_state")
-class LeastTrained(schedules.AbstractSchedule):
+class LeastTrained(schedules.Schedule):
     """The head that has trained least so far, and every third time all of them."""
 
     def create_state(self, num_heads):
@@ -71,7 +71,9 @@ def trainer(**options):
     result = MultiHeadTrainer(dense(4, 1, "tanh"))
     result.add_head("price", dense(1, 2), "mse")
     result.add_head("size", dense(1, 3), "mse")
-    result.compile(keras.optimizers.SGD(0.1), balancer=Averaging(), weighting=Fading(), schedule=LeastTrained(), **options)
+    result.compile(
+        keras.optimizers.SGD(0.1), balancer=Averaging(), weighting=Fading(), head_schedule=LeastTrained(), **options
+    )
     return result
 
 
@@ -85,7 +87,7 @@ def batches(bad=()):
 
 
 def state(model):
-    return values([*model.balancer.variables, *model.weighting.variables, *model.schedule.variables])
+    return values([*model.balancer.variables, *model.weighting.variables, *model.head_schedule.variables])
 
 
 @pytest.mark.thorough
@@ -132,7 +134,7 @@ def test_it_is_equal_on_every_replica(two_replicas):
     with two_replicas.scope():
         model = trainer()
     model.fit(batches(), verbose=0)
-    for variable in [*model.balancer.variables, *model.weighting.variables, *model.schedule.variables]:
+    for variable in [*model.balancer.variables, *model.weighting.variables, *model.head_schedule.variables]:
         copies = two_replicas.experimental_local_results(
             getattr(variable, "value", variable) if _is_keras(variable) else variable
         )

@@ -1,4 +1,4 @@
-"""`PerHead`: beside Keras's own callbacks, figures computed by hand, and runs that were not interrupted."""
+"""`HeadEarlyStopping`: beside Keras's own callbacks, figures computed by hand, and runs that were not interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, schedules
-from multihead.callbacks import PerHead
+from multihead.callbacks import HeadEarlyStopping
 from multihead.heads._metrics import log_name
 from tests.helpers import tiny
 
@@ -98,7 +98,7 @@ def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
     for seed in range(20):
         figures = np.random.default_rng(seed).normal(size=30).cumsum().astype("float32")
         logs = [{"val_price_mae": float(figure)} for figure in figures]
-        ours = PerHead({"price": "val_price_mae"}, mode=mode, restore_best_weights=False, **options)
+        ours = HeadEarlyStopping({"price": "val_price_mae"}, mode=mode, restore_best_weights=False, **options)
         keras_own = keras.callbacks.EarlyStopping("val_price_mae", mode=mode, **options)
         told(keras_own, one, [dict(row) for row in logs])
         told(ours, one, [dict(row) for row in logs])
@@ -109,7 +109,7 @@ def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
 def test_with_one_head_it_restores_what_early_stopping_restores():
     runs = []
     for callback in (
-        PerHead(patience=3),
+        HeadEarlyStopping(patience=3),
         keras.callbacks.EarlyStopping("val_price_loss", mode="min", patience=3, restore_best_weights=True),
     ):
         model = trainer(["price"], rate=0.1)
@@ -127,7 +127,7 @@ FIGURES = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0)
 
 def test_the_score_is_the_mean_with_each_figures_sign(two):
     monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
-    callback = PerHead(monitor, mode=mode, patience=9, restore_best_weights=False)
+    callback = HeadEarlyStopping(monitor, mode=mode, patience=9, restore_best_weights=False)
     scores = told(callback, two, [dict(row) for row in FIGURES])
     assert scores == pytest.approx([(0.5 - 2) / 2, (0.9 - 2.2) / 2, (0.6 - 1) / 2, (0.6 - 1.5) / 2])
     assert callback.best == {"price": 0.9, "size": 1.0} and callback.best_epoch == {"price": 1, "size": 2}
@@ -137,7 +137,7 @@ def test_the_score_is_the_mean_with_each_figures_sign(two):
 def test_the_score_is_the_mean_gain_over_single_tasks(two):
     monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
     single = {"price": 0.8, "size": 1.25}
-    callback = PerHead(monitor, mode=mode, patience=9, single_task=single, restore_best_weights=False)
+    callback = HeadEarlyStopping(monitor, mode=mode, patience=9, single_task=single, restore_best_weights=False)
     scores = told(callback, two, [dict(row) for row in FIGURES])
     # (0.5 - 0.8) / 0.8 = -0.375 and -(2 - 1.25) / 1.25 = -0.6, and so on
     assert scores == pytest.approx([(-0.375 - 0.6) / 2, (0.125 - 0.76) / 2, (-0.25 + 0.2) / 2, (-0.25 - 0.2) / 2])
@@ -146,14 +146,14 @@ def test_the_score_is_the_mean_gain_over_single_tasks(two):
 
 def test_it_goes_on_while_a_head_improves(two):
     rows = [{"val_price_loss": 1.0 + epoch, "val_size_loss": abs(5.0 - epoch)} for epoch in range(12)]
-    callback = PerHead(patience=2, restore_best_weights=False)
+    callback = HeadEarlyStopping(patience=2, restore_best_weights=False)
     told(callback, two, [dict(row) for row in rows])
     assert callback.idle_heads == ["price", "size"] and callback.stopped_epoch == 7
     rows[6]["val_price_loss"] = 0.5  # improves again after it became idle
-    callback = PerHead(patience=2, restore_best_weights=False)
+    callback = HeadEarlyStopping(patience=2, restore_best_weights=False)
     told(callback, two, [dict(row) for row in rows])
     assert callback.stopped_epoch == 7 and callback.best["price"] == 0.5
-    trained_on = PerHead(patience=2, idle=False, restore_best_weights=False)
+    trained_on = HeadEarlyStopping(patience=2, idle=False, restore_best_weights=False)
     told(trained_on, two, [dict(row) for row in rows])
     assert trained_on.stopped_epoch == 8 and trained_on.idle_heads == []
 
@@ -161,8 +161,8 @@ def test_it_goes_on_while_a_head_improves(two):
 def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     rows = [{"val_price_loss": np.nan, "val_size_loss": 1.0}, {"loss": 1.0}, {"val_price_loss": 2.0, "val_size_loss": 1.5}]
     rows.append({"val_price_loss": np.nan, "val_size_loss": 0.1})
-    callback = PerHead(patience=5, restore_best_weights=False)
-    with pytest.warns(RuntimeWarning, match="PerHead finds no figure of head 'price': 'val_price_loss' is NaN"):
+    callback = HeadEarlyStopping(patience=5, restore_best_weights=False)
+    with pytest.warns(RuntimeWarning, match="HeadEarlyStopping finds no figure of head 'price': 'val_price_loss' is NaN"):
         scores = told(callback, two, rows)
     assert scores[:3] == [-1.0, None, -1.75] and np.isnan(scores[3])
     assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
@@ -171,7 +171,7 @@ def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
 def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fresh):
     model = fresh(0.05)
     unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}
-    callback = PerHead(patience=1)
+    callback = HeadEarlyStopping(patience=1)
     with pytest.warns(RuntimeWarning, match="no figure of head 'size'.*does not count in val_score, and is not made idle"):
         history = fit(model, [callback], validation_data=(DEV, unlabelled))
     assert history.history["val_score"] == pytest.approx([-loss for loss in history.history["val_price_loss"]])
@@ -182,7 +182,7 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fres
 
 def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure(fresh):
     model = fresh(0.3)
-    callback = PerHead({"price": "price_loss", "size": "size_loss"}, patience=1, min_delta={"size": 100.0})
+    callback = HeadEarlyStopping({"price": "price_loss", "size": "size_loss"}, patience=1, min_delta={"size": 100.0})
     history = fit(model, [callback], epochs=6).history
     assert callback.idle_heads[0] == "size" and np.isnan(history["size_loss"][3]) and np.isfinite(history["score"]).all()
     assert history["score"][3] == pytest.approx(-(history["price_loss"][3] + history["size_loss"][1]) / 2)
@@ -190,13 +190,15 @@ def test_an_idle_head_that_is_monitored_in_training_keeps_its_figure(fresh):
 
 def test_nothing_to_monitor_is_said_before_training(one):
     data = {"x": X, "y": {"price": TARGETS["price"]}, "verbose": 0}
-    with pytest.raises(ValueError, match=r"`validation_data` must be given for PerHead, which monitors `val_\{head\}_loss`"):
-        one.fit(**data, callbacks=[PerHead()])
+    with pytest.raises(
+        ValueError, match=r"`validation_data` must be given for HeadEarlyStopping, which monitors `val_\{head\}_loss`"
+    ):
+        one.fit(**data, callbacks=[HeadEarlyStopping()])
     assert int(one.update_count) == 0
     with pytest.raises(
         ValueError, match="`monitor` must have names in the logs. Received: 'val_price_mae'.*pass `validation_"
     ):
-        one.fit(**data, callbacks=[PerHead({"price": "val_price_mae"})])
+        one.fit(**data, callbacks=[HeadEarlyStopping({"price": "val_price_mae"})])
 
 
 @pytest.mark.parametrize(
@@ -207,12 +209,12 @@ def test_nothing_to_monitor_is_said_before_training(one):
         ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "because the figures of all heads were NaN"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:PerHead finds no figure")
+@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no figure")
 def test_what_is_not_restored_is_said(options, fitted, message, one):
     missing = {"price": np.full([16, 1], np.nan, "float32")} if fitted.pop("missing", False) else DEV_TARGETS
     targets = {"y": {"price": TARGETS["price"]}, "validation_data": (DEV, {"price": missing["price"]})}
     with pytest.warns(RuntimeWarning, match=message):
-        fit(one, [PerHead(**options)], epochs=2, **targets, **fitted)
+        fit(one, [HeadEarlyStopping(**options)], epochs=2, **targets, **fitted)
 
 
 def test_later_callbacks_see_the_score(fresh, tmp_path):
@@ -226,7 +228,7 @@ def test_later_callbacks_see_the_score(fresh, tmp_path):
         keras.callbacks.EarlyStopping("val_score", mode="max", patience=3, min_delta=100.0),
         keras.callbacks.CSVLogger(str(log)),
     ]
-    callback = PerHead(patience=50)
+    callback = HeadEarlyStopping(patience=50)
     history = fit(model, [callback, *keras_callbacks])
     assert len(history.epoch) == 4 and float(np.array(model.optimizer.learning_rate)) == pytest.approx(0.02 / 8)
     losses = zip(history.history["val_price_loss"], history.history["val_size_loss"])
@@ -264,8 +266,8 @@ def equal(first, second):
 @pytest.mark.thorough
 @pytest.mark.parametrize("schedule", [None, schedules.Alternate({"price": 1, "size": 1})])
 def test_a_head_that_no_longer_improves_does_not_change(schedule):
-    model, watch = trainer(schedule=schedule), Watch()
-    callback = PerHead(patience=2, min_delta={"size": 100.0}, restore_best_weights=False)
+    model, watch = trainer(head_schedule=schedule), Watch()
+    callback = HeadEarlyStopping(patience=2, min_delta={"size": 100.0}, restore_best_weights=False)
     history = fit(model, [callback, watch], epochs=8, validation_data=(X, TARGETS))
     assert callback.idle_heads == ["size"] and len(history.epoch) == 8
     assert history.history["size_updates"] == ([2, 2, 2] if schedule is None else [1, 1, 1]) + [0] * 5
@@ -285,7 +287,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
     def run(folder, stop_after=None):
         model, watch = trainer(rate=0.1), Watch(stop_after)
         model.compute_gradients((X[:2], {name: targets[:2] for name, targets in TARGETS.items()}))  # builds
-        callback = PerHead(patience=3)
+        callback = HeadEarlyStopping(patience=3)
         backup = keras.callbacks.BackupAndRestore(str(tmp_path / folder / "keras"))
         try:
             history = fit(model, [callback, watch, backup])
@@ -295,7 +297,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
 
     history, callback, weights = run("whole")
     assert callback.stopped_epoch > 7
-    assert run("cut", stop_after=4) is None  # PerHead has counted this epoch, BackupAndRestore has not
+    assert run("cut", stop_after=4) is None  # HeadEarlyStopping has counted this epoch, BackupAndRestore has not
     again, resumed, restored = run("cut")
     assert again.epoch == history.epoch and again.history["loss"] == history.history["loss"]
     for name in ("best", "best_epoch", "best_score", "best_score_epoch", "idle_heads", "stopped_epoch"):
@@ -306,7 +308,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path):
 
 def test_each_heads_best_can_be_restored(fresh):
     model, watch = fresh(0.1), Watch()
-    callback = PerHead(patience=3)
+    callback = HeadEarlyStopping(patience=3)
     fit(model, [callback, watch])
     assert callback.best_epoch["price"] != callback.best_epoch["size"]
     for k, head in enumerate(("price", "size"), start=1):
@@ -329,10 +331,10 @@ def test_other_callbacks_must_see_the_score_and_take_higher_for_better(kind, mod
     where = ("x.weights.h5",) if kind == "ModelCheckpoint" else ()
     for_lower = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode=mode)
     with pytest.raises(ValueError, match=rf"`mode` of {kind} must be 'max'.*Pass `mode='max'`"):
-        fit(two, [PerHead(), for_lower])
+        fit(two, [HeadEarlyStopping(), for_lower])
     late = getattr(keras.callbacks, kind)(*where, monitor="val_score", mode="max")
-    with pytest.raises(ValueError, match=f"Received: {kind} before PerHead"):
-        fit(two, [late, PerHead()])
+    with pytest.raises(ValueError, match=f"Received: {kind} before HeadEarlyStopping"):
+        fit(two, [late, HeadEarlyStopping()])
 
 
 WRONG = [
@@ -354,7 +356,7 @@ WRONG = [
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_what_cannot_be_watched(options, message, two):
     with pytest.raises(ValueError, match=message):
-        told(PerHead(**options), two, [])
+        told(HeadEarlyStopping(**options), two, [])
 
 
 def closeness(targets, predictions):
@@ -382,11 +384,11 @@ def test_the_mode_of_a_metric_of_ones_own_is_asked_for(metric, figure):
     name = figure.format(log_name(metric))
     data = X, {"price": TARGETS["price"]}
     with pytest.raises(ValueError, match=rf"^`mode` must say whether '{name}' is .*Pass `mode=\{{'price': 'max'\}}`"):
-        model.fit(*data, verbose=0, validation_data=data, callbacks=[PerHead({"price": name})])
+        model.fit(*data, verbose=0, validation_data=data, callbacks=[HeadEarlyStopping({"price": name})])
 
 
 def test_a_figure_that_is_not_in_the_logs(two):
-    callback = PerHead({"price": "val_price_f2"}, mode="max")
+    callback = HeadEarlyStopping({"price": "val_price_f2"}, mode="max")
     with pytest.raises(
         ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"
     ):

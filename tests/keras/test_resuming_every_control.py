@@ -42,19 +42,25 @@ def made():
     dense = keras.layers.Dense
     encoder = keras.Sequential([dense(6, activation="tanh"), dense(5, activation="tanh")])
     trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("number", dense(1), "mse", learning_rate=lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32) / 10))
     trainer.add_head(
-        "kind", dense(2, "softmax"), "sparse_categorical_crossentropy", class_weight={0: 1.0, 1: 3.0}, learning_rate=0.3
+        "number", dense(1), "mse", learning_rate_multiplier=lambda step: 1.0 / (1.0 + tf.cast(step, tf.float32) / 10)
     )
-    trainer.add_head("noise", dense(2), "mse", weight_decay=0.0)
+    trainer.add_head(
+        "kind",
+        dense(2, "softmax"),
+        "sparse_categorical_crossentropy",
+        class_weight={0: 1.0, 1: 3.0},
+        learning_rate_multiplier=0.3,
+    )
+    trainer.add_head("noise", dense(2), "mse", weight_decay_multiplier=0.0)
     options = {"use_ema": True, "ema_momentum": 0.9, "weight_decay": 0.01}
     trainer.compile(
         keras.optimizers.AdamW(0.02, **options)
         if keras.__version__[0] == "3"
         else tf.keras.optimizers.AdamW(0.02, **options),
-        encoder_learning_rate=Stages({0: 0, 5: LayerwiseDecay(0.5, top=0.5), 11: LayerwiseDecay(0.5)}),
-        encoder_weight_decay=0.1,
-        schedule=schedules.Sample({"number": 1, "kind": 1, "noise": 1}, seed=3),
+        encoder_learning_rate_multiplier=Stages({0: 0, 5: LayerwiseDecay(0.5, top=0.5), 11: LayerwiseDecay(0.5)}),
+        encoder_weight_decay_multiplier=0.1,
+        head_schedule=schedules.Sample({"number": 1, "kind": 1, "noise": 1}, seed=3),
         balancer=balancing.GradVac(),
         micro_batches=2,
         run_eagerly=True,  # saves the traces of three stages in three trainers
@@ -67,7 +73,7 @@ def made():
 def run(folder, interrupted):
     trainer = made()
     given = [
-        callbacks.PerHead(patience=4, idle=True, restore_best_weights=False),
+        callbacks.HeadEarlyStopping(patience=4, idle=True, restore_best_weights=False),
         SetWeight(),
         keras.callbacks.BackupAndRestore(str(folder / "keras")),
         *([Interrupt()] if interrupted else []),

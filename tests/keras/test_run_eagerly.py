@@ -87,7 +87,9 @@ def test_an_encoder_whose_python_depends_on_values_trains_as_by_hand(data):
 @pytest.mark.thorough
 def test_it_is_built_by_each_way_to_use_it():
     options = {"verbose": 0, "batch_size": 4}
-    assert trainer_on(ByValue(), balancer="UPGrad", accumulate_steps=2).fit(X, Y, **options).history["a_updates"] == [2.0]
+    assert trainer_on(ByValue(), balancer="UPGrad", gradient_accumulation_steps=2).fit(X, Y, **options).history[
+        "a_updates"
+    ] == [2.0]
     split = {"balancer": "UPGrad", "balance_at": "parameters", "micro_batches": 3}
     assert np.isfinite(trainer_on(ByValue(), **split).fit(X, Y, **options).history["loss"]).all()
     assert np.isfinite(trainer_on(ByValue()).evaluate(X, Y, **options)).all()

@@ -28,7 +28,7 @@ def test_a_whole_trainer_is_saved_and_goes_on(tmp_path):
         trainer.compile(
             keras.optimizers.Adam(0.05),
             balancer=balancing.NormBudget({"a": 0.3}),
-            schedule=schedules.Alternate({"a": 1, "b": 2}),
+            head_schedule=schedules.Alternate({"a": 1, "b": 2}),
             clip=clipping.ByGlobalNorm(1.0),
             micro_batches=2,
             run_eagerly=False,
@@ -154,7 +154,7 @@ def test_a_trainer_is_loaded_again_whatever_was_done_to_it_last(change, tmp_path
     if change == "head added and compiled":
         trainer.compile("adam", run_eagerly=True)
     if change == "head dropped":
-        trainer.drop_head("b")
+        trainer.remove_head("b")
     trainer.save(tmp_path / "trainer.keras")
     loaded = keras.models.load_model(tmp_path / "trainer.keras")
     assert list(loaded.heads) == list(trainer.heads)

@@ -38,11 +38,11 @@ METHODS = CORE + [
     if {kind: name} not in CORE
 ]
 CONTROLS = [
-    {"clip": clipping.ByGlobalNorm(0.5), "schedule": schedules.Alternate({"a": 1, "b": 2})},
+    {"clip": clipping.ByGlobalNorm(0.5), "head_schedule": schedules.Alternate({"a": 1, "b": 2})},
     {"clip": clipping.ByValue(0.1), "micro_batches": 2},
-    {"clip": clipping.ByNorm(0.3), "schedule": schedules.Sample({"a": 2, "b": 1}, seed=3), "on_nonfinite": "raise"},
-    {"clip": clipping.ByAverageNorm(0.01), "encoder_learning_rate": LayerwiseDecay(0.5), "telemetry": "full"},
-    {"encoder_learning_rate": ByPath({"kernel": 0.5}), "schedule": schedules.WhileConflicting(probe_every=2)},
+    {"clip": clipping.ByNorm(0.3), "head_schedule": schedules.Sample({"a": 2, "b": 1}, seed=3), "on_nonfinite": "raise"},
+    {"clip": clipping.ByAverageNorm(0.01), "encoder_learning_rate_multiplier": LayerwiseDecay(0.5), "telemetry": "full"},
+    {"encoder_learning_rate_multiplier": ByPath({"kernel": 0.5}), "head_schedule": schedules.WhileConflicting(probe_every=2)},
 ]
 LOSSES = [
     keras.losses.Huber(delta=0.3),
@@ -62,7 +62,7 @@ def made(options, loss):
         [keras.layers.Dense(4, activation="tanh"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     )
     trainer = MultiHeadTrainer(encoder)
-    trainer.add_head("a", keras.layers.Dense(1), loss, weight=0.5, learning_rate=0.5)
+    trainer.add_head("a", keras.layers.Dense(1), loss, weight=0.5, learning_rate_multiplier=0.5)
     classifier = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trainer.add_head("b", keras.layers.Dense(2), classifier, metrics=["accuracy"], class_weight={1: 2.0}, ignore_label=-1)
     trainer.compile(keras.optimizers.Adam(0.02), **options)

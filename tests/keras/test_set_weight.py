@@ -81,7 +81,7 @@ def test_a_weight_that_was_set_is_saved_and_goes_with_its_head(tmp_path):
     for one, two in zip(tiny.weights_of(trainer), tiny.weights_of(loaded), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-7)
     trainer.add_head("c", keras.layers.Dense(1), "mse")
-    trainer.drop_head("b")
+    trainer.remove_head("b")
     assert [(name, head.weight) for name, head in trainer.heads.items()] == [("a", pytest.approx(0.3)), ("c", 1.0)]
     assert trainer.get_config()["heads"][0]["weight"] == pytest.approx(0.3)
 

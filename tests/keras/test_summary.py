@@ -14,16 +14,16 @@ from tests.helpers import tiny
 def configured():
     trainer = MultiHeadTrainer(keras.layers.Dense(4, name="shared"))
     trainer.add_head("price", keras.layers.Dense(2, activation="softmax"), "sparse_categorical_crossentropy", weight=0.5)
-    trainer.add_head("size", keras.layers.Dense(1), "mse", weight=lambda step: 2.0, learning_rate=0.0)
+    trainer.add_head("size", keras.layers.Dense(1), "mse", weight=lambda step: 2.0, learning_rate_multiplier=0.0)
     trainer.compile(
         keras.optimizers.Adam(0.002),
         balancer=balancing.CAGrad(c=0.3),
         balance_every=5,
-        schedule=schedules.Alternate({"price": 1, "size": 2}),
+        head_schedule=schedules.Alternate({"price": 1, "size": 2}),
         clip=clipping.ByGlobalNorm(5.0),
-        accumulate_steps=4,
+        gradient_accumulation_steps=4,
         micro_batches=2,
-        encoder_learning_rate=0.1,
+        encoder_learning_rate_multiplier=0.1,
     )
     return trainer
 

@@ -120,7 +120,7 @@ def data_of(kind, x, y, weights):
 
 UPDATES = {
     "micro_batches": {"micro_batches": 3},
-    "accumulated": {"accumulate_steps": 2},
+    "accumulated": {"gradient_accumulation_steps": 2},
     "balanced": {"balancer": "UPGrad", "balance_at": "parameters", "telemetry": "full"},
     "xla": {"jit_compile": True},
 }
@@ -238,7 +238,7 @@ def test_nothing_is_learned_a_second_time_but_by_a_head_added_anew():
     trainer.fit(X[:4], {"a": np.ones(4), "b": np.full(4, np.e)}, verbose=0)
     assert trainer.heads["a"].target_scaling.mean == 2.5
     np.testing.assert_allclose(trainer.heads["b"].target_scaling.mean, 1.0, rtol=1e-6)
-    trainer.drop_head("a")
+    trainer.remove_head("a")
     trainer.add_head("a", keras.layers.Dense(1), "mse", target_scaling="standardize")
     trainer.compile("sgd", run_eagerly=True)
     trainer.fit(X[:4], {"a": np.array([10.0, 20.0, 30.0, 40.0]), "b": np.ones(4)}, verbose=0)

@@ -121,7 +121,7 @@ def test_balanced_are_the_gradients_at_the_experts_outputs(kind, below, balancer
 
 
 def test_the_gate_and_the_experts_of_an_idle_head_stay():
-    made = trainer("CGC", optimizer=keras.optimizers.Adam(0.1), schedule=schedules.Alternate({"a": 1, "b": 1}))
+    made = trainer("CGC", optimizer=keras.optimizers.Adam(0.1), head_schedule=schedules.Alternate({"a": 1, "b": 1}))
     for _ in range(3):  # of `a`, of `b`, which both have moments then, and of `a`
         before = {name: tiny.values(made.heads[name].module.weights) for name in HEADS}
         made.apply_gradients(made.compute_gradients((X, Y)))

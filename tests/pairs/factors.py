@@ -30,7 +30,7 @@ FACTORS: dict[str, list[str]] = {
     "schedule": ["none", "alternate"],
     "clip": ["none", "value", "norm", "global_norm"],
     "micro_batches": ["1", "3"],
-    "accumulate_steps": ["1", "2"],
+    "gradient_accumulation_steps": ["1", "2"],
     "encoder_rate": ["one", "half", "frozen", "stages"],
     "encoder_decay": ["one", "none"],
     "telemetry": ["none", "norms", "full"],
@@ -65,7 +65,7 @@ OF_THE_UPDATE = [
     "schedule",
     "clip",
     "micro_batches",
-    "accumulate_steps",
+    "gradient_accumulation_steps",
     "encoder_rate",
     "labels",
 ]
@@ -94,8 +94,8 @@ ARGUMENTS: dict[str, dict[str, str | None]] = {
     "compile": {
         "optimizer": "optimizer",
         "others": None,
-        "encoder_learning_rate": "encoder_rate",
-        "encoder_weight_decay": "encoder_decay",
+        "encoder_learning_rate_multiplier": "encoder_rate",
+        "encoder_weight_decay_multiplier": "encoder_decay",
         "run_eagerly": "mode",
         "jit_compile": "mode",
         "options_of_heads": None,
@@ -103,7 +103,14 @@ ARGUMENTS: dict[str, dict[str, str | None]] = {
             name: name
             for name in (
                 *("weighting", "balancer", "balance_at", "balance_every", "schedule", "clip", "micro_batches"),
-                *("accumulate_steps", "telemetry", "layers_every", "on_nonfinite", "max_skipped_updates", "check_labels"),
+                *(
+                    "gradient_accumulation_steps",
+                    "telemetry",
+                    "layers_every",
+                    "on_nonfinite",
+                    "max_skipped_updates",
+                    "check_labels",
+                ),
                 "steps_per_execution",
             )
         },

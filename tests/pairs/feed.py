@@ -80,12 +80,12 @@ def fit_arguments(row: dict[str, str]) -> dict[str, Any]:
 
 def updates_of_data(row: dict[str, str]) -> int:
     """The number of updates in which the data are read once."""
-    return -(-len(batches_of(row)) // int(row["accumulate_steps"]))
+    return -(-len(batches_of(row)) // int(row["gradient_accumulation_steps"]))
 
 
 def windows_of(row: dict[str, str]) -> list[list[Any]]:
     """The batches of each update of `fit`."""
-    batches, steps = batches_of(row), int(row["accumulate_steps"])
+    batches, steps = batches_of(row), int(row["gradient_accumulation_steps"])
     whole = [batches[at : at + steps] for at in range(0, len(batches), steps)]
     epochs = EPOCHS - int(row["initial_epoch"])
     if row["steps_per_epoch"] == "all":

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._runs.variables import values_of, variables_of
-from multihead.callbacks import Checkpoint, Ledger, PerHead
+from multihead.callbacks import Checkpoint, HeadEarlyStopping, UpdateLogger
 from tests.pairs.factors import rows
 from tests.pairs.feed import batches_of, fit_arguments
 from tests.pairs.model import examples
@@ -23,7 +23,7 @@ _SPREAD = (
     "devices",
     "encoder",
     "optimizer",
-    "accumulate_steps",
+    "gradient_accumulation_steps",
     "balancer",
     "weighting",
     "telemetry",
@@ -91,9 +91,9 @@ def callbacks_of(row, number, folder):
     if row["optimizer"] != "schedule":  # Keras: a schedule cannot be set
         found.append(keras.callbacks.ReduceLROnPlateau(monitored, patience=1, mode="min", min_delta=0.05))
     if row["telemetry"] != "none":
-        found.append(Ledger(folder / "ledger.jsonl", every=1 + number % 2))
+        found.append(UpdateLogger(folder / "ledger.jsonl", every=1 + number % 2))
     if row["validation"] != "none":
-        found.append(PerHead(patience=2, min_delta=0.02))
+        found.append(HeadEarlyStopping(patience=2, min_delta=0.02))
     return [*found[1:], found[0]] if row["devices"] == "one" else found[1:]
 
 
@@ -104,7 +104,7 @@ def state(trainer, history, used, folder):
         found[f"keras/{place}"] = np.array(tf.convert_to_tensor(variable))
     texts = {"history": repr({name: np.array(values, "float64").tolist() for name, values in history.history.items()})}
     for callback in used:
-        if isinstance(callback, PerHead):
+        if isinstance(callback, HeadEarlyStopping):
             decisions = (
                 callback.best,
                 callback.best_epoch,
@@ -112,10 +112,10 @@ def state(trainer, history, used, folder):
                 callback.idle_heads,
                 callback.stopped_epoch,
             )
-            texts["PerHead"] = repr(decisions)
+            texts["HeadEarlyStopping"] = repr(decisions)
         elif isinstance(callback, Draws):
             texts["drawn"] = repr(callback.drawn)
-        elif not isinstance(callback, (Ledger, Checkpoint)):
+        elif not isinstance(callback, (UpdateLogger, Checkpoint)):
             names = ("best", "wait", "best_epoch", "cooldown_counter", "stopped_epoch")
             state = [
                 (name, float(vars(callback)[name])) for name in names if isinstance(vars(callback).get(name), (int, float))

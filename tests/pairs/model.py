@@ -103,7 +103,7 @@ def examples(row: dict[str, str], seed: int = 0) -> tuple[Any, dict[str, Any], d
     """Inputs, targets and sample weights of all examples."""
     rng = np.random.default_rng(seed)
     # An even number of steps, for `steps_per_execution=2`; a generator has no end, at which a window would be shorter.
-    batches = 3 if row["accumulate_steps"] == "2" and row["data"] != "generator" else 4
+    batches = 3 if row["gradient_accumulation_steps"] == "2" and row["data"] != "generator" else 4
     number = batches * BATCH - (2 if row["last_batch"] == "smaller" else 0)
     if row["validation"] == "split":
         number += 8
@@ -182,8 +182,8 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
             class_weight=CLASS_WEIGHT if given and name == "kind" else None,
             reads=reads(row)[name],
             teacher_forcing=name == "kind" and forced(row),
-            learning_rate=RATES[row["head_rate"]] if name == "size" else 1.0,
-            weight_decay=0.0 if row["head_decay"] == "none" and name == "size" else 1.0,
+            learning_rate_multiplier=RATES[row["head_rate"]] if name == "size" else 1.0,
+            weight_decay_multiplier=0.0 if row["head_decay"] == "none" and name == "size" else 1.0,
             target_scaling=scaling_of(row) if name == "size" else None,
         )
     options: dict[str, Any] = {
@@ -191,12 +191,12 @@ def trainer_of(row: dict[str, str], **changed: Any) -> MultiHeadTrainer:
         "balancer": None if row["balancer"] == "none" else row["balancer"],
         "balance_at": row["balance_at"],
         "balance_every": int(row["balance_every"]),
-        "schedule": schedules.Alternate({"kind": 1, "flags": 2, "size": 1}) if row["schedule"] == "alternate" else None,
+        "head_schedule": schedules.Alternate({"kind": 1, "flags": 2, "size": 1}) if row["schedule"] == "alternate" else None,
         "clip": clip_of(row),
         "micro_batches": int(row["micro_batches"]),
-        "accumulate_steps": int(row["accumulate_steps"]),
-        "encoder_learning_rate": encoder_rate(row),
-        "encoder_weight_decay": 0.0 if row["encoder_decay"] == "none" else 1.0,
+        "gradient_accumulation_steps": int(row["gradient_accumulation_steps"]),
+        "encoder_learning_rate_multiplier": encoder_rate(row),
+        "encoder_weight_decay_multiplier": 0.0 if row["encoder_decay"] == "none" else 1.0,
         "telemetry": None if row["telemetry"] == "none" else row["telemetry"],
         "layers_every": int(row["layers_every"]),
         "on_nonfinite": row["on_nonfinite"],

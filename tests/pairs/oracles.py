@@ -38,9 +38,9 @@ def callbacks_of(row: dict[str, str], folder: Path, resumed: bool = False) -> li
     kind, found = row["callbacks"], []
     monitored = "val_loss" if row["validation"] != "none" else "loss"
     if kind == "ledger":
-        found = [callbacks.Ledger(folder / "ledger.jsonl")] if row["telemetry"] != "none" else []
+        found = [callbacks.UpdateLogger(folder / "ledger.jsonl")] if row["telemetry"] != "none" else []
     elif kind == "per_head":
-        found = [callbacks.PerHead(patience=5)] if row["validation"] != "none" else []
+        found = [callbacks.HeadEarlyStopping(patience=5)] if row["validation"] != "none" else []
     elif kind == "keras":
         found = [
             keras.callbacks.EarlyStopping(monitored, patience=9, mode="min"),

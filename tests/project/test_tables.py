@@ -18,13 +18,13 @@ EVERY_OPTION = {
     "weighting": weighting.Uncertainty,
     "balancer": balancing.UPGrad,
     "clip": lambda: clipping.ByGlobalNorm(1.0),
-    "encoder_learning_rate": lambda: lambda step: 1.0,
+    "encoder_learning_rate_multiplier": lambda: lambda step: 1.0,
 }
 CONDITIONAL = {
     "{head}_weight": "if it can change",
     "regularizer": "of a weighting",
     "{head}_learning_rate": "if it can change",
-    "encoder_learning_rate": "if it can change",
+    "encoder_learning_rate_multiplier": "if it can change",
     "{head}_coefficient": "with a balancer",
     "update_norm_clipped": "after clipping",
     "clipped_updates": "clipping",

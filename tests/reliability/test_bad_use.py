@@ -38,7 +38,7 @@ class Calls(keras.callbacks.Callback):
     [
         ("compile", lambda trainer: trainer.compile("adam")),
         ("add_head", lambda trainer: trainer.add_head("c", keras.layers.Dense(1), "mse")),
-        ("drop_head", lambda trainer: trainer.drop_head("a")),
+        ("remove_head", lambda trainer: trainer.remove_head("a")),
     ],
 )
 def test_nothing_is_rebuilt_in_the_middle_of_fit(method, call):

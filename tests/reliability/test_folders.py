@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead._runs.variables import assign, values_of
-from multihead.callbacks import Checkpoint, Ledger
+from multihead.callbacks import Checkpoint, UpdateLogger
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
@@ -279,14 +279,14 @@ def test_a_ledger_that_cannot_be_written_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(
         RuntimeError, match="(?s)`path` must be a file that can be written. Received: .*run.jsonl.*Free space"
     ):
-        trainer.fit(X, Y, verbose=0, callbacks=[Ledger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1)])
+        trainer.fit(X, Y, verbose=0, callbacks=[UpdateLogger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1)])
 
 
 def test_a_ledger_that_has_lost_lines_says_so(tmp_path):
     def run(stop):
         trainer = made()
         trainer.compile("sgd", run_eagerly=True)
-        given = [Ledger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1), *([Stop(stop)] if stop else [])]
+        given = [UpdateLogger(tmp_path / "run.jsonl"), Checkpoint(tmp_path, every=1), *([Stop(stop)] if stop else [])]
         try:
             trainer.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=given)
         except Stopped:

@@ -37,18 +37,18 @@ OPTIONS = {
     "weighting": st.sampled_from([None, None, "LogLoss"]),
     "clip": st.sampled_from([None, ("ByGlobalNorm", 0.3), ("ByNorm", 0.2), ("ByValue", 0.1)]),
     "micro_batches": st.sampled_from([1, 1, 2, 3]),
-    "accumulate_steps": st.sampled_from([1, 1, 2, 3]),
+    "gradient_accumulation_steps": st.sampled_from([1, 1, 2, 3]),
     "alternates": st.sampled_from([False, False, True]),
     "on_nonfinite": st.sampled_from(["skip", "raise"]),
-    "encoder_learning_rate": st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+    "encoder_learning_rate_multiplier": st.sampled_from([1.0, 1.0, 0.5, 0.0]),
     "telemetry": st.sampled_from([None, "norms", "full"]),
 }
 BAD_OPTIONS = [
     {"balancer": "Best"}, {"weighting": "Best"}, {"weighting": 3}, {"balance_at": "heads"}, {"micro_batches": 0},
-    {"micro_batches": 1.5}, {"accumulate_steps": -1}, {"clip": 1.0}, {"on_nonfinite": "stop"}, {"telemetry": "all"},
+    {"micro_batches": 1.5}, {"gradient_accumulation_steps": -1}, {"clip": 1.0}, {"on_nonfinite": "stop"}, {"telemetry": "all"},
     {"optimizer": "best"}, {"optimizer": None}, {"balance_every": 0}, {"max_skipped_updates": 0}, {"loss": "mse"},
-    {"encoder_learning_rate": -1}, {"encoder_learning_rate": "high"}, {"check_labels": 1}, {"steps": 2},
-    {"schedule": "alternate"}, {"schedule": schedules.Alternate({"other": 1})}, {"encoder_weight_decay": 0.5},
+    {"encoder_learning_rate_multiplier": -1}, {"encoder_learning_rate_multiplier": "high"}, {"check_labels": 1}, {"steps": 2},
+    {"head_schedule": "alternate"}, {"head_schedule": schedules.Alternate({"other": 1})}, {"encoder_weight_decay_multiplier": 0.5},
 ]  # fmt: skip
 BAD_HEADS = [
     {"weight": -1.0}, {"weight": float("nan")}, {"weight": "much"}, {"loss": "best"}, {"loss": None}, {"learning_rate": -1},
@@ -96,7 +96,7 @@ class Session:
         module = keras.layers.Dense(UNITS[kind], activation=ACTIVATIONS.get(kind))
         marks = {"ignore_label": -1} if kind == "kind" else {}
         trainer.add_head(
-            name, module, LOSSES[kind], weight=head.weight, learning_rate=head.learning_rate, **marks
+            name, module, LOSSES[kind], weight=head.weight, learning_rate_multiplier=head.learning_rate, **marks
         )
 
     def compile_like(self, trainer):
@@ -108,7 +108,7 @@ class Session:
             "adam": lambda: keras.optimizers.Adam(rate, epsilon=1e-3),
         }
         if found.pop("alternates"):
-            found["schedule"] = schedules.Alternate(dict.fromkeys(self.twin.heads, 1))
+            found["head_schedule"] = schedules.Alternate(dict.fromkeys(self.twin.heads, 1))
         if found["clip"]:
             kind, limit = found["clip"]
             found["clip"] = getattr(clipping, kind)(limit)
@@ -240,12 +240,12 @@ class Session:
             return
         self.refused(lambda: self.trainer.add_head(**arguments))
 
-    def drop_head(self):
+    def remove_head(self):
         if self.pick(st.integers(0, 3)) == 0:
-            return self.refused(lambda: self.trainer.drop_head("other"))
+            return self.refused(lambda: self.trainer.remove_head("other"))
         if len(self.twin.heads) > 1:
             name = self.choose(*self.twin.heads)
-            self.trainer.drop_head(name)
+            self.trainer.remove_head(name)
             del self.twin.heads[name]
             self.twin.options = None
 
@@ -253,8 +253,8 @@ class Session:
         options = {name: self.pick(strategy) for name, strategy in OPTIONS.items()}
         options["rate"] = RATES[options["optimizer"]]
         if not any(head.learning_rate for head in self.twin.heads.values()):
-            options["encoder_learning_rate"] = 1.0  # something must be trained
-        if options["encoder_learning_rate"] == 0:
+            options["encoder_learning_rate_multiplier"] = 1.0  # something must be trained
+        if options["encoder_learning_rate_multiplier"] == 0:
             options["balance_at"] = "representation"
         self.twin.compile(options)
         self.compile_like(self.trainer)
@@ -284,7 +284,7 @@ class Session:
     def fit(self):
         x, y, s = self.batch(rows=self.pick(st.integers(1, 9)))
         size, epochs = self.pick(st.integers(1, 5)), self.choose(1, 1, 2)
-        number = (self.twin.options or {}).get("accumulate_steps", 1)
+        number = (self.twin.options or {}).get("gradient_accumulation_steps", 1)
         form = self.choose("arrays", "tensors", "dataset", "generator")
         s = {name: s.get(name, np.ones(len(x), "float32")) for name in y} if s and form != "arrays" else s
         is_spoiled = self.pick(st.integers(0, 5)) == 0
@@ -399,7 +399,7 @@ class Session:
         self.trainer = fresh
 
     CALLS = (
-        "add_head", "add_bad_head", "drop_head", "compile", "compile", "compile_badly", "set_weight", "fit", "fit", "train_on_batch",
+        "add_head", "add_bad_head", "remove_head", "compile", "compile", "compile_badly", "set_weight", "fit", "fit", "train_on_batch",
         "train_on_batch", "custom_loop", "custom_loop", "evaluate", "predict", "diagnose", "save", "load_weights",
     )  # fmt: skip
 

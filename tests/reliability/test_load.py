@@ -94,7 +94,7 @@ def test_accumulated_batches_are_one_graph_and_some_nodes_each():
     """What the graph has of each batch is where its tensors come from and go to."""
 
     def of(number):
-        trainer = made(Counting(), heads=1, accumulate_steps=number, telemetry=None, run_eagerly=True)
+        trainer = made(Counting(), heads=1, gradient_accumulation_steps=number, telemetry=None, run_eagerly=True)
         x, y = batch_for(trainer, np.ones([2, 3], "float32"))
         trainer.fit(x, y, verbose=0)
         return traced(trainer.train_step, {"window": ((x, y),) * number})

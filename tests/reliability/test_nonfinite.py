@@ -57,7 +57,7 @@ def test_raise_names_head_variable_update_and_batch(options):
 
 def test_the_batches_of_a_window_are_named():
     with pytest.raises(ValueError, match="at update 2, batches 2 to 3 of the epoch"):
-        fit(made(on_nonfinite="raise", accumulate_steps=2, run_eagerly=True))
+        fit(made(on_nonfinite="raise", gradient_accumulation_steps=2, run_eagerly=True))
 
 
 def test_skip_leaves_one_update_out_and_names_it():

@@ -155,7 +155,7 @@ def test_the_inputs_of_any_replica_are_seen(two_replicas):
 
 def test_inputs_are_found_in_windows_and_custom_loops():
     with pytest.raises(ValueError, match="^The inputs must be finite.*batches 2 to 3"):
-        in_inputs(np.nan, on_nonfinite="raise", accumulate_steps=2)
+        in_inputs(np.nan, on_nonfinite="raise", gradient_accumulation_steps=2)
     made = trainer(on_nonfinite="raise")
     with pytest.raises(ValueError, match="^The inputs must be finite"):
         made.apply_gradients(made.compute_gradients((with_one(X, np.nan), Y)))

@@ -112,7 +112,7 @@ ACCUMULATED = {
 def test_runs_whose_steps_are_windows_of_batches_are_resumed(data, tmp_path):
     def run(folder, *others):
         trainer = made()
-        trainer.compile("adam", accumulate_steps=2, run_eagerly=True)
+        trainer.compile("adam", gradient_accumulation_steps=2, run_eagerly=True)
         given = [Checkpoint(tmp_path / folder, every=1), *others]
         history = trainer.fit(**ACCUMULATED[data](), epochs=2, verbose=0, callbacks=given)
         return trainer, history.history

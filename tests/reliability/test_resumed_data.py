@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.callbacks import Checkpoint, Ledger
+from multihead.callbacks import Checkpoint, UpdateLogger
 from tests.helpers import tiny
 from tests.helpers.cases import pairwise, quick
 
@@ -113,7 +113,7 @@ def run(folder, train, valid, every, telemetry, stop=None):
     layers = {"layers_every": 2} if telemetry == "full" else {}
     trainer.compile(keras.optimizers.SGD(0.05), run_eagerly=True, telemetry=telemetry, **layers)
     counting = Counting(stop)
-    given = [Ledger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
+    given = [UpdateLogger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
     arguments = {**TRAIN[train](), **VALID[valid](), "epochs": 2, "verbose": 0}
     history = trainer.fit(**arguments, callbacks=given).history
     figures = {name: np.array(values, "float64").tobytes() for name, values in history.items()}

@@ -541,7 +541,9 @@ def y():
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"micro_batches": 3}, {"accumulate_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"run_eagerly": True}, {"micro_batches": 3}, {"gradient_accumulation_steps": 2}], ids=str
+)
 def test_fit_and_evaluate(options, y):
     trainer, history, x = training([CASES[name][0]() for name in USED], y, **options)
     check_training(trainer, history, x, y, USED)

@@ -17,17 +17,17 @@ PLAIN = {
     "balancer": None,
     "balance_at": "representation",
     "balance_every": 1,
-    "schedule": None,
+    "head_schedule": None,
     "clip": None,
     "micro_batches": 1,
-    "accumulate_steps": 1,
+    "gradient_accumulation_steps": 1,
     "telemetry": "norms",
     "layers_every": 100,
     "on_nonfinite": "skip",
     "max_skipped_updates": 25,
     "check_labels": True,
-    "encoder_learning_rate": 1.0,
-    "encoder_weight_decay": 1.0,
+    "encoder_learning_rate_multiplier": 1.0,
+    "encoder_weight_decay_multiplier": 1.0,
     "run_eagerly": None,
     "steps_per_execution": 1,
     "jit_compile": None,
@@ -41,8 +41,8 @@ def checked(**options):
 def test_names_become_methods_that_know_the_heads():
     found = checked(weighting="dwa", balancer="up_grad", clip=clipping.ByValue(1.0))
     assert isinstance(found.weighting, weighting.DWA) and isinstance(found.balancer, balancing.UPGrad)
-    assert isinstance(found.schedule, schedules.Together)
-    assert found.weighting.head_names == found.balancer.head_names == found.schedule.head_names == ("a", "b")
+    assert isinstance(found.head_schedule, schedules.Together)
+    assert found.weighting.head_names == found.balancer.head_names == found.head_schedule.head_names == ("a", "b")
     assert set(found.by_name()) == set(PLAIN)
 
 
@@ -59,9 +59,9 @@ def test_only_balance_every_wraps_the_balancer():
     ("options", "error", "message"),
     [
         (
-            {"schedule": "Together"},
+            {"head_schedule": "Together"},
             TypeError,
-            "`schedule` must be one of multihead.schedules: .*Received: schedule='Together'",
+            "`head_schedule` must be one of multihead.schedules: .*Received: head_schedule='Together'",
         ),
         ({"clip": 5.0}, TypeError, "`clip` must be one of multihead.clipping: .*Received: clip=5.0"),
         ({"clip": {"encoder": clipping.ByNorm(1.0)}}, TypeError, "to clip a part of it, .* `compute_gradients`"),

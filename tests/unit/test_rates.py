@@ -43,19 +43,20 @@ def test_factors_of_heads_and_of_weight_decay_are_checked():
             ValueError, match=f"`{argument}` must be a finite number of at least 0.* Received: {argument}=-1"
         ):
             trainer.add_head("a", keras.layers.Dense(1), "mse", **{argument: -1})
-    trainer.add_head("a", keras.layers.Dense(1), "mse", weight_decay=0.5)
+    trainer.add_head("a", keras.layers.Dense(1), "mse", weight_decay_multiplier=0.5)
     with pytest.raises(ValueError, match="`weight_decay of head 'a'` must be 0 or 1 for an optimizer without weight decay"):
         trainer.compile("adam")
     with pytest.raises(
-        TypeError, match="`encoder_learning_rate` must be a finite number.* Received: encoder_learning_rate='a'"
+        TypeError,
+        match="`encoder_learning_rate_multiplier` must be a finite number.* Received: encoder_learning_rate_multiplier='a'",
     ):
-        trainer.compile(keras.optimizers.AdamW(), encoder_learning_rate="a")
-    trainer.compile(keras.optimizers.AdamW(), encoder_weight_decay=0)
+        trainer.compile(keras.optimizers.AdamW(), encoder_learning_rate_multiplier="a")
+    trainer.compile(keras.optimizers.AdamW(), encoder_weight_decay_multiplier=0)
 
 
 def test_a_function_must_return_a_number_of_at_least_0():
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate=lambda step: -1.0)
+    trainer.add_head("a", keras.layers.Dense(1), "mse", learning_rate_multiplier=lambda step: -1.0)
     trainer.compile("sgd")
     pairs = trainer.compute_gradients((tf.ones([2, 2]), {"a": tf.ones([2, 1])}))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must return a finite number of at least 0"):
@@ -109,7 +110,9 @@ def test_a_pattern_is_found_in_a_path():
         ByPath({"low": 0}).factors(tf.identity, [])
 
 
-@pytest.mark.parametrize("argument", ["encoder_learning_rate", "encoder_weight_decay", "learning_rate", "weight_decay"])
+@pytest.mark.parametrize(
+    "argument", ["encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier", "learning_rate", "weight_decay"]
+)
 def test_a_pattern_is_checked_when_the_variables_are_known(argument):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
     rate = {argument: Stages({0: 1, 5: ByPath({"kernle": 0})})}

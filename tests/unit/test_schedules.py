@@ -72,7 +72,7 @@ def test_conflicting_heads_take_turns_in_fit_and_agreeing_ones_do_not():
         trainer = MultiHeadTrainer(keras.layers.Dense(2, kernel_initializer="zeros"))
         trainer.add_head("a", head, "mse")
         trainer.add_head("b", other, "mse")
-        trainer.compile(keras.optimizers.SGD(1e-3), schedule=schedules.WhileConflicting(probe_every=5))
+        trainer.compile(keras.optimizers.SGD(1e-3), head_schedule=schedules.WhileConflicting(probe_every=5))
         y = {"a": np.ones((40, 1), "float32"), "b": sign * np.ones((40, 1), "float32")}
         history = trainer.fit(x, y, batch_size=2, verbose=0, shuffle=False).history
         return history["a_updates"][0], history["b_updates"][0]

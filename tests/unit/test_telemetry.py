@@ -83,7 +83,7 @@ def test_norms_shares_and_coefficients_are_those_of_a_tape(balancer):
 
 
 def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
-    model = trainer(schedule=schedules.Alternate({"price": 1, "size": 2}))
+    model = trainer(head_schedule=schedules.Alternate({"price": 1, "size": 2}))
     history = model.fit(
         np.tile(X, (6, 1)), {k: np.tile(v, (6, 1)) for k, v in TARGETS.items()}, batch_size=8, verbose=0
     ).history

@@ -19,7 +19,7 @@ OF_THE_LIBRARY = {
 
 
 def test_every_schedule_of_the_library_is_checked():
-    assert set(OF_THE_LIBRARY) == set(schedules.__all__) - {"AbstractSchedule"}
+    assert set(OF_THE_LIBRARY) == set(schedules.__all__) - {"Schedule"}
 
 
 @pytest.mark.first_cases(1)
@@ -30,7 +30,7 @@ def test_schedules_of_the_library_pass(name):
     assert check_schedule(schedule).num_heads == [2]
 
 
-class Turns(schedules.AbstractSchedule):
+class Turns(schedules.Schedule):
     """The head that has trained least so far; or something that is wrong."""
 
     def __init__(self, fault="none"):
@@ -107,8 +107,8 @@ def test_checks_say_what_they_checked():
 
 
 def test_a_schedule_without_a_method_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match=r"`AbstractSchedule` must implement `active\(step\)`"):
-        schedules.AbstractSchedule().active(tf.constant(0))
+    with pytest.raises(NotImplementedError, match=r"`Schedule` must implement `active\(step\)`"):
+        schedules.Schedule().active(tf.constant(0))
 
 
 def test_a_schedule_with_a_state_belongs_to_its_heads():

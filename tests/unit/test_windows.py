@@ -52,5 +52,7 @@ def test_replicas_get_the_parts_of_each_batch(two_replicas):
 
 def test_replicas_need_the_number_of_updates(two_replicas):
     endless = batches().repeat()
-    with pytest.raises(ValueError, match="`steps_per_epoch` is required with accumulate_steps on several replicas"):
+    with pytest.raises(
+        ValueError, match="`steps_per_epoch` is required with gradient_accumulation_steps on several replicas"
+    ):
         Windows(2, two_replicas).arguments_of_fit(endless, None)

@@ -129,7 +129,7 @@ def test_replicas_keep_the_same_coefficients(level, two_replicas):
 def test_a_schedule_that_leaves_heads_out_is_solved_for():
     inputs, targets = tiny.data(8, missing=False)
     turns = schedules.Alternate({"tag": 1, "price": 1, "size": 1})
-    trainer = tiny.trainer("sgd", balancer="NashMTL", balance_every=4, schedule=turns)
+    trainer = tiny.trainer("sgd", balancer="NashMTL", balance_every=4, head_schedule=turns)
     history = trainer.fit(inputs, targets, batch_size=2, shuffle=False, verbose=0).history
     # Alone, a head's coefficient is one over its norm: it never gets that of another.
     for name in trainer.heads:
@@ -207,8 +207,8 @@ OPTIONS = [
     {},
     {"run_eagerly": False},
     {"run_eagerly": False, "micro_batches": 2, "telemetry": "full", "layers_every": 2},
-    {"accumulate_steps": 2},
-    {"schedule": schedules.Alternate({"tag": 2, "price": 2, "size": 2})},
+    {"gradient_accumulation_steps": 2},
+    {"head_schedule": schedules.Alternate({"tag": 2, "price": 2, "size": 2})},
     {"weighting": "uncertainty"},
 ]
 

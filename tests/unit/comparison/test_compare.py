@@ -186,7 +186,7 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
         return line
 
     monkeypatch.setattr("multihead.comparison._compare.run", failing_once)
-    options = {**options, "tuning_seed": [1000, 1001], "equal_cost": False, "file": file}
+    options = {**options, "tuning_seeds": [1000, 1001], "equal_cost": False, "file": file}
     arms = {"size 0.1": arms["size 0.1"]}
     more = compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **options)
     tuned = [job for job in calls if job.kind == "tune"]
@@ -199,8 +199,8 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
             by_rate.setdefault(line["rate"], []).append(line["figures"]["validation"]["kind_accuracy"])
     assert all(len(each) == 2 for each in by_rate.values())
     assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
-    with pytest.raises(ValueError, match=r"tuning_seed: \[1000, 1001\] in the file, 1001 now"):
-        compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "tuning_seed": 1001})
+    with pytest.raises(ValueError, match=r"tuning_seeds: \[1000, 1001\] in the file, 1001 now"):
+        compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
 
 
 class _Model:
@@ -413,7 +413,7 @@ def with_another_loss():
 
 def with_other_metrics():
     trainer = with_another_loss()
-    trainer.drop_head("kind")
+    trainer.remove_head("kind")
     trainer.add_head("kind", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     return trainer
 
@@ -436,11 +436,11 @@ def other_heads():
         ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
         ({"arms": {"a": {"balancr": None}}}, r"`arms\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
         ({"arms": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all arms"),
-        ({"arms": {"a": {"accumulate_steps": 2}}}, "`accumulate_steps` is the same for all arms"),
+        ({"arms": {"a": {"gradient_accumulation_steps": 2}}}, "`gradient_accumulation_steps` is the same for all arms"),
         ({"arms": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
         ({"arms": {"a": {"weights": {"size": -1}}}}, r"`arms\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
         ({"arms": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
-        ({"arms": {"a": {"schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
+        ({"arms": {"a": {"head_schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
         ({"arms": {"a": {"build": 3}}}, r"`arms\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
         ({"arms": {"a": {"build": dict}}}, r"`arms\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
         ({"arms": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
@@ -451,9 +451,9 @@ def other_heads():
         ({"arms": {"a": {"build": other_heads}}}, r"`arms\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
-        ({"tuning_seed": 0}, "`tuning_seed` must be a seed of its own.*Received: tuning_seed=0 with seeds 0"),
-        ({"tuning_seed": [7, 7]}, r"`tuning_seed` must be .* a list of different ones.*tuning_seed=\[7, 7\]"),
-        ({"tuning_seed": []}, "`tuning_seed` must be a seed of its own"),
+        ({"tuning_seeds": 0}, "`tuning_seeds` must be a seed of its own.*Received: tuning_seeds=0 with seeds 0"),
+        ({"tuning_seeds": [7, 7]}, r"`tuning_seeds` must be .* a list of different ones.*tuning_seeds=\[7, 7\]"),
+        ({"tuning_seeds": []}, "`tuning_seeds` must be a seed of its own"),
         ({"rates": (0.1, -1)}, "`rates` must be a grid of learning rates: finite numbers above 0"),
         ({"budget": 0}, "`budget` must be a whole number of at least 1"),
         ({"budget": {"steps": 3}}, "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-
 from dataclasses import replace
 
 import keras
@@ -138,7 +137,9 @@ def test_rates_of_heads_that_cannot_be_as_alone():
         trainer.add_head("size", **vars(size))
         return trainer
 
-    with pytest.raises(ValueError, match="needs heads whose `learning_rate_multiplier` is a number. Received: head 'size' with"):
+    with pytest.raises(
+        ValueError, match="needs heads whose `learning_rate_multiplier` is a number. Received: head 'size' with"
+    ):
         a_comparison({"a": {"head_rates": "alone"}}, build=build)
 
 

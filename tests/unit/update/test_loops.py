@@ -76,7 +76,7 @@ def test_accumulated_batches_advance_the_states_of_a_recurrent_encoder_one_by_on
         own.assign(other)
     trainer = MultiHeadTrainer(encoder)
     trainer.add_head("a", keras.layers.Dense(1), "mse")
-    trainer.compile("sgd", accumulate_steps=3)
+    trainer.compile("sgd", gradient_accumulation_steps=3)
     trainer.fit(tf.data.Dataset.from_tensor_slices((x, {"a": y})).batch(2, drop_remainder=True), verbose=0)
     for start in (0, 2, 4):
         twin(x[start : start + 2])

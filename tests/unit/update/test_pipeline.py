@@ -27,7 +27,7 @@ def test_the_order_is_written_once_in_one_short_function():
     assert order == STAGES
 
 
-class Watching(schedules.AbstractSchedule):
+class Watching(schedules.Schedule):
     """All heads, and everything that an update shows."""
 
     always_all = True
@@ -43,7 +43,7 @@ class Watching(schedules.AbstractSchedule):
 def test_methods_are_told_the_step_the_losses_before_and_after_and_the_inner_products():
     inputs, targets = tiny.data(8, missing=False)
     schedule = Watching()
-    trainer = tiny.trainer(keras.optimizers.SGD(0.1), schedule=schedule, run_eagerly=True)
+    trainer = tiny.trainer(keras.optimizers.SGD(0.1), head_schedule=schedule, run_eagerly=True)
     for step in range(2):
         before = [
             trainer.evaluate(inputs, targets, batch_size=8, verbose=0, return_dict=True)[f"{k}_loss"] for k in trainer.heads

@@ -49,7 +49,7 @@ def test_a_negative_total_is_no_harm():
 
 def test_what_an_idle_head_learns_stays():
     schedule = schedules.Alternate({"tag": 1, "price": 1, "size": 1})
-    trainer = tiny.trainer(adam(), weighting="Uncertainty", schedule=schedule)
+    trainer = tiny.trainer(adam(), weighting="Uncertainty", head_schedule=schedule)
     data = dataset([tiny.data(12)])
     trainer.fit(data.repeat(3), verbose=0)  # everything has moved once
     before = tiny.values(trainer.weighting.trainable_variables)
