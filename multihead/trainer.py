@@ -715,8 +715,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if steps > 1:
             raise ValueError(
                 f"`train_on_batch` requires gradient_accumulation_steps=1, since it makes one update of one batch. "
-                f"Received: a trainer compiled with gradient_accumulation_steps={steps}. Call `fit`, or pass the batches of one "
-                "update as a list: "
+                f"Received: a trainer compiled with gradient_accumulation_steps={steps}. Call `fit`, or pass the batches of "
+                "one update as a list: "
                 "`trainer.apply_gradients(trainer.compute_gradients([(x, y), ...]))`."
             )
         check_one_step(self, "train_on_batch")

@@ -75,7 +75,8 @@ class Windows:
             if steps_per_epoch < 0:
                 raise ValueError(
                     "`steps_per_epoch` is required with gradient_accumulation_steps on several replicas if the cardinality "
-                    "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per epoch."
+                    "of the dataset is unknown or infinite. Received: steps_per_epoch=None. Pass the number of updates per "
+                    "epoch."
                 )
         distributed = self._strategy.distribute_datasets_from_function(
             lambda context: self._of_replicas(windows.repeat(), context)

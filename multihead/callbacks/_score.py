@@ -60,8 +60,8 @@ class Score:
         if not missing or len(self.of_epochs) > 1:
             return
         warnings.warn(
-            f"HeadEarlyStopping finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} is "
-            f"NaN, "
+            f"HeadEarlyStopping finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} "
+            f"is NaN, "
             "because the data have no labels for it, or its loss is not finite. Until there is a figure, the head does not "
             f"count in {self.name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
             RuntimeWarning,

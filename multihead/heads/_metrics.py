@@ -19,7 +19,7 @@ from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
-FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate", "updates")
+FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
 """The figures of a head that the trainer itself may log, as `{head}_{figure}`."""
 
 OF_PAIRS = ("cosine",)

@@ -118,7 +118,7 @@ FIGURES = (
     Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
     Figure("update_cosine", _cosines_with_update, _shows_all, averaged=True),
     Figure("cosine", _cosines, _shows_all, "pair", averaged=True),
-    Figure("learning_rate", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
+    Figure("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
     Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
 """The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""

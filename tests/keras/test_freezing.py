@@ -132,7 +132,7 @@ def test_a_frozen_encoder_keeps_every_bit_and_has_no_backward_pass(options):
     assert not any(same[:4])
     assert (
         history["encoder_learning_rate_multiplier"] == pytest.approx([0, 0, 1, 1])
-        and history["a_learning_rate"] == [1.0] * 4
+        and history["a_learning_rate_multiplier"] == [1.0] * 4
     )
     assert trainer.stage == 2
 

@@ -23,7 +23,7 @@ EVERY_OPTION = {
 CONDITIONAL = {
     "{head}_weight": "if it can change",
     "regularizer": "of a weighting",
-    "{head}_learning_rate": "if it can change",
+    "{head}_learning_rate_multiplier": "if it can change",
     "encoder_learning_rate_multiplier": "if it can change",
     "{head}_coefficient": "with a balancer",
     "update_norm_clipped": "after clipping",
