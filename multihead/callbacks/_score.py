@@ -59,11 +59,11 @@ class Score:
         missing = [head for head in self._figures if head not in self.last]
         if not missing or len(self.of_epochs) > 1:
             return
+        names = quoted(self._figures[head] for head in missing)
         warnings.warn(
-            f"HeadEarlyStopping finds no figure of head {quoted(missing)}: {quoted(self._figures[head] for head in missing)} "
-            f"is NaN, "
-            "because the data have no labels for it, or its loss is not finite. Until there is a figure, the head does not "
-            f"count in {self.name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
+            f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no labels for "
+            f"it, or its loss is not finite. Until there is a value, the head does not count in {self.name}, and is not made "
+            "idle. Add labels, or name only the other heads in `monitor`.",
             RuntimeWarning,
             stacklevel=3,
         )

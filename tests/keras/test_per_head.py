@@ -162,7 +162,7 @@ def test_nan_is_never_the_best_and_epochs_without_validation_do_not_count(two):
     rows = [{"val_price_loss": np.nan, "val_size_loss": 1.0}, {"loss": 1.0}, {"val_price_loss": 2.0, "val_size_loss": 1.5}]
     rows.append({"val_price_loss": np.nan, "val_size_loss": 0.1})
     callback = HeadEarlyStopping(patience=5, restore_best_weights=False)
-    with pytest.warns(RuntimeWarning, match="HeadEarlyStopping finds no figure of head 'price': 'val_price_loss' is NaN"):
+    with pytest.warns(RuntimeWarning, match="HeadEarlyStopping finds no value of head 'price': 'val_price_loss' is NaN"):
         scores = told(callback, two, rows)
     assert scores[:3] == [-1.0, None, -1.75] and np.isnan(scores[3])
     assert callback.best == {"price": 2.0, "size": 0.1} and (callback.best_score, callback.best_score_epoch) == (-1.75, 2)
