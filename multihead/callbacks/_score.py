@@ -61,9 +61,9 @@ class Score:
             return
         names = quoted(self._figures[head] for head in missing)
         warnings.warn(
-            f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no labels for "
-            f"it, or its loss is not finite. Until there is a value, the head does not count in {self.name}, and is not "
-            "made idle. Add labels, or name only the other heads in `monitor`.",
+            f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no labels "
+            f"for it, or its loss is not finite. Until there is a value, the head does not count in {self.name}, and is "
+            "not made idle. Add labels, or name only the other heads in `monitor`.",
             RuntimeWarning,
             stacklevel=3,
         )
