@@ -168,7 +168,7 @@ def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence
     Raises:
         ValueError: A factor would have no effect.
     """
-    given = {**rates, **{f"weight_decay of head {head.name!r}": head.weight_decay_multiplier for head in heads}}
+    given = {**rates, **{f"weight_decay_multiplier of head {head.name!r}": head.weight_decay_multiplier for head in heads}}
     for argument, rate in given.items():
         if rate not in (0, 1) and optimizer_core(optimizer).weight_decay is None:
             raise ValueError(

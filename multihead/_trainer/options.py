@@ -225,7 +225,7 @@ def check_methods(kind: type, base: type) -> None:
         )
 
 
-def _check_coupled_rows(options: CompileOptions, heads: Sequence[Head], num_replicas: int) -> None:
+def _check_coupled_rows(options: CompileOptions, heads: Sequence[NamedHead], num_replicas: int) -> None:
     """Checks that nothing splits the batches of heads that couple rows.
 
     Raises:
@@ -240,7 +240,7 @@ def _check_coupled_rows(options: CompileOptions, heads: Sequence[Head], num_repl
             raise ValueError(
                 f"`{name}` must not split the batches of head {quoted(coupled)}, whose rows are compared with each other "
                 f"(couples_rows=True). Received: {number} parts. {remedy}, or train with smaller batches and "
-                "`accumulate_steps`, which compares the rows of each batch."
+                "`gradient_accumulation_steps`, which compares the rows of each batch."
             )
 
 

@@ -74,7 +74,7 @@ def evaluate_batch(
             sums.append(tf.constant(0.0))
             continue
 
-        def evaluated(head: Head = head, labels: Labels = of_head) -> list[Any]:
+        def evaluated(head: NamedHead = head, labels: Labels = of_head) -> list[Any]:
             read, labels = rows_for(head, representation, labels)
             predictions = head.predict(read, labels.targets, training=False)
             head.update_metrics(labels.in_units, predictions, labels.weights)

@@ -16,7 +16,7 @@ from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
-from multihead.heads import Head
+from multihead.heads import NamedHead
 from multihead.heads._labels.missing import labelled_rows
 
 
@@ -159,7 +159,7 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
     with state_kept((network.encoder, *(head.module for head in network.heads))):
         representation = DetachedRepresentation(call_encoder(network.encoder, inputs, training=False)).nest
 
-        def counted(head: Head, labels: Labels | None) -> Labels | None:
+        def counted(head: NamedHead, labels: Labels | None) -> Labels | None:
             if labels is None or not head.loss.has_count:
                 return labels
 
@@ -174,7 +174,7 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
         return [counted(head, each) for head, each in zip(network.heads, labels)]
 
 
-def rows_for(head: Head, representation: Any, labels: Labels) -> tuple[Any, Labels]:
+def rows_for(head: NamedHead, representation: Any, labels: Labels) -> tuple[Any, Labels]:
     """A representation and labels as a head gets them: without the rows that have no label, if it couples rows."""
     if not head.loss.couples_rows:
         return representation, labels
@@ -190,7 +190,7 @@ def rows_for(head: Head, representation: Any, labels: Labels) -> tuple[Any, Labe
     return tf.nest.map_structure(gathered, representation), Labels(*map(gathered, labels))
 
 
-def runs(head: Head, active: tf.Tensor, labels: Labels) -> tf.Tensor:
+def runs(head: NamedHead, active: tf.Tensor, labels: Labels) -> tf.Tensor:
     """Whether an active head runs on a micro-batch, a boolean scalar: a loss of labelled rows needs one."""
     return active & tf.reduce_any(labels.weights > 0) if head.loss.takes_labelled_rows else active
 

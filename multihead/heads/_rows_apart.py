@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._ground.autograph import graph_function
 from multihead._ground.graphs import written_resources
 from multihead._ground.numerics import unchecked
-from multihead.heads._head import Head
+from multihead.heads._named import NamedHead
 
 _REPLACED = np.array([False, True, True, False, True, False, False, True])
 """Which rows are replaced: one of any two neighbours, of any row and its counterpart in the other half, and so on."""
@@ -28,7 +28,7 @@ Terms = tuple[Any, Any]
 _KINDS = ("normal", "uniform", "classes", "no classes")
 
 
-def check_rows_apart(head: Head, representation: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
+def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
     """Checks that a head whose rows depend on each other says so, and that its sums and counts add up.
 
     Nothing is found out about a loss that cannot be traced, fails for the made-up rows, draws random numbers or changes
@@ -72,7 +72,7 @@ def check_rows_apart(head: Head, representation: Any, targets: tf.TensorSpec, pr
         _check_pair(head, tried, one, other, "value, with the module,")
 
 
-def _check_pair(head: Head, tried: Any, one: Any, other: Any, whose: str) -> None:
+def _check_pair(head: NamedHead, tried: Any, one: Any, other: Any, whose: str) -> None:
     """Checks a head without `couples_rows` on two sets of rows."""
     loss = head.loss
     if loss.couples_rows:

@@ -21,8 +21,8 @@ class Head:
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
             If its `call` has an argument `step`, it gets the number of updates applied so far there in training.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
-            `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are targets, which it
-            does not need; but it is not trained.
+            `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are
+            targets, which it does not need; but it is not trained.
         weight: How much the head's loss counts: a number of at least 0, or a function of the step (an int64 scalar)
             that returns one. With a weight of 0 the head is idle.
         metrics: Keras metrics or their names; computed over labelled elements and logged as `{name}_{metric}`.

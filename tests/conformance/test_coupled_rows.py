@@ -92,7 +92,7 @@ def test_accumulated_batches_add_their_sums_and_counts(name):
         lambda: ((x, {"a": y}) for x, y, _ in parts),
         output_signature=(tf.TensorSpec([None, 5]), {"a": tf.TensorSpec([None], parts[0][1].dtype)}),
     )
-    trainer = built(name, {"accumulate_steps": 2, "balancer": "EqualNorms"})
+    trainer = built(name, {"gradient_accumulation_steps": 2, "balancer": "EqualNorms"})
     assert_step(trainer, data.apply(tf.data.experimental.assert_cardinality(2)), parts, coupled.COUPLED[name], "a_loss")
 
 
@@ -153,7 +153,7 @@ def test_one_number_for_all_rows_cannot_be_weighted(name):
     [
         (
             {"micro_batches": 2},
-            "`micro_batches` must not split the batches of head 'a'.*Received: 2 parts.*accumulate_steps",
+            "`micro_batches` must not split the batches of head 'a'.*Received: 2 parts.*gradient_accumulation_steps",
         ),
         ({"balancer": "SDMGrad", "balance_at": "parameters"}, "`balancer` must not split the batches of head 'a'"),
     ],

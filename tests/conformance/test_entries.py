@@ -141,7 +141,9 @@ def test_the_option_changes_what_is_trained(option):
 
 CASES = [(option, entry) for option in (*UPDATES, *OTHERS) for entry in ENTRIES]
 IN_GRAPHS = ("run_eagerly", "steps_per_execution", "jit_compile")  # tracing takes longer than all updates
-QUICK = [each for each in CASES if each[::-1] in REFUSED or (each[0] not in IN_GRAPHS and each[1] != "custom loop in a graph")]
+QUICK = [
+    each for each in CASES if each[::-1] in REFUSED or (each[0] not in IN_GRAPHS and each[1] != "custom loop in a graph")
+]
 
 
 @pytest.mark.parametrize(

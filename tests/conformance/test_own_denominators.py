@@ -104,11 +104,11 @@ def batched(x, y, size):
 GATHERINGS = {
     "one batch": (12, {}),
     "micro-batches": (12, {"micro_batches": 5}),
-    "accumulated": (5, {"accumulate_steps": 3}),
-    "both": (5, {"accumulate_steps": 3, "micro_batches": 2}),
-    "eagerly": (5, {"accumulate_steps": 3, "micro_batches": 2, "run_eagerly": True}),
+    "accumulated": (5, {"gradient_accumulation_steps": 3}),
+    "both": (5, {"gradient_accumulation_steps": 3, "micro_batches": 2}),
+    "eagerly": (5, {"gradient_accumulation_steps": 3, "micro_batches": 2, "run_eagerly": True}),
     "xla": (12, {"micro_batches": 2, "jit_compile": True}),
-    "losses of the update": (5, {"accumulate_steps": 3, "weighting": "GeometricMean"}),
+    "losses of the update": (5, {"gradient_accumulation_steps": 3, "weighting": "GeometricMean"}),
 }
 
 QUICK = {
@@ -141,14 +141,14 @@ def test_an_update_is_that_of_its_definition(form, gathering):
     np.testing.assert_allclose([found["boxes_loss"], found["size_loss"]], losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("form", "accumulate_steps"), quick(1, [("whole", 2), ("rows", 1)]))
-def test_on_two_replicas(two_replicas, form, accumulate_steps):
+@pytest.mark.parametrize(("form", "gradient_accumulation_steps"), quick(1, [("whole", 2), ("rows", 1)]))
+def test_on_two_replicas(two_replicas, form, gradient_accumulation_steps):
     x, y = data()
     with two_replicas.scope():
-        trainer = trainer_of(FORMS[form], accumulate_steps=accumulate_steps)
+        trainer = trainer_of(FORMS[form], gradient_accumulation_steps=gradient_accumulation_steps)
         build(trainer, x)
     before = values_of(trainer)
-    trainer.fit(batched(x, y, 12 // accumulate_steps), verbose=0)
+    trainer.fit(batched(x, y, 12 // gradient_accumulation_steps), verbose=0)
     losses, wanted = in_numpy(before, (x, y))
     assert_alike(values_of(trainer), wanted)
     losses, _ = in_numpy(values_of(trainer), (x, y))

@@ -26,7 +26,9 @@ OPTIMIZERS = {
     "momentum": lambda **options: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True, **options),
     "adamw": lambda **options: keras.optimizers.AdamW(0.01, weight_decay=0.1, epsilon=1e-3, **options),
     "average": lambda **options: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, epsilon=1e-3, **options),
-    "head_schedule": lambda **options: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9), **options),
+    "head_schedule": lambda **options: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9), **options
+    ),
     "scaled": lambda **options: keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1, **options)),
 }
 

@@ -15,7 +15,7 @@ PRIVATE_NAMES: dict[int, dict[str, tuple[str, ...]]] = {
     2: {
         **_OF_BOTH,
         "Model": ("_check_sample_weight_warning", "_steps_per_execution", "_validate_and_get_metrics_result"),
-        "Layer": ("_clear_losses", "_flatten_layers", "_name"),
+        "Layer": ("_callable_losses", "_clear_losses", "_eager_losses", "_flatten_layers", "_name"),
         "Dropout": ("_random_generator",),
         "RandomGenerator": ("_built", "_generator", "_maybe_init", "_rng_type"),
         "Optimizer": (

@@ -42,7 +42,10 @@ CONTROLS = [
     {"clip": clipping.ByValue(0.1), "micro_batches": 2},
     {"clip": clipping.ByNorm(0.3), "head_schedule": schedules.Sample({"a": 2, "b": 1}, seed=3), "on_nonfinite": "raise"},
     {"clip": clipping.ByAverageNorm(0.01), "encoder_learning_rate_multiplier": LayerwiseDecay(0.5), "telemetry": "full"},
-    {"encoder_learning_rate_multiplier": ByPath({"kernel": 0.5}), "head_schedule": schedules.WhileConflicting(probe_every=2)},
+    {
+        "encoder_learning_rate_multiplier": ByPath({"kernel": 0.5}),
+        "head_schedule": schedules.WhileConflicting(probe_every=2),
+    },
 ]
 LOSSES = [
     keras.losses.Huber(delta=0.3),

@@ -38,13 +38,15 @@ def test_errors_say_what_is_wrong(make, error, message):
 
 def test_factors_of_heads_and_of_weight_decay_are_checked():
     trainer = MultiHeadTrainer(keras.layers.Dense(2))
-    for argument in ("learning_rate", "weight_decay"):
+    for argument in ("learning_rate_multiplier", "weight_decay_multiplier"):
         with pytest.raises(
             ValueError, match=f"`{argument}` must be a finite number of at least 0.* Received: {argument}=-1"
         ):
             trainer.add_head("a", keras.layers.Dense(1), "mse", **{argument: -1})
     trainer.add_head("a", keras.layers.Dense(1), "mse", weight_decay_multiplier=0.5)
-    with pytest.raises(ValueError, match="`weight_decay of head 'a'` must be 0 or 1 for an optimizer without weight decay"):
+    with pytest.raises(
+        ValueError, match="`weight_decay_multiplier of head 'a'` must be 0 or 1 for an optimizer without weight decay"
+    ):
         trainer.compile("adam")
     with pytest.raises(
         TypeError,
@@ -79,18 +81,21 @@ def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_head
     both, tied = keras.Sequential([shared, alone]), keras.Sequential([encoder, shared])
     for module in (both, tied):
         module(tf.ones([1, 2]))
-    heads = [NamedHead("both", both, "mse", learning_rate=0.2), NamedHead("tied", tied, "mse", learning_rate=0)]
+    heads = [
+        NamedHead("both", both, "mse", learning_rate_multiplier=0.2),
+        NamedHead("tied", tied, "mse", learning_rate_multiplier=0),
+    ]
     (rates,) = periods_of(Network.of(encoder, heads), 0.5, 1.0)
     assert rates.steps == (0.5, 0.2, 0.2) and rates.frozen == frozenset()
     assert rates.at(tf.constant(0)).numpy().tolist() == pytest.approx([0.5, 0.2, 0.2])
-    heads[0].learning_rate = lambda step: 0.1 * tf.cast(step, tf.float32)
+    heads[0].learning_rate_multiplier = lambda step: 0.1 * tf.cast(step, tf.float32)
     (rates,) = periods_of(Network.of(encoder, heads), 0.5, 1.0)
     assert rates.at(tf.constant(3)).numpy().tolist() == pytest.approx([0.5, 0.3, 0.3]) and rates.may_change
 
 
 def test_something_is_trained_in_every_stage():
     encoder, module = (built(keras.layers.Dense(2)) for _ in range(2))
-    network = Network.of(encoder, [NamedHead("a", module, "mse", learning_rate=Stages({0: 1, 7: 0}))])
+    network = Network.of(encoder, [NamedHead("a", module, "mse", learning_rate_multiplier=Stages({0: 1, 7: 0}))])
     with pytest.raises(ValueError, match="must leave something to train.* Received: everything is frozen from step 7 on"):
         periods_of(network, 0, 1.0)
 
@@ -111,7 +116,13 @@ def test_a_pattern_is_found_in_a_path():
 
 
 @pytest.mark.parametrize(
-    "argument", ["encoder_learning_rate_multiplier", "encoder_weight_decay_multiplier", "learning_rate", "weight_decay"]
+    "argument",
+    [
+        "encoder_learning_rate_multiplier",
+        "encoder_weight_decay_multiplier",
+        "learning_rate_multiplier",
+        "weight_decay_multiplier",
+    ],
 )
 def test_a_pattern_is_checked_when_the_variables_are_known(argument):
     trainer = MultiHeadTrainer(keras.layers.Dense(2))

@@ -57,11 +57,6 @@ def test_a_custom_loop_is_traced_for_one_period():
         traced(0, tf.constant(3, tf.int64))
 
 
-def test_figures_are_read_again_and_those_of_others_kept():
-    found = built(0, training_logs=lambda: {"loss": tf.constant(2.0), "a_loss": tf.constant(1.0)})
-    assert found.training_logs({"loss": 9.0, "own": 3.0}) == {"loss": 2.0, "own": 3.0}
-
-
 def test_an_evaluation_has_the_heads_that_its_logs_name():
     asked = []
 

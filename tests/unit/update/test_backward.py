@@ -154,7 +154,7 @@ def test_a_head_that_trains_nothing_is_refused():
     bias = keras.layers.Dense(1)
     bias(X)
     net = Network.of(encoder, [NamedHead("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
-    with pytest.raises(ValueError, match="NamedHead 'deaf' must have a loss that trains something"):
+    with pytest.raises(ValueError, match="Head 'deaf' must have a loss that trains something"):
         micro_batch_gradients(
             net,
             MicroBatch(X, [Labels(Y, tf.ones([4]))]),
