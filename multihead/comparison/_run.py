@@ -149,7 +149,7 @@ def _weights(module: Any) -> Sequence[Any]:
 
 def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_size: int) -> None:
     """Learns `target_scaling` from one pass over the training data, as `fit` on arrays does."""
-    lacking = [head.name for head in unknown(list(trainer.heads.values()))]
+    lacking = [head.name for head in unknown([head.named(name) for name, head in trainer.heads.items()])]
     if not lacking:
         return
     batches = data.whole(batch_size, None)
