@@ -94,7 +94,7 @@ class Reading:
             axes, valid = list(range(1, weights.shape.rank)), tf.reshape(targets, [-1])
             if targets.shape.rank == weights.shape.rank:  # what is computed of a missing label must be finite
                 valid = tf.gather(valid, tf.argmax(tf.reshape(tf.cast(weights > 0, tf.int32), [-1])))
-                targets = tf.where(weights > 0, targets, valid)
+                targets = where(weights > 0, targets, valid)
             return self._add(targets, predictions, weights, tf.reduce_any(weights > 0, axis=axes))
         if self.reads is not None and inner.as_list() == self.sizes:
             weights = tf.gather(weights, np.flatnonzero(self.reads), axis=1)
@@ -400,7 +400,7 @@ def _filled(labelled: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
     """The same with a labelled row wherever there is none: its weight is 0, but what is computed of it must be finite."""
     place = tf.argmax(tf.cast(labelled, tf.int32))
     return [
-        tf.where(tf.reshape(labelled, [-1, *[1] * (tensor.shape.rank - 1)]), tensor, tf.gather(tensor, place))
+        where(tf.reshape(labelled, [-1, *[1] * (tensor.shape.rank - 1)]), tensor, tf.gather(tensor, place))
         for tensor in tensors
     ]
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from multihead._ground.autograph import graph_function
 from multihead._ground.graphs import written_resources
 from multihead._ground.numerics import unchecked
+from multihead._ground.where import where
 from multihead.heads._named import NamedHead
 
 _REPLACED = np.array([False, True, True, False, True, False, False, True])
@@ -165,7 +166,7 @@ def _is_coupled(tried: Callable[[Any], Terms], one: Any, other: Any) -> bool:
 
 def _mixed(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     replaced = tf.reshape(tf.constant(_REPLACED), [-1] + [1] * (one.shape.rank - 1))
-    return tf.where(replaced, other, one)
+    return where(replaced, other, one)
 
 
 def _is_no_sum(tried: Callable[[Any], Terms], rows: Any) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from contextlib import suppress
-
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tests.helpers.addons import addons
 
 
 def rows_of(y, p):
@@ -121,12 +119,10 @@ NUMBERS.update(compiled_cox=compiled_cox, pairs=pairs, pairs_by_row=pairs_by_row
 CLASSES = {each.__name__: each for each in (batch_hard, supervised_contrast, center)}
 if hasattr(keras.losses, "Circle"):
     CLASSES["circle"] = keras.losses.Circle()
-with suppress(ImportError), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Addons says that it has ended
-    addons = importlib.import_module("tensorflow_addons").losses
+if (_addons := addons()) is not None:
     for _name in ("TripletSemiHardLoss", "TripletHardLoss", "LiftedStructLoss"):
-        CLASSES[_name] = getattr(addons, _name)()
-    CLASSES["triplet_semihard_loss"] = addons.triplet_semihard_loss
+        CLASSES[_name] = getattr(_addons.losses, _name)()
+    CLASSES["triplet_semihard_loss"] = _addons.losses.triplet_semihard_loss
 COUPLED = {**NUMBERS, **CLASSES}
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead.heads import NamedHead
+from tests.helpers.addons import addons
 
 M = keras.metrics
 KERAS_3 = keras.__version__.startswith("3")
@@ -202,9 +203,7 @@ def cases():
 
 
 def of_addons():
-    import tensorflow_addons as tfa
-
-    A = tfa.metrics
+    A = addons().metrics
     found = {}
     for name in ("KendallsTauB", "KendallsTauC", "PearsonsCorrelation", "SpearmansRank"):
         found[f"addons {name}"] = getattr(A, name), of_elements(getattr(A, name))
@@ -414,9 +413,7 @@ def test_a_metric_of_classes_is_that_of_the_labelled_rows(rank, how, sparse):
 def test_every_metric_of_keras_and_addons_is_among_the_cases():
     modules = [M]
     if not KERAS_3:
-        import tensorflow_addons as tfa
-
-        modules.append(tfa.metrics)
+        modules.append(addons().metrics)
     others = {"R2Score": "r2 None", "IoU": "BinaryIoU", "MeanIoU": "BinaryIoU", "MeanRelativeError": "relative"}
     for module in modules:
         for name in shipped(module):
@@ -427,9 +424,7 @@ def test_every_metric_of_keras_and_addons_is_among_the_cases():
 def test_what_compares_nothing_with_targets_is_refused():
     modules = [M]
     if not KERAS_3:
-        import tensorflow_addons as tfa
-
-        modules.append(tfa.metrics)
+        modules.append(addons().metrics)
     refused = [each for module in modules for name, each in shipped(module).items() if name in NO_METRICS]
     assert len(refused) == (2 if KERAS_3 else 5)
     for kind in refused:

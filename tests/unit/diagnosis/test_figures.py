@@ -30,7 +30,7 @@ def gradients(trainer, data):
         for name, head in trainer.heads.items():
             with tf.GradientTape() as tape:
                 predictions = head.module(trainer.encoder(x))
-                loss = tf.reduce_mean(keras.losses.get(head.loss.original)(targets[name], predictions))
+                loss = tf.reduce_mean(keras.losses.get(head.loss)(targets[name], predictions))
             rows.append(np.concatenate([each.numpy().ravel() for each in tape.gradient(loss, variables)]))
         found.append(rows)
     ends = np.cumsum([int(np.prod(variable.shape)) for variable in variables])
