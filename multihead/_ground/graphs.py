@@ -1,8 +1,8 @@
-"""Graphs of TensorFlow: whether XLA compiles them, what they write to, and running without them."""
+"""Graphs of TensorFlow: whether XLA compiles them, what they write to, loops in them, and running without them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -46,3 +46,15 @@ def written_resources(operations: Sequence[tf.Operation]) -> set[str]:
 
 
 _READING = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+
+
+def one_after_another(step: Callable[[Any, tf.Tensor], Any], state: Any, orders: tf.Tensor) -> Any:
+    """`step(state, others)` for each row of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
+    count = int(orders.shape[0])
+    if count < 16:
+        for others in tf.unstack(orders):
+            state = step(state, others)
+        return state
+    return tf.while_loop(
+        lambda index, _: index < count, lambda index, state: (index + 1, step(state, orders[index])), (tf.constant(0), state)
+    )[1]

@@ -18,7 +18,7 @@ from multihead._ground.optimizers import optimizer_arguments
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
-from multihead.balancing._every import every
+from multihead.balancing._kinds import every
 from multihead.heads import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS

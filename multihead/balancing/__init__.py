@@ -4,8 +4,7 @@ Each method is a class. Pass an instance (or its name) as `balancer=` to `MultiH
 `[num_heads, num_parameters]` matrix. `balance` is the way in for a custom training loop.
 """
 
-from multihead.balancing._balance import balance
-from multihead.balancing._base import Balancer, get
+from multihead.balancing._base import Balancer, balance, get
 from multihead.balancing.aligned_mtl import AlignedMTL
 from multihead.balancing.cagrad import CAGrad
 from multihead.balancing.chain import Chain

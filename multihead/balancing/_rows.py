@@ -1,13 +1,17 @@
-"""Rows scaled to unit norm: the form in which methods use the Gramian, so that scales do not affect precision."""
+"""Rows scaled to unit norm, so that scales do not affect precision, and vectors in their span."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
+
+# Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
+_ALLOWED = 5e-6
 
 
 class UnitRows(NamedTuple):
@@ -75,3 +79,113 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
     cosines = tf.linalg.set_diag(tf.clip_by_value(cosines, -1.0, 1.0), active)
     noise = 4e-15 if dtype == tf.float64 else 2.4e-7
     return UnitRows(cosines, norms, active, noise, 16 * noise, dtype, finite)
+
+
+def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The mean gradient.
+
+    Args:
+        rows: The unit rows.
+        preference: `[num_heads]` float64, at least 0.
+
+    Returns:
+        `[num_heads]` weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its
+        norm, 1 if it is zero; whether it is not zero up to rounding.
+    """
+    preference = preference * rows.active
+    mean = tf.math.divide_no_nan(preference, tf.reduce_sum(preference)) * rows.norms
+    products = tf.linalg.matvec(rows.cosines, mean)
+    norm = tf.sqrt(tf.maximum(tf.reduce_sum(mean * products), 0.0))
+    exists = norm > tf.sqrt(tf.constant(rows.noise, tf.float64)) * tf.reduce_sum(mean)
+    unit = where(exists, norm, 1.0)
+    return mean, products / unit, unit, exists
+
+
+def inverse_norms(rows: UnitRows) -> tf.Tensor:
+    """`[num_heads]` float64: the inverse norms, in units of the largest; 0 for idle heads."""
+    smallest = tf.reduce_min(where(rows.active > 0, rows.norms, tf.float64.max))
+    return rows.active * smallest / rows.norms
+
+
+def lesser_of_a_pair(rows: UnitRows, own: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Which of two rows improves less; where an update depends on the row, the one that still improves less in its own.
+
+    Args:
+        rows: The two unit rows.
+        own: `[2]` float64, the inner product of each row with the update.
+        other: `[2]` float64, that of the other row with the same update.
+
+    Returns:
+        `[2]` each: the inverse norms; those of the other row; how much more the other row improves, times both of these; and
+        1 for the row that improves less, 0 for the other.
+    """
+    inverses = inverse_norms(rows)
+    others = tf.reverse(inverses, [0])
+    lead = other * inverses - own * others
+    return inverses, others, lead, tf.one_hot(tf.argmax(lead), 2, dtype=tf.float64)
+
+
+def inside(rows: UnitRows, weights: tf.Tensor, inner: tf.Tensor, free: tf.Tensor) -> tf.Tensor:
+    """Moves a vector on the boundary of the cone inwards, by as much as rounding may have moved it outwards.
+
+    The vector changes only if the rounding error exceeds the tolerance for "no conflict", that is, only if it is the small
+    difference of large rows. The result is zero if the cone is narrower than the rounding error, or if the vector is nothing
+    but rounding error.
+
+    Args:
+        rows: The unit rows.
+        weights: `[num_heads]` float64, in the cone up to rounding.
+        inner: `[num_heads]` float64: a vector whose inner product with every free row is at least 1.
+        free: `[num_heads]` booleans: the active rows that are not opposed.
+    """
+    terms = rows.cosines * inner
+    gain = tf.reduce_sum(terms - rows.noise * tf.abs(terms), axis=1)
+    terms = rows.cosines * weights
+    products, total = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(weights))
+    error = rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
+    lacking = error - products - _ALLOWED * _norm_bound(rows, weights, products, total)
+    distance = tf.reduce_max(where(free, lacking / tf.maximum(gain, 0.5), 0.0))
+    weights += tf.maximum(distance, 0.0) * inner
+
+    products, total = times(rows.cosines, weights), rows.noise * tf.reduce_sum(tf.abs(weights))
+    is_outside = tf.reduce_min(products) < -_ALLOWED * _norm_bound(rows, weights, products, total)
+    has_vanished = tf.reduce_max(tf.abs(products)) <= 64 * total
+    return where(is_outside | has_vanished, tf.zeros_like(weights), weights)
+
+
+def times(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """A matrix times a vector, in fewer operations than `matvec`."""
+    return tf.reduce_sum(matrix * vector, axis=1)
+
+
+def _norm_bound(rows: UnitRows, weights: tf.Tensor, products: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """A lower bound on a vector's norm that holds despite rounding; `total` is the noise times the sum of `|weights|`."""
+    square = tf.reduce_sum(weights * products) - total * total / rows.noise
+    return tf.maximum(tf.sqrt(tf.maximum(square, 0.0)), tf.reduce_max(tf.abs(products)))
+
+
+def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
+    """The same as `inside` and `without_opposed` together, for two rows. Zero if they oppose each other."""
+    cosine = rows.cosines[0, 1]
+    square = 1.0 - cosine * cosine
+    are_apart = (cosine >= 0) | (square > rows.tolerance + 2 * rows.noise)
+    inner = rows.active / where(are_apart, 1.0 + cosine, 1.0)
+    return inside(rows, where(are_apart, weights, 0.0), inner, (rows.active > 0) & are_apart)
+
+
+def unless_none_conflict(rows: UnitRows, weights: tf.Tensor, resolve: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """The weights as they are if no two rows conflict: a comparison. Up to 400 rows, rounding does not matter then.
+
+    The error of a product is at most `noise sum_k weights_k`, and the norm of the vector at least the root of
+    `sum_k weights_k^2`.
+
+    Args:
+        rows: The unit rows.
+        weights: `[num_heads]` float64, at least 0.
+        resolve: Otherwise yields the weights.
+    """
+    if rows.num_heads == 1:
+        return weights
+    if rows.num_heads > 400:
+        return resolve()
+    return tf.cond(tf.reduce_any(rows.cosines < -rows.noise), resolve, lambda: tf.identity(weights))

@@ -10,9 +10,9 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_choice
 from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._eigen import principal_axes
-from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import UnitRows, unit_rows
+from multihead.balancing._solvers.rotations import principal_axes
 
 
 @keras.saving.register_keras_serializable(package="multihead")

@@ -10,10 +10,10 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
 from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
-from multihead.balancing._improvement import end_of_path, followed, lesser_of_a_pair, mean_of, shifted
-from multihead.balancing._preference import PreferenceBalancer
-from multihead.balancing._rows import UnitRows, unit_rows
+from multihead.balancing._kinds import PreferenceBalancer
+from multihead.balancing._rows import UnitRows, lesser_of_a_pair, mean_of, of_a_pair, unit_rows
+from multihead.balancing._solvers.least_squares import dual_cone, end_of_path, followed
+from multihead.balancing._solvers.pivoting import quickly, shifted, well_inside
 
 
 @keras.saving.register_keras_serializable(package="multihead")

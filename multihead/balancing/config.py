@@ -7,8 +7,8 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.where import where
 from multihead.balancing._base import Balancer
-from multihead.balancing._least_squares import pseudo_inverse
 from multihead.balancing._rows import unit_rows
+from multihead.balancing._solvers.least_squares import pseudo_inverse
 
 
 @keras.saving.register_keras_serializable(package="multihead")

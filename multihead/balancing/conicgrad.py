@@ -11,11 +11,10 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_between
 from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
-from multihead.balancing._cone import quickly
-from multihead.balancing._improvement import followed, inverse_norms, lesser_of_a_pair, mean_of, shifted
-from multihead.balancing._pivoting import nonnegative
-from multihead.balancing._preference import PreferenceBalancer
-from multihead.balancing._rows import unit_rows
+from multihead.balancing._kinds import PreferenceBalancer
+from multihead.balancing._rows import inverse_norms, lesser_of_a_pair, mean_of, unit_rows
+from multihead.balancing._solvers.least_squares import followed
+from multihead.balancing._solvers.pivoting import nonnegative, quickly, shifted
 
 
 @keras.saving.register_keras_serializable(package="multihead")

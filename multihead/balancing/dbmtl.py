@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between
 from multihead._ground.where import where
-from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
+from multihead.balancing._kinds import RunningBalancer, combined, gramian_of, prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")

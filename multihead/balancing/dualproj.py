@@ -7,10 +7,10 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS
-from multihead.balancing._cone import dual_cone, of_a_pair, quickly, unless_none_conflict, well_inside
-from multihead.balancing._pivoting import nonnegative
-from multihead.balancing._preference import PreferenceBalancer
-from multihead.balancing._rows import unit_rows
+from multihead.balancing._kinds import PreferenceBalancer
+from multihead.balancing._rows import of_a_pair, unit_rows, unless_none_conflict
+from multihead.balancing._solvers.least_squares import dual_cone
+from multihead.balancing._solvers.pivoting import nonnegative, quickly, well_inside
 
 
 @keras.saving.register_keras_serializable(package="multihead")

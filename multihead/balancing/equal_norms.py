@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
-from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_positive
 from multihead._ground.where import where
-from multihead.balancing._running import RunningBalancer, combined, prepared
+from multihead.balancing._kinds import RunningBalancer, combined, prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")

@@ -7,8 +7,8 @@ import tensorflow as tf
 from multihead._ground.keras import keras
 from multihead._ground.validation import check_positive
 from multihead.balancing._base import MANY_HEADS, Balancer
-from multihead.balancing._cone import bargaining_weights
 from multihead.balancing._rows import unit_rows
+from multihead.balancing.nash_mtl import bargaining_weights
 
 
 @keras.saving.register_keras_serializable(package="multihead")

@@ -10,7 +10,7 @@ from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_choice, check_head_names
 from multihead._ground.where import where
 from multihead.balancing._base import Balancer
-from multihead.balancing._running import prepared
+from multihead.balancing._kinds import prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")

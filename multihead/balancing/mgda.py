@@ -10,11 +10,9 @@ from multihead._ground.keras import keras
 from multihead._ground.validation import check_choice
 from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
-from multihead.balancing._cone import dual_cone, of_a_pair, quickly, well_inside
-from multihead.balancing._least_squares import nonnegative_least_squares
-from multihead.balancing._pivoting import completed, nonnegative
-from multihead.balancing._rows import UnitRows, unit_rows
-from multihead.balancing._subsets import are_few, subsets_of
+from multihead.balancing._rows import UnitRows, of_a_pair, unit_rows
+from multihead.balancing._solvers.least_squares import dual_cone, nonnegative_least_squares
+from multihead.balancing._solvers.pivoting import nonnegative, quickly, well_inside
 
 NORMALIZATIONS = ("none", "l2", "loss", "loss+")
 
@@ -83,12 +81,8 @@ class MGDA(Balancer):
             return _scaled(rows, well_inside(rows, matrix, weights[0])), is_solved
 
         def exact() -> tf.Tensor:
-            linear = tf.expand_dims(-ratios, 0)
-            if are_few(rows.num_heads):
-                weights = subsets_of(completed(rows) + lift, rows.tolerance).nonnegative(linear)[0]
-            else:
-                lifted, one = tf.expand_dims(rows.cosines + lift, 0), tf.ones([1], tf.float64)
-                weights = nonnegative_least_squares(lifted, linear, one, rows.noise, rows.tolerance)[0]
+            linear, one = tf.expand_dims(-ratios, 0), tf.ones([1], tf.float64)
+            weights = nonnegative_least_squares(rows.cosines + lift, linear, one, rows.noise, rows.tolerance)[0]
             cone = dual_cone(rows)
             is_stationary = tf.reduce_any(cone.opposed)
             return _unless_rest(rows, gramian, where(is_stationary, weights, cone.inside(weights)), is_stationary)

@@ -9,8 +9,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between, check_positive
 from multihead._ground.where import where
-from multihead.balancing._running import RunningBalancer, combined, gramian_of, prepared
-from multihead.balancing._simplex import among_active, back_among_all, project_onto_simplex
+from multihead.balancing._kinds import RunningBalancer, combined, gramian_of, prepared
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -85,9 +84,34 @@ class MoCo(RunningBalancer):
         takes_part = tf.cast(active, tf.float64)
         variable = tensor_variable(self.weights_of_heads)
         kept = tf.cast(tf.convert_to_tensor(variable), tf.float64)
-        weights = among_active(kept, takes_part)
+        share = tf.reduce_sum(kept * takes_part)
+        exists = share > 1e-30  # otherwise equal weights
+        weights = where(exists, kept, 1.0) * takes_part / where(exists, share, tf.maximum(tf.reduce_sum(takes_part), 1.0))
         step = self.gamma / tf.pow(tf.maximum(tf.reduce_max(counts), 1.0), self.gamma_decay)
         slope = tf.linalg.matvec(gramian_of(running), weights) + self.rho * weights
-        weights = project_onto_simplex(weights - step * slope, takes_part)
-        variable.assign(tf.cast(back_among_all(weights, kept, takes_part), tf.float32))
+        weights = _onto_simplex(weights - step * slope, takes_part)
+        variable.assign(tf.cast(where(active, weights * share, kept), tf.float32))
         return combined(weights, running, gradients, finite)
+
+
+def _onto_simplex(point: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+    """The weights on the simplex that are closest to a point.
+
+    Args:
+        point: `[num_heads]` float64.
+        active: `[num_heads]` float64, 1 for active heads and 0 for idle ones, whose weight is 0.
+
+    Returns:
+        `[num_heads]` float64; zeros if no head is active.
+
+    Source: Duchi et al., Efficient Projections onto the l1-Ball, ICML 2008, figure 1.
+    """
+    takes_part = active > 0
+    lowest = tf.constant(-1e300, tf.float64)
+    highest = tf.reduce_max(where(takes_part, point, lowest))
+    below = where(takes_part, tf.maximum(point - highest, -2.0), -2.0)  # values 1 below the highest get weight 0
+    descending = tf.sort(below, direction="DESCENDING")
+    counts = tf.range(1.0, float(int(point.shape[0])) + 1.0, dtype=tf.float64)
+    thresholds = (tf.cumsum(descending) - 1.0) / counts
+    threshold = thresholds[tf.maximum(tf.reduce_sum(tf.cast(descending > thresholds, tf.int32)) - 1, 0)]
+    return where(takes_part, tf.maximum(below - threshold, 0.0), 0.0 * point)

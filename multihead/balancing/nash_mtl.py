@@ -5,9 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from multihead._ground.keras import keras
+from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
-from multihead.balancing._cone import bargaining_weights
-from multihead.balancing._rows import unit_rows
+from multihead.balancing._rows import UnitRows, of_a_pair, unit_rows
+from multihead.balancing._solvers.least_squares import dual_cone
+from multihead.balancing._solvers.pivoting import quickly, well_inside
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -43,3 +45,77 @@ class NashMTL(Balancer):
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         rows = unit_rows(gramian)
         return rows.coefficients(bargaining_weights(rows, tf.ones_like(rows.norms), power=1.0))
+
+
+def bargaining_weights(rows: UnitRows, scales: tf.Tensor, power: float) -> tf.Tensor:
+    """Finds `y > 0` with `(cosines y)_k = scales_k / y_k^power` for the heads that are not opposed.
+
+    Args:
+        rows: The unit rows.
+        scales: `[num_heads]` float64, positive.
+        power: Above 0.
+
+    Returns:
+        `[num_heads]` float64 weights of the unit rows. The weights of opposed heads make the result orthogonal to them.
+    """
+    if rows.num_heads == 2 and power == 1.0:  # by symmetry, both weights of unit rows are equal
+        return of_a_pair(rows, scales / tf.sqrt(tf.maximum(1.0 + rows.cosines[0, 1], rows.tolerance)))
+
+    def quick(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        solution = _solve(matrix, where(rows.active > 0, scales, 1.0), power)
+        return well_inside(rows, matrix, solution * rows.active), tf.constant(True)
+
+    def exact() -> tf.Tensor:
+        cone = dual_cone(rows)
+        takes_part = (rows.active > 0) & ~cone.opposed
+        reduced = cone.reduced_cosines()
+        diagonal = where(takes_part, tf.linalg.diag_part(reduced), 1.0)
+        solution = _solve(tf.linalg.set_diag(reduced, diagonal), where(takes_part, scales, 1.0), power)
+        return cone.inside(cone.without_opposed(where(takes_part, solution, 0.0)))
+
+    return quickly(rows, quick, exact)
+
+
+def _solve(gramian: tf.Tensor, scales: tf.Tensor, power: float) -> tf.Tensor:
+    """Finds `y > 0` with `(gramian y)_k = scales_k / y_k^power`.
+
+    The solution minimizes the convex function `y . gramian y / 2 - sum_k scales_k y_k^(1 - power) / (1 - power)` (a
+    logarithm for `power == 1`). A Newton step is shortened if it would leave `y > 0` or overshoot the minimum along its
+    direction. All quantities are relative to the size of each `y_k`, so that the method does not depend on scale.
+
+    Args:
+        gramian: `[n, n]` float64, positive semidefinite, with a positive diagonal, and such that `gramian y = 0` for no
+            `y >= 0` other than 0.
+        scales: `[n]` float64, positive.
+        power: Above 0.
+
+    Returns:
+        `[n]` float64.
+    """
+    diagonal = tf.linalg.diag_part(gramian)
+    start = tf.pow(scales / diagonal, 1.0 / (1.0 + power))
+    parts = tf.pow(tf.constant(0.5, tf.float64), tf.range(24, dtype=tf.float64))
+
+    def step(count: tf.Tensor, solution: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        pull = solution * tf.linalg.matvec(gramian, solution)
+        push = scales * tf.pow(solution, 1.0 - power)
+        hessian = gramian * solution[:, None] * solution[None, :] + tf.linalg.diag(power * push)
+        lengths = tf.sqrt(tf.linalg.diag_part(hessian))
+        factor = tf.linalg.cholesky(hessian / lengths[:, None] / lengths[None, :])
+        slope = (pull - push) / lengths
+        change = -tf.linalg.cholesky_solve(factor, slope[:, None])[:, 0] / lengths  # relative to the solution
+
+        largest = tf.minimum(0.9 / tf.maximum(tf.reduce_max(-change), 1e-300), 1.0)
+        direction = solution * change
+        curvature = tf.reduce_sum(direction * tf.linalg.matvec(gramian, direction))
+        lengths_tried = largest * parts
+        tried = 1.0 + lengths_tried[:, None] * change[None, :]
+        slopes = tf.reduce_sum(pull * change) + lengths_tried * curvature
+        slopes -= tf.reduce_sum(push * change * tf.pow(tried, -power), axis=1)
+        falls = slopes <= 0.1 * tf.abs(tf.reduce_sum((pull - push) * change))
+        chosen = tf.reduce_max(where(falls, lengths_tried, lengths_tried[-1]))
+        solution = solution * (1.0 + chosen * change)
+        return count + 1, solution, tf.reduce_max(tf.abs(change))
+
+    state = (tf.constant(0), start, tf.constant(tf.float64.max, tf.float64))
+    return tf.while_loop(lambda count, _, change: (count < 200) & (change > 1e-12), step, state)[1]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from multihead._ground.keras import keras, tensor_variable
 from multihead._ground.validation import check_between
 from multihead._ground.where import where
-from multihead.balancing._preference import PreferenceBalancer
+from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import unit_rows
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.graphs import one_after_another
 from multihead._ground.keras import keras
+from multihead._ground.random import uniform
 from multihead._ground.validation import check_whole
 from multihead.balancing._base import MANY_HEADS, Balancer
-from multihead.balancing._random_order import one_after_another, other_heads_in_random_order
 from multihead.balancing._rows import unit_rows
 
 
@@ -59,3 +60,16 @@ class PCGrad(Balancer):
 
         weights = one_after_another(project, weights, orders)
         return rows.coefficients(tf.linalg.matvec(weights, rows.norms, transpose_a=True))
+
+
+def other_heads_in_random_order(num_heads: int, seed: int, step: Any) -> tf.Tensor:
+    """For each head, the other heads in an independent random order, a function of the seed and the step.
+
+    Up to 16 heads, the relative order of two heads does not depend on the number of heads after them.
+
+    Returns:
+        `[num_heads, num_heads - 1]` int32.
+    """
+    drawn = max(num_heads, 16)
+    keys = uniform([drawn, drawn], seed, step)[:num_heads, :num_heads]
+    return tf.argsort(tf.linalg.set_diag(keys, tf.fill([num_heads], 2.0)), axis=1)[:, : num_heads - 1]

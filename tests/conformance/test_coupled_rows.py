@@ -155,7 +155,6 @@ def test_one_number_for_all_rows_cannot_be_weighted(name):
             {"micro_batches": 2},
             "`micro_batches` must not split the batches of head 'a'.*Received: 2 parts.*gradient_accumulation_steps",
         ),
-        ({"balancer": "SDMGrad", "balance_at": "parameters"}, "`balancer` must not split the batches of head 'a'"),
     ],
 )
 def test_what_splits_a_batch_is_refused(options, words):

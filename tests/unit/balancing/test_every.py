@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing, schedules
 from multihead._ground.keras import tensor_variable
-from multihead.balancing._every import Every, every
+from multihead.balancing._kinds import Every, every
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 

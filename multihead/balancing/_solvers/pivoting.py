@@ -1,4 +1,4 @@
-"""Principal pivoting: complementarity problems whose matrix is safely positive definite, in a few large steps."""
+"""The quick method: principal pivoting, for matrices that are safely positive definite, in a few large steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.where import where
-from multihead.balancing._rows import UnitRows
+from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
+from multihead.balancing._solvers.least_squares import are_few
 
 MOST_ROUNDS = 25
 """Solutions take 2 to 8 rounds; who needs more goes round in circles."""
@@ -118,3 +119,88 @@ def definiteness(rows: UnitRows) -> tf.Tensor:
     """
     limit = max(rows.num_heads * (2 * rows.noise ** (2 / 3) + rows.tolerance), 1e-6)
     return tf.linalg.eigvalsh(completed(rows))[0] > limit
+
+
+Quick = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""From the completed cosines to weights, and whether they are the solution."""
+
+
+def quickly(rows: UnitRows, quick: Quick, exact: Callable[[], tf.Tensor], *, searches: bool = False) -> tf.Tensor:
+    """The weights of a quick method where the rows are clearly independent and it succeeds, otherwise of an exact one.
+
+    Exact methods need memory for the third power of the number of heads. So with more than 128, the quick method is always
+    taken, of rows with small components of their own; see `well_inside` for what then holds of the result.
+
+    Args:
+        rows: The unit rows.
+        quick: The quick method.
+        exact: The exact one. Of few rows it is a formula that is quick itself, and always taken.
+        searches: Whether it is a search of few rows, too.
+    """
+    if rows.num_heads > MOST_EXACT:
+        return quick(regularized(rows))[0]
+    if are_few(rows.num_heads) and not searches:
+        return exact()
+
+    def tried() -> tuple[tf.Tensor, tf.Tensor]:
+        return quick(completed(rows))
+
+    def failed() -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.zeros_like(rows.norms), tf.constant(False)
+
+    weights, is_solved = tf.cond(definiteness(rows), tried, failed)
+    return tf.cond(is_solved, lambda: tf.identity(weights), exact)
+
+
+def well_inside(rows: UnitRows, matrix: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """`inside` for rows that are clearly independent, or for many rows.
+
+    Of many rows, the shortest vector in their convex hull is the one that leads inwards. Where they leave no room for a
+    vector that conflicts with none, and rounding has moved the weights outwards, the result is zero.
+
+    Args:
+        rows: The unit rows.
+        matrix: Their completed cosines, regularized if there are many.
+        weights: As for `inside`.
+    """
+    if rows.num_heads <= MOST_EXACT:
+        inner = tf.reshape(tf.linalg.solve(matrix, tf.reshape(rows.active, [-1, 1])), [-1])
+        return inside(rows, weights, inner, rows.active > 0)
+    lift = tf.expand_dims(rows.active, 1) * rows.active
+    shortest = nonnegative(matrix + lift, -tf.expand_dims(rows.active, 0), rows.noise)[0][0]
+    least = tf.reduce_min(where(rows.active > 0, times(rows.cosines, shortest), tf.float64.max))
+    exists = least > 64 * rows.noise * tf.reduce_sum(shortest)
+    inner = where(exists, shortest / where(exists, least, 1.0), tf.zeros_like(shortest))
+    return inside(rows, weights, inner, rows.active > 0)
+
+
+def shifted(
+    rows: UnitRows, matrix: tf.Tensor, products: tf.Tensor, level: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Weights `v >= 0` of the displacement from `t` to a point of the path, by principal pivoting.
+
+    If the heads with the smallest improvement `m` are known, `v = m x - y`, where `x` and `y` solve linear equations.
+
+    Args:
+        rows: The unit rows, clearly independent.
+        matrix: Their completed cosines.
+        products: `[num_heads]` float64, `u_k . t`.
+        level: Yields `m` from the inner products `x . Gx`, `x . Gy` and `y . Gy`. The caller checks that the point that it
+            asks for has been reached.
+
+    Returns:
+        `[num_heads]` float64, and whether no head improves less than those with `v_k > 0`.
+    """
+    inverses = inverse_norms(rows)
+    both = tf.stack([inverses, products], axis=-1)
+
+    def trial(masked: tf.Tensor, passive: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        solved = tf.linalg.solve(masked, where(tf.expand_dims(passive, -1), both, 0.0))
+        products_of_both = tf.matmul(both, solved, transpose_a=True)
+        m = level(tf.maximum(products_of_both[0, 0], 1e-300), products_of_both[0, 1], products_of_both[1, 1])
+        weights = m * solved[:, 0] - solved[:, 1]
+        return weights, tf.linalg.matvec(rows.cosines, weights) + products - m * inverses
+
+    improvements = where(rows.active > 0, products / where(rows.active > 0, inverses, 1.0), tf.float64.max)
+    start = tf.one_hot(tf.argmin(improvements), rows.num_heads, on_value=True, off_value=False)
+    return pivot(matrix, start, trial, max(rows.noise, 1e-13))

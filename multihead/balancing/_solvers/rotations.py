@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from multihead._ground.graphs import one_after_another
 from multihead._ground.where import where
-from multihead.balancing._random_order import one_after_another
 from multihead.balancing._rows import UnitRows
 
 

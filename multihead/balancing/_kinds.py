@@ -1,0 +1,257 @@
+"""Kinds of balancers: with a preference, with running gradients, and recomputed at every n-th step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from multihead._ground.autograph import as_is
+from multihead._ground.keras import Untracked, keras, tensor_variable
+from multihead._ground.numerics import unchecked
+from multihead._ground.replicas import local, num_replicas
+from multihead._ground.validation import check_head_names, is_number, quoted
+from multihead._ground.where import where
+from multihead.balancing._base import Balancer
+
+
+class PreferenceBalancer(Balancer):
+    """A balancer with a preference.
+
+    Args:
+        preference: One number of at least 0 per head, as a sequence in the order of the heads or as a dict by name.
+            Heads missing from the dict have 1. Default: 1 for every head.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A number is negative or not finite, or all are 0.
+    """
+
+    def __init__(self, preference: Sequence[float] | Mapping[str, float] | None = None, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._preference = Untracked(_checked(preference))
+
+    @property
+    def preference(self) -> tuple[float, ...] | dict[str, float] | None:
+        """The preference as passed to the constructor."""
+        return self._preference.value
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        if isinstance(self.preference, dict):
+            check_head_names("preference", self.preference, head_names)
+        self._numbers(len(head_names))
+
+    def _check_num_heads(self, num_heads: int) -> None:
+        super()._check_num_heads(num_heads)
+        self._numbers(num_heads)
+
+    def _numbers(self, num_heads: int) -> list[float]:
+        preference = self.preference
+        if preference is None:
+            return [1.0] * num_heads
+        if isinstance(preference, dict):
+            if self.head_names is None:
+                raise ValueError(
+                    "`preference` by name requires the heads' names. "
+                    f"Received: preference={preference!r}, but `bind` was not called. "
+                    "Call `bind(head_names)` first, or pass a sequence in the order of the rows."
+                )
+            values = [preference.get(name, 1.0) for name in self.head_names]
+            if not any(values):
+                raise _not_a_preference(preference)
+        else:
+            values = list(preference)
+        if len(values) != num_heads:
+            raise ValueError(
+                f"`preference` must have one number per head. Received: {len(values)} numbers for {num_heads} heads"
+                f"{'' if self.head_names is None else ' (' + quoted(self.head_names) + ')'}. "
+                "Pass one number per head, or a dict by name."
+            )
+        return values
+
+    def _preference_vector(self, num_heads: int) -> tf.Tensor:
+        """`[num_heads]` float64."""
+        return tf.constant(self._numbers(num_heads), tf.float64)
+
+
+def _checked(preference: Any) -> tuple[float, ...] | dict[str, float] | None:
+    if preference is None:
+        return None
+    by_name = isinstance(preference, Mapping)
+    values = list(preference.values()) if by_name else list(preference)
+    is_valid = all(is_number(value) and value >= 0 for value in values)
+    if not is_valid or not (by_name or any(value > 0 for value in values)):  # heads missing from a dict have 1
+        raise _not_a_preference(preference)
+    if by_name:
+        return {str(name): float(value) for name, value in preference.items()}
+    return tuple(float(value) for value in values)
+
+
+def _not_a_preference(preference: Any) -> ValueError:
+    return ValueError(
+        "`preference` must contain finite numbers of at least 0, and at least one above 0. "
+        f"Received: preference={preference!r}. Omit it to treat all heads equally."
+    )
+
+
+class RunningBalancer(Balancer):
+    """A balancer that stores one encoder gradient per head, and counts each head's updates.
+
+    State: `counts`, `[num_heads]` int64, and one variable `[num_heads, n_i]` float32 per gradient tensor. The state of an
+    idle head does not change. It needs `num_heads` times the memory of the encoder. It works only at the parameters,
+    because the elements of a representation belong to examples and cannot be averaged over updates.
+    """
+
+    uses: tuple[str, ...] = ("gradients",)
+    levels: tuple[str, ...] = ("parameters",)
+
+    def create_state(self, num_heads: int) -> None:
+        if None in self.sizes:
+            raise ValueError(
+                f"`input_shape` must contain the numbers of parameters for {type(self).__name__}, which stores running "
+                f"gradients. Received: sizes {list(self.sizes)}. Build it with a list of (num_heads, size), one per "
+                "gradient tensor."
+            )
+        self.counts = self.add_state("counts", (num_heads,), dtype="int64")
+        self.running = [
+            self.add_state(f"running_{index}", (num_heads, size))
+            for index, size in enumerate(self.sizes)
+            if size is not None
+        ]
+
+    def _check_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
+        expected = [tuple(tensor_variable(variable).shape) for variable in self.running]
+        received = [tuple(rows.shape) for rows in gradients]
+        if expected != received:
+            raise ValueError(
+                f"`gradients` must have the shapes for which {type(self).__name__} was built, {expected}. "
+                f"Received: {received}. Use one balancer per encoder."
+            )
+
+    def _count(self, active: tf.Tensor) -> tf.Tensor:
+        """Counts this update for the active heads and returns each head's count, `[num_heads]` float64."""
+        counts = tensor_variable(self.counts)
+        counts.assign_add(tf.cast(active, tf.int64))
+        return tf.cast(tf.convert_to_tensor(counts), tf.float64)
+
+    def _read(self) -> list[tf.Tensor]:
+        return [tf.cast(tf.convert_to_tensor(tensor_variable(each)), tf.float64) for each in self.running]
+
+    def _write(self, values: Sequence[tf.Tensor]) -> None:
+        for variable, value in zip(self.running, values):
+            tensor_variable(variable).assign(tf.cast(value, tf.float32))
+
+
+def gramian_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """`[num_heads, num_heads]` float64 inner products of rows that are split into tensors."""
+    return tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in tensors])
+
+
+def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Gradients in float64, `[num_heads]` booleans of the active heads, and whether all gradients are finite.
+
+    If a gradient is not finite, all heads are treated as idle, so that running averages stay finite.
+    """
+    wide = [tf.cast(tf.stop_gradient(rows), tf.float64) for rows in gradients]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(rows)) for rows in wide])
+    has_any = tf.reduce_any([tf.reduce_any(rows != 0, axis=1) for rows in wide], axis=0)
+    return wide, has_any & finite, finite
+
+
+def combined(
+    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Any], finite: tf.Tensor
+) -> list[tf.Tensor]:
+    """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
+    with unchecked():
+        weights = where(finite, weights, float("nan"))
+    sums = [tf.linalg.matvec(rows, weights, transpose_a=True) for rows in tensors]
+    return [tf.cast(each, original.dtype) for each, original in zip(sums, originals)]
+
+
+class Every(Balancer):
+    """Recomputes a balancer's coefficients at every `steps`-th step and reuses them in between.
+
+    A head that is active but was idle at the last recomputation has no coefficient to reuse: the coefficients are then
+    recomputed early. In between, the balancer is not computed at all.
+
+    State: `cached`, `[num_heads]` float32, the last computed coefficients; `solved`, `[num_heads]` float32, 1 for the heads
+    that were active then. The balancer also keeps its own state.
+
+    Args:
+        balancer: A balancer that needs only inner products.
+        steps: A whole number of at least 1.
+    """
+
+    def __init__(self, balancer: Balancer, steps: int) -> None:
+        super().__init__(name=f"{balancer.name}_every_{steps}")
+        self.balancer = balancer
+        self.steps = steps
+        self.uses = tuple(dict.fromkeys([*balancer.uses, "step"]))
+        self.levels, self.max_heads = balancer.levels, balancer.max_heads
+        self.head_names = balancer.head_names
+
+    def build(self, input_shape: Any) -> None:
+        self.balancer.build(input_shape)
+        super().build(input_shape)
+
+    def create_state(self, num_heads: int) -> None:
+        self.cached = self.add_state("cached", (num_heads,), "ones")
+        self.solved = self.add_state("solved", (num_heads,))
+
+    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0, **known: Any) -> tf.Tensor:
+        names = list(known)
+        given = [gramian, tf.cast(step, tf.int64), *known.values()]
+
+        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, *values: Any) -> tf.Tensor:
+            active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
+
+            def solve() -> tf.Tensor:
+                used = self.balancer.used(step=step, **dict(zip(names, values)))
+                fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
+                cached.assign(fresh)
+                tensor_variable(self.solved).assign(tf.cast(active, tf.float32))
+                return fresh
+
+            return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
+
+        return tf.cast(_outside_of_replicas(solve_if_due, given), gramian.dtype)
+
+    def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._is_due(step, active), tensor_variable(self.cached).read_value()
+
+    def _is_due(self, step: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
+        solved = tensor_variable(self.solved).read_value()
+        return tf.equal(step % self.steps, 0) | tf.reduce_any(tf.cast(active, tf.float32) > solved)
+
+    def observe(self, update: Any, applied: tf.Tensor) -> None:
+        self.balancer.observe(update, applied)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"balancer": keras.saving.serialize_keras_object(self.balancer), "steps": self.steps}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Every:
+        """Creates the balancer from the result of `get_config`."""
+        return cls(keras.saving.deserialize_keras_object(config["balancer"]), config["steps"])
+
+
+def every(balancer: Balancer, steps: int) -> Balancer:
+    """Wraps a balancer so that it is recomputed at every `steps`-th step; returns it unchanged for 1."""
+    return balancer if steps == 1 else Every(balancer, steps)
+
+
+def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.Tensor]) -> tf.Tensor:
+    """`compute(*arguments)`, for arguments that are equal on all replicas.
+
+    Inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there.
+    """
+    if num_replicas() == 1:
+        return compute(*arguments)
+
+    @as_is
+    def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
+        return compute(*(local(strategy, value) for value in values))
+
+    return tf.distribute.get_replica_context().merge_call(of_first, args=tuple(arguments))

@@ -1,0 +1,295 @@
+"""The exact method: non-negative least squares for rows of any kind, and what is computed by them.
+
+The dual cone `{x: x . g_k >= 0 for all k}` holds the updates that conflict with no head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._ground.graphs import in_xla
+from multihead._ground.where import where
+from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
+
+FEW = 4
+"""The largest number of heads of which all subsets are tried. Beyond, a search takes less time than their number."""
+
+
+def are_few(num_heads: int) -> bool:
+    """Whether all subsets are tried: not in XLA, whose decompositions lose the digits that almost opposed rows leave."""
+    return num_heads <= FEW and not in_xla()
+
+
+def nonnegative_least_squares(
+    gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float
+) -> tf.Tensor:
+    """Solves `min |t + sum_k v_k a_k|^2` subject to `v >= 0`, for several targets `t` at once.
+
+    Args:
+        gramian: `[n, n]` float64, `a_i . a_j`; the columns have about unit norm.
+        linear: `[num_targets, n]` float64, `a_k . t`.
+        square: `[num_targets]` float64, `|t|^2`, about 1.
+        noise: Magnitude of the rounding errors in `gramian`: smaller slopes are treated as zero.
+        tolerance: Squared norm below which a vector is treated as zero.
+
+    Returns:
+        `[num_targets, n]` float64: `v`.
+    """
+    if are_few(int(gramian.shape[0])):
+        return _best_of_all_subsets(gramian, linear, tolerance)
+    return active_set(tf.tile(gramian[None], [int(linear.shape[0]), 1, 1]), linear, square, noise, tolerance)
+
+
+def _best_of_all_subsets(gramian: tf.Tensor, linear: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """Tries all subsets of few columns at once: a formula, whose graph takes half as long to trace as a search.
+
+    The weights of a subset make the slopes of its members zero. They are the solution if no weight and no slope is negative;
+    so the subset is chosen that violates this least. A linearly independent subset always yields the solution, so it does no
+    harm that what the pseudo-inverse of a dependent one yields is a candidate as any other.
+    """
+    size = int(gramian.shape[0])
+    members = np.array(list(itertools.product([0.0, 1.0], repeat=size)))
+    both = members[:, :, None] * members[:, None, :]
+    # With ones in the diagonal, the other columns do not mix with eigenvectors of small eigenvalues.
+    roots = _root_of_inverse(gramian * both + np.eye(size) * (1.0 - both), tolerance) * members[:, :, None]
+
+    def solved(linear: tf.Tensor) -> tf.Tensor:
+        """`[2^n, num_targets, n]`: for each subset the weights that take as much away from its members' slopes."""
+        return -tf.matmul(tf.matmul(linear, roots), roots, transpose_b=True)
+
+    weights = solved(linear)
+    weights += solved(linear + tf.matmul(weights, gramian))  # removes rounding errors
+    violations = tf.reduce_max(tf.abs(tf.minimum(weights, linear + tf.matmul(weights, gramian))), axis=-1)
+    chosen = tf.one_hot(tf.argmin(violations), len(members), axis=0, dtype=tf.float64)
+    return tf.maximum(tf.reduce_sum(tf.expand_dims(chosen, -1) * weights, axis=0), 0.0)
+
+
+def active_set(gramian: tf.Tensor, linear: tf.Tensor, square: tf.Tensor, noise: float, tolerance: float) -> tf.Tensor:
+    """The same by a search, with a Gramian of its own for each target, `[num_targets, n, n]`.
+
+    Lawson and Hanson's active-set method. Its tableau holds `[C | q]` with the passive set exchanged by principal
+    pivots, so that an iteration is one rank-one update and needs no linear solver. A column enters only if it is
+    linearly independent of the passive set within `tolerance`, so that equal and opposite columns are handled.
+
+    Source: Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23.
+    """
+    size = int(gramian.shape[-1])
+    zero, infinity = tf.constant(0.0, tf.float64), tf.constant(tf.float64.max, tf.float64)
+    tableau = tf.concat([gramian, linear[..., None]], axis=-1)
+    solution = tf.zeros_like(linear)
+    passive = tf.zeros_like(linear, dtype=tf.bool)
+    done = tf.zeros_like(square, dtype=tf.bool)
+
+    def step(
+        tableau: tf.Tensor, solution: tf.Tensor, passive: tf.Tensor, done: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        last = tableau[..., size]  # the least-squares solution where passive, the slope elsewhere
+        goal = where(passive, last, 0.0)
+        leaves = passive & (goal <= 0)
+        is_blocked = tf.reduce_any(leaves, axis=-1)
+        ratios = where(solution > 0, solution / where(leaves, solution - goal, 1.0), 0.0)
+        ratios = where(leaves, ratios, infinity)
+        fraction = where(is_blocked, tf.reduce_min(ratios, axis=-1), 1.0)[:, None]
+        moved = where(is_blocked[:, None], solution + fraction * (goal - solution), goal)
+
+        remainder = square + tf.reduce_sum(linear * goal, axis=-1)
+        free = tf.linalg.diag_part(tableau[..., :size])
+        enters = ~passive & (last < -noise) & (free > tolerance)
+        may_enter = tf.reduce_any(enters, axis=-1) & (remainder > tolerance * square)
+        changes = ~done & (is_blocked | may_enter)
+        chosen = where(is_blocked, tf.argmin(ratios, axis=-1), tf.argmin(where(enters, last, infinity), axis=-1))
+        mark = tf.one_hot(chosen, size, on_value=True, off_value=False) & changes[:, None]
+        solution = where(done[:, None], solution, where(leaves & mark, zero, tf.maximum(moved, zero)))
+        return _exchange(tableau, mark), solution, passive ^ mark, ~changes
+
+    def is_unfinished(*state: tf.Tensor) -> tf.Tensor:
+        return ~tf.reduce_all(state[3])
+
+    state = (tableau, solution, passive, done)
+    tableau, solution, passive, _ = tf.while_loop(is_unfinished, step, state, maximum_iterations=8 * size + 8)
+    # One refinement with the inverse in the tableau removes the rounding errors accumulated by the pivots.
+    slope = where(passive, tf.linalg.matvec(gramian, solution) + linear, 0.0)
+    correction = where(passive, tf.linalg.matvec(tableau[..., :size], slope), 0.0)
+    return tf.maximum(solution - correction, 0.0)
+
+
+def _exchange(tableau: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
+    """Principal pivot at the marked index of each tableau; a tableau without a mark does not change."""
+    chosen = tf.cast(mark, tableau.dtype)
+    row = tf.reduce_sum(tableau * chosen[..., None], axis=-2)
+    column = tf.reduce_sum(tableau[..., :-1] * chosen[..., None, :], axis=-1)
+    pivot = tf.reduce_sum(column * chosen, axis=-1)[..., None]
+    pivot = where(tf.reduce_any(mark, axis=-1, keepdims=True), pivot, 1.0)
+    rest = tableau - column[..., None] * (row / pivot)[..., None, :]
+    in_column = tf.concat([mark, tf.zeros_like(mark[..., :1])], axis=-1)[..., None, :]
+    in_row = mark[..., None]
+    of_row = where(in_column, (1.0 / pivot)[..., None], -(row / pivot)[..., None, :])
+    return where(in_row, of_row, where(in_column, (column / pivot)[..., None], rest))
+
+
+def pseudo_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """The Moore-Penrose inverse of a positive semidefinite float64 matrix `[n, n]` with a diagonal of ones and zeros.
+
+    Args:
+        matrix: The matrix.
+        tolerance: Eigenvalues up to this value are treated as zero.
+    """
+    root = _root_of_inverse(matrix, tolerance)
+    return tf.matmul(root, root, transpose_b=True)
+
+
+def _root_of_inverse(matrix: tf.Tensor, tolerance: float) -> tf.Tensor:
+    """The matrices that, times their transposes, yield the pseudo-inverses of matrices `[..., n, n]`."""
+    values, vectors = tf.linalg.eigh(matrix)
+    keeps = values > tolerance
+    lengths = where(keeps, tf.math.rsqrt(where(keeps, values, 1.0)), 0.0)
+    return vectors * tf.expand_dims(lengths, -2)
+
+
+class DualCone(NamedTuple):
+    """The dual cone of unit rows.
+
+    Attributes:
+        rows: The unit rows.
+        projections: `[num_heads, num_heads]` float64: row i holds the weights of the projection of `u_i` onto the cone.
+        squares: `[num_heads]` float64: the squared norms of the projections, equal to their products with `u_i`.
+        opposed: `[num_heads]` booleans: the rows whose projection is zero, because a combination of the others points
+            exactly in the opposite direction. Everything in the cone is orthogonal to them.
+        removal: `[num_heads, num_heads]` float64: a matrix that turns the weights of a vector into those of its component
+            orthogonal to the opposed rows.
+    """
+
+    rows: UnitRows
+    projections: tf.Tensor
+    squares: tf.Tensor
+    opposed: tf.Tensor
+    removal: tf.Tensor
+
+    def lifts(self, linear: tf.Tensor) -> tf.Tensor:
+        """Weights of the rows that, added to targets of unit norm, yield their projections onto the cone.
+
+        Args:
+            linear: `[num_targets, num_heads]` float64, inner products of the targets with the rows.
+        """
+        ones = tf.ones([int(linear.shape[0])], tf.float64)
+        return nonnegative_least_squares(self.rows.cosines, linear, ones, self.rows.noise, self.rows.tolerance)
+
+    def without_opposed(self, weights: tf.Tensor) -> tf.Tensor:
+        """Removes a vector's component in the span of the opposed rows, and with it the rounding error of what cancels.
+
+        Args:
+            weights: `[num_heads]` float64.
+        """
+        return times(self.removal, weights)
+
+    def reduced_cosines(self) -> tf.Tensor:
+        """`[num_heads, num_heads]`: inner products of the rows without their components along the opposed rows."""
+        return tf.matmul(self.removal, tf.matmul(self.rows.cosines, self.removal), transpose_a=True)
+
+    def inside(self, weights: tf.Tensor) -> tf.Tensor:
+        """Moves a vector on the boundary of the cone inwards: see `inside` of `multihead.balancing._rows`."""
+        free = (self.rows.active > 0) & ~self.opposed
+        share = where(free, 1.0 / where(free, self.squares, 1.0), 0.0)
+        inner = self.without_opposed(tf.linalg.matvec(self.projections, share, transpose_a=True))
+        return inside(self.rows, weights, inner, free)
+
+
+def dual_cone(rows: UnitRows) -> DualCone:
+    """Projects every unit row onto the dual cone of all."""
+    lifts = nonnegative_least_squares(rows.cosines, rows.cosines, rows.active, rows.noise, rows.tolerance)
+    projections = tf.linalg.diag(rows.active) + lifts
+    # `|x|^2 = x . u_i` for the projection x of u_i; the right-hand side is more accurate.
+    terms = projections * rows.cosines
+    squares, error = tf.reduce_sum(terms, axis=1), rows.noise * tf.reduce_sum(tf.abs(terms), axis=1)
+    limit = rows.tolerance + error
+    opposed = (rows.active > 0) & (squares <= limit)
+    # If a combination of rows is zero, each row in it is opposed by the others, even if its own projection is not zero.
+    weighty = projections**2 > (limit / (16 * rows.tolerance))[:, None]
+    opposed |= tf.reduce_any(weighty & opposed[:, None], axis=0)
+
+    among = tf.cast(opposed, tf.float64)
+    inverse = pseudo_inverse(rows.cosines * among[:, None] * among[None, :], rows.tolerance)
+    removal = tf.linalg.diag(1.0 - among) - tf.matmul(inverse, rows.cosines * (1.0 - among))
+    return DualCone(rows, projections, squares, opposed, removal)
+
+
+# Initial grid of the search: from levels at which only the heads with the largest gradients matter to levels at which
+# all heads do.
+_LEVELS = (*(-(10.0**power) for power in range(13, -7, -1)), 0.0, *(10.0**power for power in range(-3, 8)))
+
+
+def followed(
+    rows: UnitRows,
+    products: tf.Tensor,
+    is_short: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    fraction: Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Weights `v >= 0` of the displacement to a point of the path, by search along the path: for rows of any kind.
+
+    The point is the projection of `t` onto `{x: x . u_k >= b_k m for all k}`, with `b_k` the inverse norm of row k. With `m`
+    as an additional coordinate this set is a cone, and `v` solves a non-negative least-squares problem with the target
+    `(t, level)`: the higher the level, the longer the displacement.
+
+    Args:
+        rows: The unit rows.
+        products: `[num_heads]` float64, `u_k . t`.
+        is_short: From the inner products with `t` and the squared norms of displacements, whether they end before the point.
+        fraction: From a displacement before the point, the step to one behind it, the inner products of the unit rows with
+            this step, and the squared norm of the first: the fraction of the step to go.
+    """
+    inverses = inverse_norms(rows)
+
+    def ways(levels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Weights `[n, num_heads]` and squared norms `[n]` of the displacements for `[n]` levels."""
+        # The unit of the additional coordinate is arbitrary; this one keeps all terms at the same order of magnitude.
+        units = tf.maximum(-levels, 1.0)
+        heights = units[:, None] * inverses[None, :]
+        sizes = tf.sqrt(1.0 + heights**2)
+        reach = tf.sqrt(1.0 + (levels / units) ** 2)
+        gramians = rows.cosines[None] + heights[:, :, None] * heights[:, None, :]
+        gramians = gramians / sizes[:, :, None] / sizes[:, None, :]
+        linear = (products[None, :] - levels[:, None] * inverses[None, :]) / sizes / reach[:, None]
+        ones = tf.ones_like(levels)
+        lifts = active_set(gramians, linear, ones, rows.noise, rows.tolerance)
+        lifts = lifts * reach[:, None] / sizes
+        return lifts, tf.reduce_sum(lifts * tf.matmul(lifts, rows.cosines), axis=1)
+
+    parts = tf.linspace(tf.constant(0.0, tf.float64), 1.0, len(_LEVELS))
+
+    def narrow(
+        count: tf.Tensor, levels: tf.Tensor, *_: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Refines the grid between the two levels whose displacements bracket the point."""
+        lifts, squares = ways(levels)
+        are_short = is_short(tf.linalg.matvec(lifts, products), squares)
+        above = tf.minimum(tf.reduce_sum(tf.cast(are_short, tf.int32)), len(_LEVELS) - 1)
+        below = tf.maximum(above - 1, 0)
+        finer = levels[below] + (levels[above] - levels[below]) * parts
+        return count + 1, finer, lifts[below], lifts[above] - lifts[below], squares[below]
+
+    nothing = tf.zeros_like(inverses)
+    state = (tf.constant(0), tf.constant(_LEVELS, tf.float64), nothing, nothing, tf.reduce_sum(nothing))
+    _, _, first, step, square = tf.while_loop(lambda count, *_: count < 5, narrow, state)
+    # Between adjacent levels the displacement is linear.
+    pulled = tf.linalg.matvec(rows.cosines, step)
+    return first + step * tf.clip_by_value(fraction(first, step, pulled, square), 0.0, 1.0)
+
+
+def end_of_path(rows: UnitRows, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The displacement from `t` to the dual cone, where the path of heads that exactly oppose each other ends.
+
+    Args:
+        rows: The unit rows.
+        products: `[num_heads]` float64, `u_k . t`.
+
+    Returns:
+        `[num_heads]` float64 weights, and their squared norm.
+    """
+    ones = tf.ones([1], tf.float64)
+    ends = nonnegative_least_squares(rows.cosines, products[None], ones, rows.noise, rows.tolerance)[0]
+    return ends, tf.reduce_sum(ends * tf.linalg.matvec(rows.cosines, ends))
