@@ -299,11 +299,11 @@ def get(loss: Any) -> ElementLoss:
                 f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out, or pass 'none'; to make "
                 "a head count for more, pass `weight=` to `add_head`."
             )
-        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
-            return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
         name = str(loss.name or type(loss).__name__)
         if type(loss).__call__ is not keras.losses.Loss.__call__:  # which is what Keras calls, and need not use `call`
             return ElementLoss(loss, name, None, original)
+        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
+            return _of_keras(loss.fn, name, original, options_of(loss))
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
         return ElementLoss(loss.call, name, getattr(loss, "ignore_label", None), original, properties)
     if is_keras(loss):
