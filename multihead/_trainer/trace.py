@@ -19,7 +19,7 @@ from multihead._ground.errors import in_short
 from multihead._ground.keras import all_layers, created_outside_of_graphs, keras_mask, variable_name
 from multihead._ground.state import module_variables, recurrent_states, state_variables
 from multihead._ground.validation import quoted
-from multihead._update.batch import Batch, sample_of
+from multihead._update.batch import Batch, batch_size, sample_of
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation
@@ -68,7 +68,10 @@ def trace_predictions(
     except tf.errors.FailedPreconditionError:  # a lookup table of a trainer that is being loaded is still empty
         return tracer.trace(specs)
     sizes = _open_sizes(specs, sample)
-    return traced._replace(predictions={name: _with_open_sizes(each, sizes) for name, each in traced.predictions.items()})
+    of_pairs = {int(batch_size(sample.inputs))}  # a head that couples rows may have a prediction for each pair of them
+    open_sizes = {head.name: sizes | of_pairs if head.loss.couples_rows else sizes for head in heads}
+    found = {name: _with_open_sizes(each, open_sizes[name]) for name, each in traced.predictions.items()}
+    return traced._replace(predictions=found)
 
 
 class _Tracer:

@@ -150,7 +150,7 @@ class ElementLoss:
         try:
             if self.runs_eagerly:
                 with unchecked():  # the loss of these zeros may be infinite
-                    values, counts = computed(*(_zeros(spec) for spec in (targets, predictions)))
+                    values, counts = computed(*(self._zeros(spec) for spec in (targets, predictions)))
             else:
                 graph = graph_function(computed).get_concrete_function(targets, predictions)
                 values, counts = graph.structured_outputs
@@ -166,6 +166,11 @@ class ElementLoss:
             ) from error
         self.is_total, self.has_count = not values.shape.rank, counts is not None
         return max(values.shape.rank, 1)
+
+    def _zeros(self, spec: tf.TensorSpec) -> tf.Tensor:
+        """Zeros of a shape whose open sizes are larger than the number of rows, to distinguish them; or a value per pair."""
+        open_size = spec.shape[0] + (not self.couples_rows)
+        return tf.zeros([open_size if size is None else size for size in spec.shape], spec.dtype)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
@@ -239,11 +244,6 @@ class ElementLoss:
         return call_users(self._function, tf.cast(targets, predictions.dtype), predictions)
 
 
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    """Zeros of a shape whose open sizes are larger than the number of rows, to distinguish them."""
-    return tf.zeros([spec.shape[0] + 1 if size is None else size for size in spec.shape], spec.dtype)
-
-
 def no_loss() -> ElementLoss:
     """The place of a loss for predictions that are not trained: its elements are what targets and predictions share."""
 
@@ -299,11 +299,11 @@ def get(loss: Any) -> ElementLoss:
                 f"Received: {loss.name!r} with reduction={reduction!r}. Leave `reduction` out, or pass 'none'; to make "
                 "a head count for more, pass `weight=` to `add_head`."
             )
-        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
-            return _of_keras(loss.fn, str(loss.name), original, options_of(loss))
         name = str(loss.name or type(loss).__name__)
         if type(loss).__call__ is not keras.losses.Loss.__call__:  # which is what Keras calls, and need not use `call`
             return ElementLoss(loss, name, None, original)
+        if getattr(type(loss).call, "__qualname__", "") == "LossFunctionWrapper.call" and is_keras(loss.fn):
+            return _of_keras(loss.fn, name, original, options_of(loss))
         properties = Known(CLASSES, 0) if type(loss).call is SequenceCrossentropy.call else None
         return ElementLoss(loss.call, name, getattr(loss, "ignore_label", None), original, properties)
     if is_keras(loss):
