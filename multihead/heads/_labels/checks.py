@@ -70,10 +70,12 @@ class Problem(NamedTuple):
     def message(self) -> list[Any]:
         """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
         wrong = tf.gather_nd(self.received, tf.where(self.broken))
-        first = tf.reshape(wrong[:1], [-1])[:10]
-        first = tf.cast(first, tf.float32) if wrong.dtype.is_floating else first
-        what = "values" if self.broken.shape.rank == self.received.shape.rank else "rows"
-        parts = " (", tf.shape(wrong)[0], " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
+        if self.broken.shape.rank < self.received.shape.rank:
+            first, number, what = tf.reshape(wrong[:1], [-1])[:10], tf.shape(wrong)[0], "rows"
+        else:
+            first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
+            number, what = tf.size(wrong), "values"
+        parts = " (", number, " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
         return [f"{self.rule}. Received: ", first, *parts]
 
 
