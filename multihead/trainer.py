@@ -77,7 +77,7 @@ from multihead.diagnosis import Diagnosis, diagnose
 from multihead.heads import Head, NamedHead
 from multihead.heads._metrics import check_apart
 from multihead.heads._named import weigh_classes
-from multihead.heads._value import check_heads, value_of
+from multihead.heads._value import check_heads, named, value_of
 from multihead.heads._weights import Weight, check_weight, is_zero
 from multihead.telemetry import LogMetrics, with_report
 
@@ -145,7 +145,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._session: FitSession | None = None
         self._idle = IdleHeads()
         self._optimizer_of_model = Untracked(None)
-        added = [head.named(name) for name, head in check_heads(heads).items()]
+        added = [named(each, head) for each, head in check_heads(heads).items()]
         if added:
             self._add_heads(added)
 

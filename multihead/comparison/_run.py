@@ -35,6 +35,7 @@ from multihead.comparison._data import (
 from multihead.comparison._few_labels import few_labels
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.heads._metrics import log_name
+from multihead.heads._value import named
 from multihead.weighting import Weighting
 
 
@@ -149,7 +150,7 @@ def _weights(module: Any) -> Sequence[Any]:
 
 def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_size: int) -> None:
     """Learns `target_scaling` from one pass over the training data, as `fit` on arrays does."""
-    lacking = [head.name for head in unknown([head.named(name) for name, head in trainer.heads.items()])]
+    lacking = [head.name for head in unknown([named(name, head) for name, head in trainer.heads.items()])]
     if not lacking:
         return
     batches = data.whole(batch_size, None)
@@ -271,7 +272,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
     """
     started = start(study, job)
     data = started.data[TRAIN]
-    heads = {name: head.named(name) for name, head in started.trainer.heads.items()}
+    heads = {name: named(name, head) for name, head in started.trainer.heads.items()}
     if unit == "epochs":
         number = math.ceil(number * batches_per_epoch(data, study.batch_size) / study.accumulate)
     feed = Feed(data, started.all_heads, batch_size=study.batch_size, seed=job.seed, marked=1)
@@ -310,7 +311,7 @@ def check_arm(study: Study, job: Job) -> dict[str, int]:
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head, of_other in (
-        (name, head.named(name), other.heads[name].named(name)) for name, head in one.heads.items()
+        (name, named(name, head), named(name, other.heads[name])) for name, head in one.heads.items()
     ):
         differ = [key for key, of_head in _judged(head).items() if of_head != _judged(of_other)[key]]
         if differ:

@@ -74,11 +74,12 @@ class Head:
     weight_decay_multiplier: Any = 1.0
 
     def __post_init__(self) -> None:
-        self.named(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head")
+        named(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head", self)  # checks all
 
-    def named(self, name: str) -> NamedHead:
-        """The head under a name, as a trainer holds it."""
-        return NamedHead(name, **vars(self))
+
+def named(name: str, head: Head) -> NamedHead:
+    """A head under a name, as a trainer holds it."""
+    return NamedHead(name, **vars(head))
 
 
 def value_of(head: NamedHead) -> Head:
