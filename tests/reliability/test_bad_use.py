@@ -55,7 +55,7 @@ def test_arguments_that_keras_does_not_have(method):
     first = {"x": X} if method == "predict" else {"x": X, "y": Y}
     with pytest.raises((TypeError, ValueError), match="(?i)verbos"):
         getattr(trainer, method)(**first, verbos=0)
-    with pytest.raises(TypeError, match=f"`{method}` too many positional arguments. Its arguments are those of Keras"):
+    with pytest.raises(TypeError, match=rf"{method}\(\) takes"):
         getattr(trainer, method)(*first.values(), *range(20))
 
 
@@ -178,8 +178,5 @@ def test_inputs_that_the_encoder_cannot_take(call):
     trainer.fit(X, Y, verbose=0)
 
 
-def test_an_optimizer_is_needed():
-    with pytest.raises(
-        ValueError, match="`optimizer` must be a Keras optimizer, its name or its configuration; .* Received: optimizer=None"
-    ):
-        made(optimizer=None)
+def test_without_an_optimizer_it_is_that_of_keras():
+    assert isinstance(made(optimizer=None).optimizer, keras.optimizers.RMSprop)

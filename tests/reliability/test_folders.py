@@ -259,7 +259,7 @@ def test_a_disk_that_takes_nothing_more_leaves_the_last_good_checkpoint(call, tm
     trainer, whole = made(), made()
     fit(whole, None, shuffle=False)
     with pytest.raises(
-        RuntimeError, match="(?s)`directory` must take a checkpoint of .*No space left.*run the same program"
+        RuntimeError, match="(?s)`directory` must take a checkpoint of .*No space left.*call `fit` again to continue"
     ):
         trainer.fit(
             X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False, callbacks=[Full(), Checkpoint(tmp_path, every=2)]

@@ -277,7 +277,7 @@ class Session:
             return False
         if self.twin.encoder is None or any(head.values is None for head in self.twin.heads.values()):
             x, y, s = self.batch()
-            self.trainer.compute_gradients((x, y, s))
+            self.trainer.compute_gradients([(x, y, s)])
             self.twin.read(self.trainer, tiny.values)
         return True
 
@@ -338,10 +338,13 @@ class Session:
             call()
 
     def train_on_batch(self):
+        if (self.twin.options or {}).get("gradient_accumulation_steps", 1) > 1:
+            x, y, s = self.batch()
+            return self.refused(lambda: self.trainer.train_on_batch(x, y, sample_weight=s or None))
         self.one_batch(lambda x, y, s: self.trainer.train_on_batch(x, y, sample_weight=s or None))
 
     def custom_loop(self):
-        self.one_batch(lambda *batch: self.trainer.apply_gradients(self.trainer.compute_gradients(batch)))
+        self.one_batch(lambda *batch: self.trainer.apply_gradients(self.trainer.compute_gradients([batch])))
 
     def one_batch(self, train):
         x, y, s = self.batch(every_head=False)
@@ -394,7 +397,7 @@ class Session:
             self.put_head(fresh, name)
         self.compile_like(fresh)
         x, y, _ = self.batch()
-        fresh.compute_gradients((x, y))
+        fresh.compute_gradients([(x, y)])
         fresh.load_weights(path)
         self.trainer = fresh
 

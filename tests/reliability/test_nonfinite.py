@@ -27,7 +27,7 @@ def made(optimizer="sgd", missing=None, is_built=True, **options):
     trainer.add_head("b", keras.layers.Dense(1), loss, ignore_label=missing)
     trainer.compile(optimizer, **options)
     if is_built:  # creates the variables, so that they are the same at every call
-        trainer.compute_gradients((X, Y))
+        trainer.compute_gradients([(X, Y)])
     return trainer
 
 
