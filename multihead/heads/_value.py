@@ -54,6 +54,7 @@ class Head:
         TypeError: An argument has the wrong type.
 
     Example:
+        >>> import keras
         >>> from multihead import Head, MultiHeadTrainer
         >>> head = Head(keras.layers.Dense(1), "mse", weight=0.5)
         >>> trainer = MultiHeadTrainer(keras.layers.Dense(8), heads={"price": head})
