@@ -152,8 +152,8 @@ def small_units(draw: Draw) -> Model:
 
 def rates(draw: Draw) -> Model:
     """Heads with learning rates of their own, one of them louder."""
-    heads = {"a": draw.value(learning_rate=0.1, weight=draw.size(3, 30)), "b": draw.kinds(learning_rate=3.0)}
-    return Model(dense(32, draw.width), heads)
+    slow = draw.value(learning_rate_multiplier=0.1, weight=draw.size(3, 30))
+    return Model(dense(32, draw.width), {"a": slow, "b": draw.kinds(learning_rate_multiplier=3.0)})
 
 
 def conflict(draw: Draw) -> Model:

@@ -112,7 +112,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     Example:
         >>> price = keras.layers.Dense(3, activation="softmax")
         >>> heads = {"price": Head(price, "sparse_categorical_crossentropy")}
-        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8, activation="tanh"), heads)
+        >>> trainer = MultiHeadTrainer(keras.layers.Dense(8), heads)
         >>> trainer.add_head("size", keras.layers.Dense(1), "mse", weight=0.5)
         >>> trainer.compile("adam")
     """
@@ -174,7 +174,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         Example:
             >>> inputs = keras.Input((6,))
             >>> hidden = keras.layers.Dense(8, activation="tanh")(inputs)
-            >>> outputs = {"price": keras.layers.Dense(1)(hidden), "size": keras.layers.Dense(1)(hidden)}
+            >>> price, size = keras.layers.Dense(1), keras.layers.Dense(1)
+            >>> outputs = {"price": price(hidden), "size": size(hidden)}
             >>> model = keras.Model(inputs, outputs)
             >>> model.compile("adam", loss={"price": "mse", "size": "mae"})
             >>> trainer = MultiHeadTrainer.from_model(model)
@@ -871,10 +872,13 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
             >>> trainer.add_head("size", keras.layers.Dense(1), "mae")
             >>> trainer.compile("adam")
-            >>> inputs, targets = tf.ones([8, 3]), {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
-            >>> found = trainer.head_gradients((inputs, targets), at="parameters")
-            >>> [tuple(gradient.shape) for gradient in found["price"]], tuple(found.cosines.shape)
-            ([(3, 4), (4,)], (2, 2))
+            >>> targets = {"price": tf.ones([8, 1]), "size": tf.zeros([8, 1])}
+            >>> batch = tf.ones([8, 3]), targets
+            >>> found = trainer.head_gradients(batch, at="parameters")
+            >>> [tuple(gradient.shape) for gradient in found["price"]]
+            [(3, 4), (4,)]
+            >>> tuple(found.cosines.shape)
+            (2, 2)
         """
         self._assert_ready("head_gradients")
         check_known(self._setup.heads, "head_gradients")

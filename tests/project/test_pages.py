@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import matplotlib.pyplot
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from multihead import clipping
 from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
@@ -152,6 +155,28 @@ def test_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> No
     final = {name: values["kind_share"][-1] for name, values in namespace["history"].items()}
     assert final["EqualNorms"] == pytest.approx(0.5, abs=0.01) and final["plain sum"] < 0.2
     assert set(namespace["served"]) == {"kind", "size"}
+
+
+def test_loop_of_the_page_is_short_and_trains_as_fit_does(tmp_path: Path) -> None:
+    """With labels that are missing, so that batches and heads differ in their counts."""
+    page = (ROOT / "docs" / "howto" / "own_loop.md").read_text(encoding="utf-8").replace('"adam"', '"sgd"')
+    setting, loop = blocks_of(page)
+    assert len(loop.splitlines()) <= 40
+    found: list[dict[str, Any]] = [{"__name__": "own"}, {"__name__": "fitted"}]
+    for code, namespace in zip((f"{setting}{loop}", setting), found):
+        program = tmp_path / f"{namespace['__name__']}.py"
+        program.write_text(code, encoding="utf-8")
+        keras.utils.set_random_seed(0)
+        exec(compile(code, str(program), "exec"), namespace)
+    own, trainer = (namespace["trainer"] for namespace in found)
+    initial = trainer.get_weights()
+    options = {"gradient_accumulation_steps": 8, "balancer": "UPGrad", "balance_at": "parameters"}
+    trainer.compile("sgd", clip=clipping.ByGlobalNorm(0.5), **options)
+    trainer.fit(*found[1]["data"], batch_size=16, epochs=3, shuffle=False, verbose=0)
+    assert int(own.update_count) == int(trainer.update_count) == 6
+    assert max(np.abs(after - before).max() for after, before in zip(trainer.get_weights(), initial)) > 1e-3
+    for one, other in zip(own.get_weights(), trainer.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # Width

@@ -21,6 +21,7 @@ EVERY_OPTION = {
     "encoder_learning_rate_multiplier": lambda: lambda step: 1.0,
 }
 CONDITIONAL = {
+    "added_loss": "if any does",
     "{head}_weight": "if it can change",
     "regularizer": "of a weighting",
     "{head}_learning_rate_multiplier": "if it can change",
@@ -54,7 +55,7 @@ def documented(level: str | None, *, with_options: bool) -> list[str]:
 def matches(pattern: str, names: list[str]) -> set[str]:
     """The names in the logs that a pattern of the table stands for."""
     if pattern == "val_...":
-        return {name for name in names if re.fullmatch(r"val_(loss|(one|two)_(loss|mae))", name)}
+        return {name for name in names if re.fullmatch(r"val_(loss|added_loss|(one|two)_(loss|mae))", name)}
     text = re.escape(pattern).replace(r"\{metric\}", "mae").replace(r"\{figure\}", ".*")
     text = text.replace(r"\{other\}", "two").replace(r"\{head\}", "(one|two)")
     return {name for name in names if re.fullmatch(text, name)}
@@ -64,7 +65,7 @@ def matches(pattern: str, names: list[str]) -> set[str]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "options"])
 def test_the_logs_hold_what_the_table_of_figures_says_and_nothing_else(level: str | None, with_options: bool) -> None:
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+    trainer = MultiHeadTrainer(keras.layers.Dense(4, kernel_regularizer="l2" if with_options else None))
     for name in TARGETS:
         trainer.add_head(name, keras.layers.Dense(1), "mse", metrics=["mae"])
     options = {name: make() for name, make in EVERY_OPTION.items()} if with_options else {}
