@@ -47,8 +47,8 @@ def by_tensorflow(x):
 
 
 def changed(rule, x):
-    """A helper of the user's code."""
-    return rule(x)
+    """A helper of the user's code, which treats rows independently."""
+    return x * rule(tf.constant(3.0, x.dtype)) / 3.0
 
 
 class Layer(keras.layers.Layer):
@@ -190,14 +190,14 @@ OURS = {
     "loss": lambda rule: {"loss": Loss(rule)},
     "loss function": lambda rule: {"loss": loss_function(rule)},
     "weight": lambda rule: {"weight": of_step(rule)},
-    "learning rate": lambda rule: {"learning_rate": of_step(rule)},
-    "learning rate by layer": lambda rule: {"learning_rate": rates.LayerwiseDecay(0.5, top=of_step(rule))},
+    "learning rate": lambda rule: {"learning_rate_multiplier": of_step(rule)},
+    "learning rate by layer": lambda rule: {"learning_rate_multiplier": rates.LayerwiseDecay(0.5, top=of_step(rule))},
     "coefficients": lambda rule: {"balancer": Coefficients(rule)},
     "combine": lambda rule: {"balancer": Combine(rule)},
     "observe": lambda rule: {"balancer": Observe(rule)},
     "total": lambda rule: {"weighting": Total(rule)},
     "objective and regularizer": lambda rule: {"weighting": Learned(rule)},
-    "head_schedule": lambda rule: {"head_schedule": Active(rule)},
+    "schedule": lambda rule: {"head_schedule": Active(rule)},
     "clipping": lambda rule: {"clip": Clipping(rule)},
 }
 KINDS = {**OF_KERAS, **OURS}
@@ -218,7 +218,7 @@ TOGETHER = [
     ["head as a module", "objective and regularizer", "clipping"],
     ["encoder as a module", "learning rate by layer", "observe"],
 ]
-OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate")
+OF_HEAD = ("module", "loss", "metrics", "weight", "learning_rate_multiplier")
 
 
 def trainer_of(parts, strategy=None, **options):

@@ -80,7 +80,7 @@ def test_errors():
         balance([[one], [one, two]], "sum")
     with pytest.raises(ValueError, match=r"`gradients` must be one list per head.*Received: lists of lengths \[\]"):
         balance([], "sum")
-    with pytest.raises(ValueError, match=r"`gradients` of variable 1 must all have the variable's static shape"):
+    with pytest.raises(ValueError, match=r"`gradients` of variable 1 must all have the variable's shape"):
         balance([[one, one], [one, two]], "sum")
     with pytest.raises(ValueError, match=r"`balancer` must be a balancer or its name\. Received: None"):
         balance([[one]], None)
