@@ -69,7 +69,8 @@ def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpe
                 "or the mean with `couples_rows=True`."
             )
         _check_pair(head, tried, one, other, "value")
-    if loss.couples_rows or _is_plain(head):
+    is_dense = all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(representation))
+    if loss.couples_rows or _is_plain(head) or not is_dense:
         return
     rows_of_head = {"targets": targets, "representation": representation}
     tried = _arrays(of_head) if loss.runs_eagerly else _traced(of_head, rows_of_head)
