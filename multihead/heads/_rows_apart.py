@@ -10,30 +10,33 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from multihead._ground.autograph import graph_function
 from multihead._ground.graphs import written_resources
+from multihead._ground.keras import all_layers
 from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
 from multihead.heads._named import NamedHead
+from multihead.losses._known import is_keras
 
 _REPLACED = np.array([False, True, True, False, True, False, False, True])
 """Which rows are replaced: one of any two neighbours, of any row and its counterpart in the other half, and so on."""
 
-_LARGEST = 2**22
-"""The number of elements of a row from which on nothing is tried out."""
+_LARGE, _LARGEST = 2**12, 2**20
+"""The number of elements of a row from which on one pair of batches is tried out, and none."""
 
 Terms = tuple[Any, Any]
-_KINDS = ("normal", "uniform", "classes", "no classes")
+_KINDS = ("uniform", "normal", "classes", "no classes")
 
 
 def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
     """Checks that a head whose rows depend on each other says so, and that its sums and counts add up.
 
-    Nothing is found out about a loss that cannot be traced, fails for the made-up rows, draws random numbers or changes
-    variables.
+    Nothing is found out about a loss that fails for the made-up rows, draws random numbers or changes variables, nor about a
+    module with which it does.
 
     Args:
         head: The built head.
@@ -56,10 +59,9 @@ def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpe
         labels = head.like_scaled(rows["targets"])
         return loss.terms(labels, head.predict(rows["representation"], labels, training=False))
 
-    width = predictions.shape[-1] if predictions.shape.rank > 1 else None
-    specs: dict[str, Any] = {"targets": targets, "predictions": predictions}
-    tried = _tried(of_loss, specs, eagerly=loss.runs_eagerly)
-    for one, other in _pairs(tried, specs, width):
+    rows_of_loss: dict[str, Any] = {"targets": targets, "predictions": predictions}
+    tried: Any = None if loss.has_effects else _arrays(of_loss)
+    for one, other in _pairs(tried, rows_of_loss, predictions):
         if loss.has_count and _differ(tried(one)[1], tried({**one, "predictions": other["predictions"]})[1]):
             raise ValueError(
                 f"`loss` of head {head.name!r} must return a count that is a function of the targets. Received: "
@@ -67,10 +69,20 @@ def check_rows_apart(head: NamedHead, representation: Any, targets: tf.TensorSpe
                 "or the mean with `couples_rows=True`."
             )
         _check_pair(head, tried, one, other, "value")
-    specs = {"targets": targets, "representation": representation}
-    tried = None if loss.couples_rows else _tried(of_head, specs, eagerly=loss.runs_eagerly)
-    for one, other in _pairs(tried, specs, width):
+    is_dense = all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(representation))
+    if loss.couples_rows or _is_plain(head) or not is_dense:
+        return
+    rows_of_head = {"targets": targets, "representation": representation}
+    tried = _arrays(of_head) if loss.runs_eagerly else _traced(of_head, rows_of_head)
+    for one, other in _pairs(tried, rows_of_head, predictions):
         _check_pair(head, tried, one, other, "value, with the module,")
+
+
+def _is_plain(head: NamedHead) -> bool:
+    """Whether a module consists of Keras's own layers one after the other, none of which compares rows in inference."""
+    layers = [each for each in all_layers(head.module) if type(each) is not keras.Sequential]
+    others = (keras.layers.Lambda, keras.Model)
+    return bool(layers) and not head.teacher_forcing and all(is_keras(type(x)) and not isinstance(x, others) for x in layers)
 
 
 def _check_pair(head: NamedHead, tried: Any, one: Any, other: Any, whose: str) -> None:
@@ -95,18 +107,8 @@ def _check_pair(head: NamedHead, tried: Any, one: Any, other: Any, whose: str) -
         )
 
 
-def _tried(compute: Callable[[Any], Terms], specs: Any, *, eagerly: bool) -> Any:
-    """A function of rows that gives arrays, traced unless it runs eagerly; None if it cannot be tried out."""
-    shapes = [tf.TensorShape([size or 3 for size in spec.shape[1:]]) for spec in tf.nest.flatten(specs)]
-    if sum(shape.num_elements() for shape in shapes) > _LARGEST:
-        return None
-    if not eagerly:
-        try:
-            compute = traced = graph_function(compute).get_concrete_function(specs)
-        except Exception:  # noqa: BLE001 - what is wrong with the head is said elsewhere
-            return None
-        if written_resources(traced.graph.get_operations()):
-            return None
+def _arrays(compute: Callable[[Any], Terms]) -> Callable[[Any], Terms]:
+    """A function of rows that gives arrays."""
 
     def tried(rows: Any) -> Terms:
         with unchecked():  # the loss of made-up rows may be infinite
@@ -116,19 +118,32 @@ def _tried(compute: Callable[[Any], Terms], specs: Any, *, eagerly: bool) -> Any
     return tried
 
 
-def _pairs(tried: Any, specs: Any, width: int | None) -> Iterator[tuple[Any, Any]]:
-    """Pairs of eight rows each, for which a function has values that are the same each time."""
-    for seed, kind in enumerate(_KINDS if tried is not None else ()):
+def _traced(compute: Callable[[Any], Terms], specs: Any) -> Callable[[Any], Terms] | None:
+    """A function of rows that gives arrays and changes no variables; None if it cannot be traced, or would change some."""
+    try:
+        traced = graph_function(compute).get_concrete_function(specs)
+    except Exception:  # noqa: BLE001 - what is wrong with the head is said elsewhere
+        return None
+    return None if written_resources(traced.graph.get_operations()) else _arrays(traced)
+
+
+def _pairs(tried: Any, specs: Any, predictions: tf.TensorSpec) -> Iterator[tuple[Any, Any]]:
+    """Pairs of eight rows each, for the first of which a function has values that are the same each time."""
+    shapes = [tf.TensorShape([size or 3 for size in spec.shape[1:]]) for spec in tf.nest.flatten(specs)]
+    size = sum(shape.num_elements() for shape in shapes)
+    width = predictions.shape[-1] if predictions.shape.rank > 1 else None
+    kinds = () if tried is None or size > _LARGEST else _KINDS if size < _LARGE else _KINDS[:1]
+    for seed, kind in enumerate(kinds):
         make = functools.partial(_made, np.random.default_rng(seed), kind, width)
         one, other = tf.nest.map_structure(make, specs), tf.nest.map_structure(make, specs)
         if kind == "no classes":
             one, other = ({**rows, "targets": tf.zeros_like(rows["targets"])} for rows in (one, other))
         try:
-            first, again, _ = tried(one), tried(one), tried(other)
+            if _differ(tried(one)[0], tried(one)[0]):
+                return
         except Exception:  # noqa: BLE001 - a loss need not take any numbers
             continue
-        if not _differ(first[0], again[0]):
-            yield one, other
+        yield one, other
 
 
 def _made(numbers: np.random.Generator, kind: str, width: int | None, spec: tf.TensorSpec) -> tf.Tensor:
@@ -137,13 +152,13 @@ def _made(numbers: np.random.Generator, kind: str, width: int | None, spec: tf.T
     if not spec.dtype.is_floating:
         values = numbers.integers(0, min(max(width or 2, 2), 3), shape)
     elif kind == "normal":
-        values = numbers.normal(size=shape)
+        values = numbers.standard_normal(shape, np.float32)
     elif kind == "classes" and len(shape) > 1 and shape[-1] > 1:
         values = np.eye(shape[-1])[numbers.integers(0, min(shape[-1], 3), shape[:-1])] * 0.98 + 0.01 / shape[-1]
     elif kind == "classes":
         values = numbers.integers(0, 2, shape)
     else:
-        values = numbers.uniform(0.1, 0.9, shape)
+        values = 0.1 + 0.8 * numbers.random(shape, np.float32)
     return tf.cast(values, spec.dtype)
 
 

@@ -339,12 +339,6 @@ def test_numbers_of_numpy_are_weights():
         assert NamedHead("a", tf.identity, "mse", weight=weight).weight == 0.5
 
 
-@pytest.mark.parametrize("loss", [keras.losses.Circle] if keras.__version__.startswith("3") else [])
-def test_a_loss_that_compares_examples_is_no_sum_over_them(loss):
-    with pytest.raises(ValueError, match="`loss` must be a sum over examples"):
-        NamedHead("a", tf.identity, loss())
-
-
 def test_a_loss_of_ones_own_with_a_mask():
     def loss(y, p):
         return keras.losses.sparse_categorical_crossentropy(y, p, ignore_class=0)
