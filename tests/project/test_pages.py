@@ -54,8 +54,17 @@ PRINTED = {
     "index": ["(512, 3) (512, 1)"],
     "sums_and_counts": ["2.0 1.2", "1.2"],
     "finetuning": ["[0.005, 0.025]", "1 True", "2 [1.0, 1.0, 0.1, 0.1]", "[0.0, 0.05, 0.1]", "2", "0.25", "[0.0, 1.0] True"],
+    "keras": ["['price', 'urgent'] 0.5", "True"],
     "labels": ["True", "{0: 1.5, 2: 0.75}"],
-    "custom_loop": ["True 3", "['kind', 'size'] True", "['kind', 'size'] 11", "True", "[0.0, 1.0, 1.0]", "[0.6, 0.4]"],
+    "custom_loop": [
+        "True 3",
+        "['kind', 'size'] True",
+        "['kind', 'size'] 11",
+        "(2, 2)",
+        "True",
+        "[0.0, 1.0, 1.0]",
+        "[0.6, 0.4]",
+    ],
     "watching": ["True", "('price', 'size') 30"],
     "exporting": ["['price', 'size'] True", "True"],
     "serving": [

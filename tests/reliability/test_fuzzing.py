@@ -51,9 +51,9 @@ BAD_OPTIONS = [
     {"head_schedule": "alternate"}, {"head_schedule": schedules.Alternate({"other": 1})}, {"encoder_weight_decay_multiplier": 0.5},
 ]  # fmt: skip
 BAD_HEADS = [
-    {"weight": -1.0}, {"weight": float("nan")}, {"weight": "much"}, {"loss": "best"}, {"loss": None}, {"learning_rate": -1},
-    {"learning_rate": "low"}, {"ignore_label": "x"}, {"name": ""}, {"name": 3}, {"metrics": "accuracy"}, {"module": 3},
-    {"reads": "other"}, {"class_weight": {0: -1.0}}, {"metrics": ["best"]},
+    {"weight": -1.0}, {"weight": float("nan")}, {"weight": "much"}, {"loss": "best"}, {"loss": 3}, {"name": ""}, {"name": 3},
+    {"learning_rate_multiplier": -1}, {"learning_rate_multiplier": "low"}, {"ignore_label": "x"}, {"metrics": "accuracy"},
+    {"module": 3}, {"reads": "other"}, {"class_weight": {0: -1.0}}, {"metrics": ["best"]},
 ]  # fmt: skip
 
 
