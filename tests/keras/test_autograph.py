@@ -51,6 +51,11 @@ def changed(rule, x):
     return x * rule(tf.constant(3.0, x.dtype)) / 3.0
 
 
+def scaled(rule, losses):
+    """Losses times what the rule makes of a constant: each row's is independent of the others."""
+    return losses * changed(rule, tf.ones([], losses.dtype))
+
+
 class Layer(keras.layers.Layer):
     def __init__(self, rule):
         super().__init__()
@@ -83,7 +88,7 @@ class Loss(keras.losses.Loss):
         self.rule = rule
 
     def call(self, targets, predictions):
-        return changed(self.rule, tf.reduce_mean((targets - predictions) ** 2, axis=-1))
+        return scaled(self.rule, tf.reduce_mean((targets - predictions) ** 2, axis=-1))
 
 
 class Metric(keras.metrics.Metric):
@@ -171,7 +176,7 @@ def of_step(rule):
 
 def loss_function(rule):
     def squares(targets, predictions):
-        return changed(rule, (targets - predictions) ** 2)
+        return scaled(rule, (targets - predictions) ** 2)
 
     return squares
 
@@ -212,7 +217,7 @@ TOGETHER = [
         "learning rate",
         "coefficients",
         "total",
-        "schedule",
+        "head_schedule",
     ],
     ["encoder as a function", "head as a function", "metric's function", "loss function", "combine"],
     ["head as a module", "objective and regularizer", "clipping"],
@@ -313,7 +318,7 @@ def test_it_works_in_loops_over_micro_batches_and_for_heads_without_labels(optio
 @pytest.mark.skipif(not KERAS_2, reason="Keras 3 converts nothing in `fit`")
 def test_it_works_under_a_strategy(two_replicas, converted):
     def parts(rule):
-        kinds = ("encoder as a layer", "loss", "observe", "weight", "schedule")
+        kinds = ("encoder as a layer", "loss", "observe", "weight", "head_schedule")
         return {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}
 
     def trained(rule, strategy=None):

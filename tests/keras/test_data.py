@@ -154,7 +154,7 @@ def expected():
 def fitted(trainer, x, y, w=None, **options):
     layers = [trainer.encoder, trainer.heads["size"].module]
     if not trainer.encoder.built:
-        trainer.compute_gradients((X, {"size": Y}))
+        trainer.compute_gradients([(X, {"size": Y})])
     start(layers)
     if y is not None:
         options["batch_size"] = BATCH
@@ -310,7 +310,7 @@ def pairs():
 
 def fitted_pair(trainer, x, y, **options):
     if not trainer.encoder.built:
-        trainer.compute_gradients((X, {"a": Y, "b": Y}))
+        trainer.compute_gradients([(X, {"a": Y, "b": Y})])
     start([trainer.encoder, *(head.module for head in trainer.heads.values())])
     if y is not None:
         options["batch_size"] = BATCH
