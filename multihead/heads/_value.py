@@ -78,6 +78,9 @@ class Head:
 
     def __post_init__(self) -> None:
         named(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head", self)  # checks all
+        for name, copied in (("metrics", tuple), ("class_weight", dict)):  # their lists and dicts may change later
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, copied(getattr(self, name)))
 
 
 def named(name: str, head: Head) -> NamedHead:
