@@ -46,7 +46,8 @@ def gramians(num_heads: int, count: int) -> list[np.ndarray]:
 
 def ours(name: str, inputs: list[np.ndarray], *, xla: bool) -> Callable[[], object]:
     """A compiled call of one of our methods on all Gramians."""
-    balancer = balancing.NormBudget({0: 0.2}) if name == "NormBudget" else getattr(balancing, name)()
+    balancer = balancing.NormBudget({"0": 0.2}) if name == "NormBudget" else getattr(balancing, name)()
+    balancer.bind([str(head) for head in range(len(inputs[0]))])
     balancer.build((len(inputs[0]), None))
     stacked = tf.constant(np.stack(inputs))
 

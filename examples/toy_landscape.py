@@ -105,13 +105,16 @@ def balancers() -> dict[str, Any]:
     classes = {name: getattr(balancing, name) for name in balancing.__all__}
     options: dict[str, Callable[[], Any]] = {
         "Chain": lambda: balancing.Chain("EqualNorms", "UPGrad"),
-        "NormBudget": lambda: balancing.NormBudget({0: 0.5, 1: 0.5}),
+        "NormBudget": lambda: balancing.NormBudget({"first": 0.5, "second": 0.5}),
     }
-    return {
+    found = {
         name: options.get(name, value)()
         for name, value in sorted(classes.items(), key=lambda pair: (pair[0] != "Sum", pair[0].lower()))
         if isinstance(value, type) and issubclass(value, balancing.Balancer) and value is not balancing.Balancer
     }
+    for balancer in found.values():
+        balancer.bind(["first", "second"])
+    return found
 
 
 def follow(

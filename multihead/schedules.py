@@ -7,8 +7,8 @@ forward and backward pass are not computed, and it does not change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -21,6 +21,8 @@ from multihead._ground.validation import check_head_names, check_positive, check
 from multihead._ground.where import where
 
 __all__ = ["Schedule", "Alternate", "Sample", "Together", "WhileConflicting"]
+
+Number = TypeVar("Number", int, float)
 
 
 class Schedule(Method):
@@ -114,12 +116,7 @@ class Alternate(Schedule):
 
     def __init__(self, turns: Mapping[str, int]) -> None:
         super().__init__()
-        if not isinstance(turns, Mapping) or not turns:
-            raise ValueError(
-                "`turns` must be a mapping from head names to numbers of updates. "
-                f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
-            )
-        self.turns = {str(name): check_positive_whole(f"turns[{name!r}]", count) for name, count in turns.items()}
+        self.turns = _checked_turns(turns, check_positive_whole)
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
@@ -136,16 +133,17 @@ class Alternate(Schedule):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class Sample(Schedule):
-    """One head trains at each step, sampled at random in given proportions.
+    """One head trains at each step, sampled at random.
 
-    Head `k` is sampled with probability `p_k / sum_j p_j`. The sample is a function of only `seed` and the step.
+    With turns `t_1 .. t_K`, head `k` is sampled with probability `t_k / sum_j t_j`. The sample is a function of
+    only `seed` and the step.
 
     Args:
-        proportions: `p_k` by head name, numbers above 0; every head must be named.
+        turns: Relative numbers of updates by head name, above 0; every head must be named.
         seed: Random seed, a whole number.
 
     Raises:
-        ValueError: A proportion is not above 0, `proportions` is empty, or `seed` is not a whole number.
+        ValueError: A number of turns is not above 0, `turns` is empty, or `seed` is not a whole number.
 
     Example:
         >>> schedule = Sample({"price": 1, "reply": 9}, seed=1)
@@ -156,23 +154,18 @@ class Sample(Schedule):
         True
     """
 
-    def __init__(self, proportions: Mapping[str, float], *, seed: int = 0) -> None:
+    def __init__(self, turns: Mapping[str, float], *, seed: int = 0) -> None:
         super().__init__()
-        if not isinstance(proportions, Mapping) or not proportions:
-            raise ValueError(
-                "`proportions` must be a mapping from head names to numbers above 0. "
-                f"Received: proportions={proportions!r}. Pass, for example, {{'price': 0.1, 'reply': 0.9}}."
-            )
-        self.proportions = {str(k): check_positive(f"proportions[{k!r}]", v) for k, v in proportions.items()}
+        self.turns = _checked_turns(turns, check_positive)
         self.seed = check_whole("seed", seed)
 
     def bind(self, head_names: Sequence[str]) -> None:
         super().bind(head_names)
-        check_head_names("proportions", self.proportions, head_names, complete=True)
-        self._log_proportions = [float(np.log(self.proportions[name])) for name in head_names]
+        check_head_names("turns", self.turns, head_names, complete=True)
+        self._log_turns = [float(np.log(self.turns[name])) for name in head_names]
 
     def active(self, step: tf.Tensor) -> tf.Tensor:
-        shares = tf.nn.softmax(tf.constant(list(self._log_proportions), tf.float32))
+        shares = tf.nn.softmax(tf.constant(list(self._log_turns), tf.float32))
         below = tf.cumsum(shares)[:-1] <= uniform([1], self.seed, step)
         return tf.range(self.num_heads) == tf.reduce_sum(tf.cast(below, tf.int32))
 
@@ -260,3 +253,13 @@ class WhileConflicting(Schedule):
     def get_config(self) -> dict[str, Any]:
         turns = None if self._turns is None else dict(self._turns.turns)
         return {**super().get_config(), "turns": turns}
+
+
+def _checked_turns(turns: Any, check: Callable[[str, Any], Number]) -> dict[str, Number]:
+    """Turns by head name; raises `ValueError` if they are no mapping, or one fails the check."""
+    if not isinstance(turns, Mapping) or not turns:
+        raise ValueError(
+            "`turns` must be a mapping from head names to numbers of updates. "
+            f"Received: turns={turns!r}. Pass, for example, {{'price': 1, 'reply': 9}}."
+        )
+    return {str(name): check(f"turns[{name!r}]", count) for name, count in turns.items()}

@@ -244,6 +244,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     ) -> None:
         """Adds a head: the same as `heads` with one more `Head`. Afterwards, `compile` must be called (again).
 
+        Most heads need the first group of arguments at most; the second is for special cases.
+
         Args:
             name: The key of the head's targets, sample weights and logs.
             module: As in `Head`, as are all others.
@@ -255,6 +257,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             reads: The part of the representation that is passed to the module.
             class_weight: Weights of the labels by class number.
             target_scaling: How the targets are scaled for the loss.
+
             trains_encoder: Whether the encoder is trained by the head.
             couples_rows: Whether the loss, or the module, compares the rows of a batch with each other.
             learning_rate_multiplier: The factor of every step that is applied to the module's variables.
@@ -368,13 +371,16 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         *others: Any,
         weighting: Any = None,
         balancer: Any = None,
-        balance_at: str = "representation",
-        balance_every: int = 1,
         head_schedule: schedules.Schedule | None = None,
         clip: Clipping | None = None,
-        micro_batches: int = 1,
-        gradient_accumulation_steps: int = 1,
         encoder_learning_rate_multiplier: Any = 1.0,
+        gradient_accumulation_steps: int = 1,
+        micro_batches: int = 1,
+        run_eagerly: bool | None = None,
+        steps_per_execution: int | str | None = 1,
+        jit_compile: bool | str | None = None,
+        balance_at: str = "representation",
+        balance_every: int = 1,
         encoder_weight_decay_multiplier: Any = 1.0,
         target_scaling: Mapping[str, Any] | None = None,
         telemetry: str | None = "norms",
@@ -382,44 +388,44 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         on_nonfinite: str = "skip",
         max_skipped_updates: int | None = 25,
         check_labels: bool = True,
-        run_eagerly: bool | None = None,
-        steps_per_execution: int | str | None = 1,
-        jit_compile: bool | str | None = None,
         **options_of_heads: Any,
     ) -> None:
         """Configures training. Losses and metrics belong to the heads: see `add_head`.
 
+        Most trainings need the first group of arguments at most; the second is for special cases.
+
         Args:
             optimizer: A Keras optimizer or its name. It must not clip or accumulate gradients itself. None: that of the
                 model of `from_model`, otherwise `"rmsprop"`, as in Keras.
-            *others: Not accepted: the other arguments are passed by name.
             weighting: Combines the heads' losses into one total loss: a `multihead.weighting.Weighting` or its name; None is
                 the sum of the losses, each times its head's `weight`. The weighting's variables are trained by the same
                 optimizer, without clipping. With several micro-batches, a weighting that depends on the losses of the same
                 update costs what a balancer costs: see `micro_batches`.
             balancer: Combines the heads' encoder gradients into one gradient: a `multihead.balancing.Balancer` or its
                 name; None is the plain sum.
+            head_schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
+            clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
+            encoder_learning_rate_multiplier: The factor of every step that is applied to the encoder's variables, weight
+                decay included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath`
+                or `Stages`.
+            gradient_accumulation_steps: Computes one update, and one step of Keras, from this many consecutive batches of
+                any shapes; a shorter last window of an epoch is also an update. The update is that of all their examples in
+                one batch.
+                `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data` on to
+                `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
+            micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
+                update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
+                encoder, or one encoder backward pass per head: see "How an update is computed".
+            run_eagerly: As in Keras.
+            steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
+            jit_compile: As in Keras; None is Keras's default.
+
             balance_at: `"representation"` balances representation gradients, with one backward pass through the encoder;
                 `"parameters"` balances the gradients of the encoder's parameters, with one backward pass per head.
             balance_every: The balancer's coefficients are recomputed at every `balance_every`-th update and reused in
                 between. At the parameters, the updates in between make one backward pass through the encoder for all heads.
-            head_schedule: Decides which heads train at a step (`multihead.schedules`); None trains all heads.
-            clip: Limits the final gradients, once per update (`multihead.clipping`); None does not.
-            micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
-                encoder, or one encoder backward pass per head: see "How an update is computed".
-            gradient_accumulation_steps: Computes one update, and one step of Keras, from this many consecutive batches of
-                any shapes;
-                a shorter last window of an epoch is also an update. The update is that of all their examples in one batch.
-                `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data` on to
-                `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
-            encoder_learning_rate_multiplier: The factor of every step that is applied to the encoder's variables, weight
-                decay
-                included. A number, of which 0 freezes the encoder; a function of the step; `LayerwiseDecay`, `ByPath` or
-                `Stages`.
             encoder_weight_decay_multiplier: The factor of the optimizer's `weight_decay` for the encoder's variables, in the
-                same
-                forms.
+                same forms.
             target_scaling: By head name, a `target_scaling` that replaces the one of `add_head`, as `diagnose` suggests it.
                 A head that has the same one already keeps what it has learned.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
@@ -435,11 +441,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             check_labels: Whether to look for invalid labels and sample weights, such as class numbers out of range: once in
                 arrays, otherwise in every batch. False saves this time (`docs/labels.md`); shapes and dtypes are checked in
                 any case.
-            run_eagerly: As in Keras.
-            steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
-            jit_compile: As in Keras; None is Keras's default.
-            **options_of_heads: Not accepted: `loss`, `metrics`, `loss_weights` and `weighted_metrics` are arguments of
-                `add_head` (`weight` and `metrics` there).
 
         Raises:
             ValueError: There is no head yet, an option is out of range, names an unknown method or head or does not work on

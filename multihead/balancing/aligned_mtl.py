@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -28,12 +28,12 @@ class AlignedMTL(PreferenceBalancer):
     singular value times the norm of `p`, so it is governed by the smallest gradients.
 
     Args:
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         scale: `"min"`, `"median"` or `"rmse"`.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range or has the wrong length, or there are more than 128 heads.
+        ValueError: An argument is out of range, or there are more than 128 heads.
 
     Example:
         >>> AlignedMTL()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()
@@ -46,7 +46,7 @@ class AlignedMTL(PreferenceBalancer):
 
     def __init__(
         self,
-        preference: Sequence[float] | Mapping[str, float] | None = None,
+        preference: Mapping[str, float] | None = None,
         scale: str = "min",
         *,
         name: str | None = None,

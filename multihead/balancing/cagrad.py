@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -31,7 +31,7 @@ class CAGrad(PreferenceBalancer):
 
     Args:
         c: Radius of the ball relative to the norm of the mean gradient, at least 0.
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         name: Name of the layer.
 
     Raises:
@@ -50,7 +50,7 @@ class CAGrad(PreferenceBalancer):
     def __init__(
         self,
         c: float = 0.4,
-        preference: Sequence[float] | Mapping[str, float] | None = None,
+        preference: Mapping[str, float] | None = None,
         *,
         name: str | None = None,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -33,7 +33,7 @@ class ConicGrad(PreferenceBalancer):
 
     Args:
         c: The smallest cosine between the update and the mean gradient, from 0 to 1.
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         name: Name of the layer.
 
     Raises:
@@ -53,7 +53,7 @@ class ConicGrad(PreferenceBalancer):
     def __init__(
         self,
         c: float = 0.9,
-        preference: Sequence[float] | Mapping[str, float] | None = None,
+        preference: Mapping[str, float] | None = None,
         *,
         name: str | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ class EqualNorms(PreferenceBalancer):
     unchanged. The direction does not depend on the loss weights: use the preference instead.
 
     Args:
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         name: Name of the layer.
 
     Raises:

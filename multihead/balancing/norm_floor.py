@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -39,7 +39,7 @@ class NormFloor(PreferenceBalancer):
 
     Args:
         floor: The smallest fraction of the largest running norm that a head is given, from 0 to 1.
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         beta: Decay rate of the running squares, at least 0 and below 1.
         name: Name of the layer.
 
@@ -55,7 +55,7 @@ class NormFloor(PreferenceBalancer):
     def __init__(
         self,
         floor: float = 0.2,
-        preference: Sequence[float] | Mapping[str, float] | None = None,
+        preference: Mapping[str, float] | None = None,
         beta: float = 0.98,
         *,
         name: str | None = None,

@@ -19,11 +19,11 @@ class Sum(PreferenceBalancer):
     What it fixes: nothing. Size of the update: that of the sum.
 
     Args:
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length.
+        ValueError: A preference is negative or not finite, or all are 0.
 
     Example:
         >>> Sum()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

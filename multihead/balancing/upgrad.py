@@ -27,11 +27,11 @@ class UPGrad(PreferenceBalancer):
     each other.
 
     Args:
-        preference: One number of at least 0 per head, as a sequence or as a dict by name. Default: 1 for every head.
+        preference: Numbers of at least 0 by head name; 1 for a head that is missing.
         name: Name of the layer.
 
     Raises:
-        ValueError: The preference is negative, not finite, all 0 or of the wrong length, or there are more than 128 heads.
+        ValueError: A preference is negative or not finite, all are 0, or there are more than 128 heads.
 
     Example:
         >>> UPGrad()([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]).numpy().tolist()

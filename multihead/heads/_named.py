@@ -81,7 +81,9 @@ class NamedHead:
         weight_decay_multiplier: Any = 1.0,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"`name` must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'.")
+            raise ValueError(
+                f"`name` of a head must be a non-empty string without '/'. Received: name={name!r}. Pass, say, 'price'."
+            )
         if not callable(module):
             raise TypeError(
                 f"`module` must be a Keras layer, a model or a function. Received: module={module!r}. "

@@ -147,7 +147,8 @@ class TargetScaling(keras.layers.Layer):
             Targets of the same shape, float32, or float64 if the targets or the predictions are.
         """
         values, counts = self._labelled(targets, weights, predictions, over)
-        scaled = (self.scaling.change(values) - self._read(self._mean, 0.0)) / self._read(self._deviation, 1.0)
+        mean, deviation = self._numbers(tf.float64)
+        scaled = (self.scaling.change(values) - mean) / deviation
         dtype = tf.float64 if tf.float64 in (targets.dtype, predictions.dtype) else tf.float32
         scaled = tf.cast(where(counts, scaled, tf.zeros_like(scaled)), dtype)
         return scaled if scaled.shape.rank == targets.shape.rank else tf.reshape(scaled, tf.shape(targets))
@@ -162,9 +163,12 @@ class TargetScaling(keras.layers.Layer):
         values = tf.cast(seen, tf.float64)
         return where(counts, values, tf.constant(self.scaling.valid, tf.float64)), counts
 
-    def _read(self, variable: Any, default: float, dtype: tf.DType = tf.float64) -> tf.Tensor:
-        """A variable's value; before the head is built, when only shapes matter, a default."""
-        return tf.constant(default, dtype) if variable is None else tf.cast(tf.convert_to_tensor(variable), dtype)
+    def _numbers(self, dtype: tf.DType) -> list[tf.Tensor]:
+        """Mean and deviation; before the head is built, those that are given, or 0 and 1 where only shapes matter."""
+        if self._mean is None:
+            given = (0.0, 1.0) if self.scaling.learns else (self.scaling.mean, self.scaling.deviation)
+            return [tf.constant(each, dtype) for each in given]
+        return [tf.cast(tf.convert_to_tensor(each), dtype) for each in (self._mean, self._deviation)]
 
     def unscale(self, predictions: tf.Tensor) -> tf.Tensor:
         """Predictions in the units of the targets: float32, or float64 if they are.
@@ -179,8 +183,8 @@ class TargetScaling(keras.layers.Layer):
             )
         mask, dtype = keras_mask(predictions), predictions.dtype
         dtype = dtype if dtype == tf.float64 else tf.float32
-        changed = tf.cast(predictions, dtype) * self._read(self._deviation, 1.0, dtype) + self._read(self._mean, 0.0, dtype)
-        return with_keras_mask(self.scaling.undo(changed), mask)
+        mean, deviation = self._numbers(dtype)
+        return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
 
     def moments(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> Moments:
         """Statistics of the labels of a batch before they are standardized; the arguments are those of `scale`."""

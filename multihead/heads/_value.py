@@ -15,6 +15,7 @@ class Head:
     """One head of a `MultiHeadTrainer`: a module that reads the representation, and the loss that it is trained on.
 
     A head cannot be changed; `dataclasses.replace(head, weight=0.5)` makes another one on the same module.
+    Most heads need the first group of arguments at most; the second is for special cases.
 
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
@@ -77,6 +78,9 @@ class Head:
 
     def __post_init__(self) -> None:
         named(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head", self)  # checks all
+        for name, copied in (("metrics", tuple), ("class_weight", dict)):  # their lists and dicts may change later
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, copied(getattr(self, name)))
 
 
 def named(name: str, head: Head) -> NamedHead:
@@ -93,20 +97,17 @@ def check_heads(heads: Any) -> dict[str, Head]:
     """The heads that a trainer is created with, by name.
 
     Raises:
-        TypeError: It is no dict of `Head` by name.
+        TypeError: They are not a mapping, or a value of it is not a `Head`.
     """
-    if heads is None:
-        return {}
-    if not isinstance(heads, Mapping):
+    if not isinstance(heads, Mapping | None):
         raise TypeError(
-            f"`heads` must be a dict of `Head` by name. Received: a {type(heads).__name__}. Pass, say, "
+            f"`heads` must be a dict of `Head` by name. Received: a {type(heads).__name__}. Pass, for example, "
             "heads={'price': Head(module, loss)}."
         )
-    wrong = {name: each for name, each in heads.items() if not isinstance(each, Head)}
-    if wrong:
-        name, each = next(iter(wrong.items()))
-        raise TypeError(
-            f"`heads` must be a dict of `Head` by name. Received: a {type(each).__name__} for {name!r}. Write "
-            "`Head(module, loss)` there."
-        )
-    return dict(heads)
+    for name, head in (heads or {}).items():
+        if not isinstance(head, Head):
+            raise TypeError(
+                f"`heads` must be a dict of `Head` by name. Received: a {type(head).__name__} for {name!r}. Pass, for "
+                "example, heads={'price': Head(module, loss)}."
+            )
+    return dict(heads or {})

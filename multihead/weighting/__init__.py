@@ -8,7 +8,6 @@ depend on the losses are computed by a class: pass an instance (or its name) as 
 from multihead.weighting._base import Weighting, get
 from multihead.weighting.dwa import DWA
 from multihead.weighting.famo import FAMO
-from multihead.weighting.fixed import Fixed
 from multihead.weighting.geometric_mean import GeometricMean
 from multihead.weighting.go4align import GO4Align
 from multihead.weighting.gradnorm import GradNorm
@@ -24,7 +23,6 @@ __all__ = [
     "FAMO",
     "IMTLL",
     "UWSO",
-    "Fixed",
     "GO4Align",
     "GeometricMean",
     "GradNorm",

@@ -16,7 +16,7 @@ from multihead.weighting._by_name import check_numbers, vector
 
 @keras.saving.register_keras_serializable(package="multihead")
 class SmoothTchebycheff(Weighting):
-    """Minimizes a smooth maximum of the losses above their targets, so that every Pareto optimum can be reached.
+    """Minimizes a smooth maximum of the losses above the least ones, so that every Pareto optimum can be reached.
 
     Formula: `total = mu log sum_k exp((L_k - z_k) / mu)`, so `w = softmax((L - z) / mu)`. The total lies between the
     largest `L_k - z_k` and that plus `mu log K`; as `mu` goes to 0, only the worst head counts. To prefer a head, raise
@@ -28,11 +28,12 @@ class SmoothTchebycheff(Weighting):
 
     Args:
         mu: Smoothness of the maximum, in units of the losses; above 0.
-        targets: The ideal losses `z_k` by head name, multiplied by the head's `weight=` as `L_k` is. A missing head has 0.
+        least_losses: The lower bounds `z_k` of the losses by head name, multiplied by the head's `weight=` as `L_k` is. A
+            missing head has 0.
         name: Name of the layer.
 
     Raises:
-        ValueError: An argument is out of range, or `targets` names an unknown head.
+        ValueError: An argument is out of range, or `least_losses` names an unknown head.
 
     Example:
         >>> SmoothTchebycheff(mu=1.0)([1.0, 1.0]).numpy().tolist()
@@ -41,18 +42,18 @@ class SmoothTchebycheff(Weighting):
     Source: Lin et al., Smooth Tchebycheff Scalarization for Multi-Objective Optimization, ICML 2024, equation 8.
     """
 
-    def __init__(self, mu: float = 1.0, targets: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
+    def __init__(self, mu: float = 1.0, least_losses: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(name=name)
         self.mu = check_positive("mu", mu)
-        self._targets = check_numbers("targets", targets)
+        self._least_losses = check_numbers("least_losses", least_losses)
 
     def bind(self, head_names: Any) -> None:
         super().bind(head_names)
-        vector("targets", self._targets, self.head_names)
+        vector("least_losses", self._least_losses, self.head_names)
 
     def total(self, losses: tf.Tensor, active: tf.Tensor) -> tf.Tensor:
-        above = (losses - vector("targets", self._targets, self.head_names)) / self.mu
+        above = (losses - vector("least_losses", self._least_losses, self.head_names)) / self.mu
         return self.mu * tf.reduce_logsumexp(where(active, above, above.dtype.min))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "targets": dict(self._targets)}
+        return {**super().get_config(), "least_losses": dict(self._least_losses)}

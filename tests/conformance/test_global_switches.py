@@ -177,7 +177,7 @@ WEIGHTINGS = [name for name in weighting.__all__ if isinstance(getattr(weighting
 
 
 @pytest.mark.mathematics
-@pytest.mark.parametrize("name", [name for name in WEIGHTINGS if name not in ("Weighting", "Fixed")])
+@pytest.mark.parametrize("name", [name for name in WEIGHTINGS if name != "Weighting"])
 def test_weightings_compute_nothing_infinite(name):
     method = getattr(weighting, name)()
     method.bind(["a", "b", "c"])

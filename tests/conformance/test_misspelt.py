@@ -94,7 +94,7 @@ def draw(path, picture):
 
 
 DECODER = {"vocabulary_size": 9, "embedding_size": 2, "units": 2}
-PREFERRING = ("AlignedMTL", "CAGrad", "ConicGrad", "DualProj", "EqualNorms", "NormFloor", "Sum", "UPGrad")
+PREFERRING = ("AlignedMTL", "CAGrad", "ConicGrad", "DualProj", "EqualNorms", "NormBudget", "NormFloor", "Sum", "UPGrad")
 PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", "weights")
 
 
@@ -119,7 +119,6 @@ NAMES = {
     "balancing.MGDA.normalization": (lambda: balancing.MGDA(normalization="los"), "loss"),
     "balancing.MetaBalance.strategy": (lambda: balancing.MetaBalance(strategy="enlrage"), "enlarge"),
     "balancing.MetaBalance.target": (lambda: bound(balancing.MetaBalance("prize")), "price"),
-    "balancing.NormBudget.budgets": (lambda: bound(balancing.NormBudget({"prize": 0.5})), "price"),
     "balancing.balance.balancer": (lambda: balancing.balance([X, X], "UPgrat"), "UPGrad"),
     "balancing.get.identifier": (lambda: balancing.get("pc_grat"), "PCGrad"),
     "callbacks.Checkpoint.every": (lambda: callbacks.Checkpoint("a", every="epcoh"), "epoch"),
@@ -155,15 +154,14 @@ NAMES = {
         for name in PICTURES
     },
     "schedules.Alternate.turns": (lambda: bound(schedules.Alternate({"prize": 1, "size": 1})), "price"),
-    "schedules.Sample.proportions": (lambda: bound(schedules.Sample({"prize": 1, "size": 1})), "price"),
+    "schedules.Sample.turns": (lambda: bound(schedules.Sample({"prize": 1, "size": 1})), "price"),
     "schedules.WhileConflicting.turns": (
         lambda: bound(schedules.WhileConflicting(turns={"prize": 1, "size": 1})),
         "price",
     ),
     "weighting.FAMO.least_losses": (lambda: built_weighting(weightings.FAMO(least_losses={"prize": 0.1})), "price"),
-    "weighting.Fixed.factors": (lambda: bound(weightings.Fixed({"prize": 0.1})), "price"),
-    "weighting.SmoothTchebycheff.targets": (
-        lambda: built_weighting(weightings.SmoothTchebycheff(targets={"prize": 0.1})),
+    "weighting.SmoothTchebycheff.least_losses": (
+        lambda: built_weighting(weightings.SmoothTchebycheff(least_losses={"prize": 0.1})),
         "price",
     ),
     "weighting.get.identifier": (lambda: weightings.get("Uncertianty"), "Uncertainty"),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("eager_updates")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 6)).astype("float32")
 Y = {name: RNG.normal(size=(12, 1)).astype("float32") for name in ("a", "b", "probe")}
-WEIGHTINGS = sorted(set(weighting.__all__) - {"Weighting", "get", "Fixed"})
+WEIGHTINGS = sorted(set(weighting.__all__) - {"Weighting", "get"})
 
 
 def trained(names, fits=2, of_probe=None, module=None, **options):

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("eager_updates")
     [
         ("GeometricMean", "micro-batches", False),
         ("LogLoss", "whole", True),
-        ("Fixed", "micro-batches", True),
         ("SmoothTchebycheff", "batches", True),
         ("Uncertainty", "batches", False),
         ("IMTLL", "micro-batches", True),

@@ -38,17 +38,12 @@ def scales(losses, learned):
     return tf.add_n([tf.exp(s) * loss - s for s, loss in zip(learned, losses)])
 
 
-def plain_sum(losses, _):
-    return tf.add_n(losses)
-
-
 def soft_optimum(losses, _):
     weights = tf.nn.softmax(tf.stop_gradient(1 / tf.stack(losses)))
     return tf.reduce_sum(weights * tf.stack(losses))
 
 
 TOTALS = {
-    "Fixed": plain_sum,
     "GeometricMean": geometric_mean,
     "LogLoss": logarithms,
     "SmoothTchebycheff": smooth_maximum,

@@ -52,3 +52,11 @@ def conflict(update, rows):
     """The least cosine of the update with a row: negative if it opposes one; 0 for an update of zero."""
     length = np.linalg.norm(update)
     return 0.0 if length == 0 else (units(rows) @ (update / length)).min()
+
+
+def preferring(method, numbers, **options):
+    """A balancer that knows the heads' names, with one number of its preference per head."""
+    names = [f"head_{k}" for k in range(len(numbers))]
+    balancer = method(preference=dict(zip(names, numbers)), **options)
+    balancer.bind(names)
+    return balancer

@@ -20,11 +20,11 @@ X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = {"a": X.sum(1, keepdims=True), "b": (X[:, 0] > 0).astype("int64")}
 
 BALANCERS = [name for name in balancing.__all__ if name not in ("Balancer", "balance", "get", "Chain", "NormBudget")]
-WEIGHTINGS = [name for name in weighting.__all__ if name not in ("Weighting", "get", "Fixed")]
+WEIGHTINGS = [name for name in weighting.__all__ if name not in ("Weighting", "get")]
 WITH_STATE = ["MoCo", "GradVac", "MetaBalance", "DBMTL", "ExcessMTL", "DWA", "FAMO", "GradNorm"]
 CORE = [
     {"balancer": balancing.Chain("EqualNorms", balancing.GradVac(beta=0.3))},
-    {"balancer": balancing.NormBudget({"a": 0.3}), "weighting": weighting.Fixed({"b": 2.0})},
+    {"balancer": balancing.NormBudget({"a": 0.3}), "weighting": "LogLoss"},
     {"weighting": "Uncertainty"},
     {"balancer": "UPGrad"},
     {"balancer": "PCGrad", "weighting": "RandomLossWeighting"},

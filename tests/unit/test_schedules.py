@@ -25,7 +25,7 @@ def test_alternate_gives_each_head_its_turns():
 
 
 @pytest.mark.mathematics
-def test_sample_repeats_by_seed_and_keeps_its_proportions():
+def test_sample_repeats_by_seed_and_keeps_its_turns():
     active = drawn(schedules.Sample({"price": 1, "reply": 3}, seed=5), 2000)
     np.testing.assert_array_equal(active, drawn(schedules.Sample({"price": 1, "reply": 3}, seed=5), 2000))
     assert (active.sum(1) == 1).all()
@@ -83,8 +83,8 @@ def test_conflicting_heads_take_turns_in_fit_and_agreeing_ones_do_not():
 
 
 ERRORS = {
-    "sample": (lambda: schedules.Sample({}), r"`proportions` must be a mapping"),
-    "zero": (lambda: schedules.Sample({"a": 0}), r"`proportions\['a'\]` must be a finite number above 0"),
+    "sample": (lambda: schedules.Sample({}), r"`turns` must be a mapping"),
+    "zero": (lambda: schedules.Sample({"a": 0}), r"`turns\['a'\]` must be a finite number above 0"),
     "seed": (lambda: schedules.Sample({"a": 1}, seed=0.5), r"`seed` must be a whole number. Received: seed=0.5"),
     "threshold": (lambda: schedules.WhileConflicting(2), r"`threshold` must be a cosine"),
     "momentum": (lambda: schedules.WhileConflicting(momentum=1), r"`momentum` must be at least 0 and below 1"),

@@ -17,6 +17,7 @@ from tests.helpers import balancing_reference as reference
 from tests.helpers import zoo
 from tests.helpers.cases import quick
 from tests.helpers.draws import at_steps
+from tests.helpers.zoo import preferring
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")]
 
@@ -80,7 +81,7 @@ few = settings(max_examples=8, deadline=None, derandomize=True)
 
 def test_sum_adds_with_the_preference():
     close(update_of(balancing.Sum(), GOLDEN), [2, 2, 2])
-    close(update_of(balancing.Sum([0.5, 2.0]), GOLDEN), 0.5 * GOLDEN[0] + 2 * GOLDEN[1])
+    close(update_of(preferring(balancing.Sum, [0.5, 2.0]), GOLDEN), 0.5 * GOLDEN[0] + 2 * GOLDEN[1])
     by_name = balancing.Sum({"price": 0.0})
     by_name.bind(["reply", "price"])
     close(update_of(by_name, GOLDEN), GOLDEN[0])
@@ -101,13 +102,11 @@ def test_equal_norms_with_a_preference_shares_the_update_accordingly():
     close(sizes, np.array([0.25, 0.5, 0.25]) * zoo.norms(rows).sum())
     rows[0] = 0.0  # an idle head has no share
     close((coefficients_of(preferred, rows) * zoo.norms(rows))[1:], np.array([2, 1]) / 3 * zoo.norms(rows).sum())
-    close(update_of(balancing.EqualNorms([3.0]), rows[1:2]), rows[1])
+    close(update_of(preferring(balancing.EqualNorms, [3.0]), rows[1:2]), rows[1])
 
 
-def shares_of(budgets, rows, names=None, dtype=np.float64):
-    balancer = balancing.NormBudget(budgets)
-    if names is not None:
-        balancer.bind(names)
+def shares_of(budgets, rows, dtype=np.float64):
+    balancer = preferring(balancing.NormBudget, budgets)
     coefficients = balancer.coefficients(tf.constant(rows @ rows.T, dtype)).numpy()
     sizes = coefficients.astype(np.float64) * zoo.norms(rows)
     return sizes / sizes.sum(), coefficients
@@ -117,34 +116,34 @@ def shares_of(budgets, rows, names=None, dtype=np.float64):
 @given(gradients(), st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5), st.sampled_from([np.float32, np.float64]))
 def test_norm_budget_keeps_its_guarantee(rows, budgets, dtype):
     rows = rows / np.abs(rows).max() if dtype == np.float32 else rows
-    budgets = dict(enumerate(budgets[: len(rows) - 1]))
+    budgets = [*budgets, *np.ones(len(rows))][: len(rows) - 1] + [1.0]
     shares, coefficients = shares_of(budgets, rows, dtype=dtype)
     assert (coefficients <= 1).all() and (coefficients > 0).all()
     slack = 0.0 if dtype == np.float32 else 1e-12
-    for head, budget in budgets.items():
+    for head, budget in enumerate(budgets):
         assert shares[head] <= budget + slack
         if coefficients[head] < 0.999:  # cut no more than needed
             assert shares[head] >= budget * (1 - 1e-5)
-    free = [head for head in range(len(rows)) if head not in budgets]
+    free = [head for head in range(len(rows)) if budgets[head] == 1]
     np.testing.assert_array_equal(coefficients[free], 1)
 
 
 def test_norm_budget_cuts_a_second_head_that_the_first_cut_brings_over_its_budget():
     rows = np.diag([10.0, 4.0, 1.0])
-    shares, coefficients = shares_of({0: 0.4, 1: 0.3}, rows)
+    shares, coefficients = shares_of([0.4, 0.3, 1.0], rows)
     close(shares, [0.4, 0.3, 0.3])
     close(coefficients, [4 / 30, 1 / 4, 1])
 
 
 def test_norm_budget_of_only_budgeted_heads():
     rows = np.diag([1.0, 2.0, 0.0])
-    shares, _ = shares_of({"a": 0.2, "b": 0.2}, rows, ["a", "b", "c"])
+    shares, _ = shares_of([0.2, 0.2, 1.0], rows)
     close(shares, [0.5, 0.5, 0])  # the third head is idle: 0.2 and 0.2 stand for a half each
-    shares, coefficients = shares_of({"a": 0.2, "b": 0.2}, np.diag([1.0, 0.0, 0.0]), ["a", "b", "c"])
+    shares, coefficients = shares_of([0.2, 0.2, 1.0], np.diag([1.0, 0.0, 0.0]))
     close(coefficients[:1], [1.0])
-    shares, _ = shares_of({0: 0.3, 1: 0.7}, np.diag([5.0, 5.0]))
+    shares, _ = shares_of([0.3, 0.7], np.diag([5.0, 5.0]))
     close(shares, [0.3, 0.7])
-    shares, coefficients = shares_of({0: 0.6, 1: 0.6}, np.diag([9.0, 1.0]))
+    shares, coefficients = shares_of([0.6, 0.6], np.diag([9.0, 1.0]))
     close(shares, [0.6, 0.4])
     close(coefficients, [1 / 6, 1])
 
@@ -188,9 +187,9 @@ def test_upgrad_and_dualproj_equal_scipy(seed):
     for rows, case in cases(2.0, [seed]):
         preference = np.random.default_rng(seed).uniform(0, 2, len(rows))
         close(update_of(balancing.UPGrad(), rows), reference.upgrad(rows), case=case)
-        close(update_of(balancing.UPGrad(preference), rows), reference.upgrad(rows, preference), case=case)
+        close(update_of(preferring(balancing.UPGrad, preference), rows), reference.upgrad(rows, preference), case=case)
         close(update_of(balancing.DualProj(), rows), reference.dualproj(rows), case=case)
-        close(update_of(balancing.DualProj(preference), rows), reference.dualproj(rows, preference), case=case)
+        close(update_of(preferring(balancing.DualProj, preference), rows), reference.dualproj(rows, preference), case=case)
 
 
 @few
@@ -392,7 +391,7 @@ def test_cagrad_radius_and_conflict_at_all_scales(rows, c):
 
 def test_cagrad_without_radius_is_the_mean_and_with_preference_a_weighted_one():
     close(update_of(balancing.CAGrad(0.0), GOLDEN), [1, 1, 1])
-    close(update_of(balancing.CAGrad(0.0, [3, 1]), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
+    close(update_of(preferring(balancing.CAGrad, [3, 1], c=0.0), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
 
 
 def test_cagrad_among_opposed_heads_stops_at_the_dual_cone():
@@ -443,7 +442,7 @@ def test_conicgrad_keeps_its_angle_and_size_at_all_scales(rows):
 
 
 def test_conicgrad_between_the_mean_and_mgda():
-    close(update_of(balancing.ConicGrad(1.0, [3, 1]), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
+    close(update_of(preferring(balancing.ConicGrad, [3, 1], c=1.0), GOLDEN), 0.75 * GOLDEN[0] + 0.25 * GOLDEN[1])
     close(update_of(balancing.ConicGrad(0.0), GOLDEN), np.sqrt(1.5) * reference.mgda(GOLDEN), 1e-6)
     wider = [cosine(update_of(balancing.ConicGrad(c), GOLDEN), GOLDEN.mean(axis=0)) for c in (0.95, 0.9, 0.85)]
     np.testing.assert_allclose(wider, [0.95, 0.9, 0.85])  # MGDA is at 0.816
@@ -457,7 +456,7 @@ def test_aligned_mtl_equals_a_decomposition_of_the_rows(seed, scale):
     for rows, case in cases(1.0, [seed]):
         preference = np.random.default_rng(len(rows)).uniform(0.1, 2, len(rows))
         expected = reference.aligned_mtl(rows, preference, scale)
-        close(update_of(balancing.AlignedMTL(preference, scale), rows), expected, case=case)
+        close(update_of(preferring(balancing.AlignedMTL, preference, scale=scale), rows), expected, case=case)
 
 
 @pytest.mark.parametrize("num_heads", quick(2, [2, 3, 8, 16]))
@@ -664,9 +663,10 @@ def test_a_chain_hands_on_the_scaled_rows():
     close(update_of(balancing.Chain(balancing.EqualNorms(), balancing.UPGrad()), rows), reference.upgrad(scaled))
     close(update_of(balancing.Chain("EqualNorms", "MGDA"), rows), reference.mgda(scaled), 1e-6)
     close(update_of(balancing.Chain(), rows), rows.sum(axis=0))
-    budget = balancing.Chain(balancing.NormBudget({0: 0.2}), balancing.GradDrop(leak=1.0))
+    limited = preferring(balancing.NormBudget, [0.2, 1.0, 1.0])
+    budget = balancing.Chain(limited, balancing.GradDrop(leak=1.0))
     assert budget.uses == ("gradients", "step")
-    close(update_of(budget, rows), update_of(balancing.NormBudget({0: 0.2}), rows))
+    close(update_of(budget, rows), update_of(limited, rows))
 
 
 def test_a_chain_of_gradient_methods():

@@ -54,7 +54,7 @@ def test_the_formula_over_updates_in_which_heads_are_idle(floor, preference, ove
     updates[1][0] = updates[2][0] = updates[3][2] = 0.0
     reference = Reference(floor, preference, 0.9)
     expected = [reference.coefficients(rows) for rows in updates]
-    for one, other in zip(after(balancing.NormFloor(floor, preference, 0.9), updates), expected):
+    for one, other in zip(after(zoo.preferring(balancing.NormFloor, preference, floor=floor, beta=0.9), updates), expected):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_the_guarantee_and_the_law_of_the_pace(floor):
         rows = np.diag(norms)  # orthogonal
         preference = 10.0 ** rng.uniform(-1, 1, num_heads)
         for p in (np.ones(num_heads), preference):
-            (coefficients,) = after(balancing.NormFloor(floor, p), [rows])
+            (coefficients,) = after(zoo.preferring(balancing.NormFloor, p, floor=floor), [rows])
             targets = coefficients * norms
             relative = targets / p
             assert relative.min() >= floor * relative.max() * (1 - 1e-6)

@@ -18,7 +18,7 @@ METHODS = [
 ]
 OPTIONS = {
     weighting.FAMO: {"learning_rate": 0.1, "least_losses": {"head_0": -1.0}},
-    weighting.SmoothTchebycheff: {"mu": 0.3, "targets": {"head_0": 0.1}},
+    weighting.SmoothTchebycheff: {"mu": 0.3, "least_losses": {"head_0": 0.1}},
     weighting.DWA: {"temperature": 1.0, "updates_per_epoch": 2},
     weighting.GradNorm: {"alpha": 0.5},
     weighting.RandomLossWeighting: {"seed": 5},
@@ -81,8 +81,8 @@ def test_unknown_names_and_things():
         (lambda: weighting.SmoothTchebycheff(mu=-1), "`mu` must be a finite number above 0"),
         (lambda: weighting.RandomLossWeighting(seed=0.5), "`seed` must be a whole number"),
         (
-            lambda: weighting.SmoothTchebycheff(targets={"a": 1}).bind(["b"]),
-            "`targets` must name only heads: 'a' is not a head",
+            lambda: weighting.SmoothTchebycheff(least_losses={"a": 1}).bind(["b"]),
+            "`least_losses` must name only heads: 'a' is not a head",
         ),
         (lambda: weighting.LogLoss()([[1.0]]), r"`losses` must have the shape \[num_heads\]"),
     ],

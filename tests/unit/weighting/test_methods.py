@@ -84,20 +84,6 @@ def test_logarithms_and_geometric_mean():
     assert np.isnan(weighting.LogLoss()([-1.0, 1.0])).any()
 
 
-def test_fixed_factors_multiply_and_are_checked():
-    method = weighting.Fixed({"b": 3.0, "c": 0.5})
-    method.bind(["a", "b", "c"])
-    weights, total = method.weigh(as_tensor(LOSSES), ALL)
-    np.testing.assert_allclose(weights, [1, 3, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(total, 0.5 + 6 + 15, rtol=1e-6)
-    assert weighting.Fixed.from_config(method.get_config()).factors == {"b": 3.0, "c": 0.5}
-    with pytest.raises(ValueError, match="`factors` must name only heads: 'd' is not a head"):
-        weighting.Fixed({"d": 1.0}).bind(["a"])
-    for factor in (0, -1.0, float("nan"), "1"):
-        with pytest.raises(ValueError, match="`factors` must be finite numbers above 0. Received: .* for head 'a'"):
-            weighting.Fixed({"a": factor})
-
-
 def test_dwa_follows_the_formula():
     method = built(weighting.DWA(temperature=2.0))
     rng = np.random.default_rng(0)
@@ -143,7 +129,7 @@ def test_random_weights():
 
 @pytest.mark.parametrize("mu", [0.01, 1.0, 50.0])
 def test_smooth_tchebycheff_is_a_smooth_maximum(mu):
-    method = built(weighting.SmoothTchebycheff(mu, targets={"head_1": 1.5}))
+    method = built(weighting.SmoothTchebycheff(mu, least_losses={"head_1": 1.5}))
     weights, total = method.weigh(as_tensor(LOSSES), ALL)
     above = LOSSES - [0, 1.5, 0]
     np.testing.assert_allclose(weights, special.softmax(above / mu), atol=1e-6)
