@@ -80,7 +80,7 @@ def test_saved_loaded_and_exported(tmp_path):
     loaded = keras.models.load_model(tmp_path / "saved.keras")
     given = X, targets("price", "kind", "code")
     both = [each.evaluate(*given, verbose=0, return_dict=True) for each in (made, loaded)]
-    assert both[0] == pytest.approx(both[1]) and not loaded.heads["code"].is_trained
+    assert both[0] == pytest.approx(both[1]) and loaded.heads["code"].loss is None
     loaded.fit(*given, verbose=0)
     made.export(tmp_path / "exported")
     served = tf.saved_model.load(str(tmp_path / "exported")).signatures["serving_default"](inputs=tf.constant(X))
@@ -111,8 +111,8 @@ def test_callbacks_diagnose_and_a_custom_loop_leave_the_head_out():
         {"weight": 2.0},
         {"weight": 0.0},
         {"class_weight": {0: 2.0}},
-        {"learning_rate": 0.1},
-        {"weight_decay": 0.0},
+        {"learning_rate_multiplier": 0.1},
+        {"weight_decay_multiplier": 0.0},
         {"target_scaling": "standardize"},
         {"teacher_forcing": True},
         {"trains_encoder": False},
