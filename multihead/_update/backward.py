@@ -69,8 +69,8 @@ class Sums(NamedTuple):
             tf.constant([len(network.heads)]),
             [shapes_of(network.own_tensors(k)) for k in range(len(network.heads))],
         )
-        scalar = tf.constant([], tf.int32)
-        return cls(losses=vector, added_loss=scalar, own=own, added_own=own, broken=vector)
+        added_loss = None if tf.executing_eagerly() else tf.constant([], tf.int32)  # as in `head_gradients_if`
+        return cls(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
         """The gradients of `network.variables.heads` over all replicas; those of heads that share a variable are added.

@@ -172,7 +172,9 @@ def head_gradients_if(
         shared=[tf.shape(tensor) for tensor in network.shared_tensors(k)],
     )
     scalar = tf.zeros([0], tf.int32)
-    shapes = HeadGradients(loss_sum=scalar, added_loss=scalar, of_loss=of_loss, of_added=of_loss)
+    # In eager mode nobody knows whether a head that is not called would add a loss, and zeros would be logged.
+    added_loss = None if tf.executing_eagerly() else scalar
+    shapes = HeadGradients(loss_sum=scalar, added_loss=added_loss, of_loss=of_loss, of_added=of_loss)
 
     def flat() -> list[Any]:
         return tf.nest.flatten(head_gradients(network, k, representation, labels, factors))

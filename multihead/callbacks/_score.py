@@ -55,7 +55,7 @@ class Score:
         self.of_epochs[epoch] = float(np.mean(gains)) if gains else math.nan
 
     def warn_of_missing(self) -> None:
-        """After the first epoch, warns of heads without a figure."""
+        """After the first epoch, warns of heads without a value."""
         missing = [head for head in self._figures if head not in self.last]
         if not missing or len(self.of_epochs) > 1:
             return
@@ -75,8 +75,8 @@ class Score:
         elif max(self.of_epochs) < start:
             reason = f"training ended before the epoch {start}. Lower `start_from_epoch`"
         elif not self.last:
-            reason = "the figures of all heads were NaN. Look at the labels and losses"
+            reason = "the values of all heads were NaN. Look at the labels and losses"
         else:
-            reason = f"in each epoch, a figure of the heads {quoted(self.last)} was NaN. Look at the labels and losses"
+            reason = f"in each epoch, a value of the heads {quoted(self.last)} was NaN. Look at the labels and losses"
         text = f"HeadEarlyStopping has no {self.name}, and restores nothing, because {reason}."
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -43,7 +43,7 @@ def train(losses, patience):
     return found, epoch + 1, float(np.array(encoder.kernel)[0, 0])
 
 
-@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no figure:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no value:RuntimeWarning")
 @pytest.mark.parametrize(
     ("losses", "patience", "best", "last"),
     [

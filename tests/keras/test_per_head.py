@@ -172,7 +172,7 @@ def test_a_head_without_labels_does_not_keep_the_others_from_being_restored(fres
     model = fresh(0.05)
     unlabelled = {**DEV_TARGETS, "size": np.full([16, 1], np.nan, "float32")}
     callback = HeadEarlyStopping(patience=1)
-    with pytest.warns(RuntimeWarning, match="no figure of head 'size'.*does not count in val_score, and is not made idle"):
+    with pytest.warns(RuntimeWarning, match="no value of head 'size'.*does not count in val_score, and is not made idle"):
         history = fit(model, [callback], validation_data=(DEV, unlabelled))
     assert history.history["val_score"] == pytest.approx([-loss for loss in history.history["val_price_loss"]])
     assert callback.idle_heads == ["price"] and callback.best_score == max(history.history["val_score"])
@@ -206,10 +206,10 @@ def test_nothing_to_monitor_is_said_before_training(one):
     [
         ({}, {"validation_freq": 5}, "no val_score, and restores nothing, because no epoch had validation"),
         ({"start_from_epoch": 9}, {}, "because training ended before the epoch 9"),
-        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "because the figures of all heads were NaN"),
+        ({"monitor": {"price": "val_price_loss"}}, {"missing": True}, "because the values of all heads were NaN"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no figure")
+@pytest.mark.filterwarnings("ignore:HeadEarlyStopping finds no value")
 def test_what_is_not_restored_is_said(options, fitted, message, one):
     missing = {"price": np.full([16, 1], np.nan, "float32")} if fitted.pop("missing", False) else DEV_TARGETS
     targets = {"y": {"price": TARGETS["price"]}, "validation_data": (DEV, {"price": missing["price"]})}
