@@ -13,7 +13,7 @@ from multihead.comparison._run import parameters_of, start
 from multihead.comparison._study import TUNE, Job, Study
 
 LARGE = ", as large"
-"""What follows the name of an arm whose model is as large as the single-task models together."""
+"""What follows the name of a variant whose model is as large as the single-task models together."""
 
 
 def width_as_large(

@@ -65,11 +65,11 @@ def _of_set(results: Path, name: str) -> str:
     rows = [[model, _published(name, model), *_of_model(figures)] for model, (figures, _) in ours.items()]
     versions = [f"scikit-learn {version}" for version in dict.fromkeys(version for _, version in ours.values())]
     if compared is not None:
-        rows += _of_arms(name, compared)
+        rows += _of_variants(name, compared)
         versions.append(str(compared.lines[0]["settings"]["keras"]).replace(", ", " "))
     shown = {row[0] for row in rows} | ({MULTITASK} if compared is not None else set())
     rows += [[model, f"{value:.3f}", *[""] * 5] for model, value in PUBLISHED[name].items() if model not in shown]
-    seeds = "" if compared is None else f"; {number_of(compared.seeds)} of the arms"
+    seeds = "" if compared is None else f"; {number_of(compared.seeds)} of the variants"
     caption = f"{NAMES[name]}: mean area under the ROC curve of the assays{seeds}; {', '.join(versions)}"
     assays = _of_assays(compared) if compared is not None else ""
     return f"{caption}\n\n{markdown(columns, rows)}" + (f"\n{assays}" if assays else "")
@@ -94,37 +94,42 @@ def _of_model(figures: Mapping[str, Sequence[float]]) -> list[str]:
     return [spread(np.array(figures["validation"])), "", spread(np.array(figures["test"])), "", ""]
 
 
-def _of_arms(name: str, compared: Comparison) -> list[list[str]]:
-    """A row for each arm: means over assays, and paired differences from each assay alone."""
+def _of_variants(name: str, compared: Comparison) -> list[list[str]]:
+    """A row for each variant: means over assays, and paired differences from each assay alone."""
     by_part = {part: judged_on(compared.lines, part) for part in PARTS}
     rows = []
-    for arm in compared.arms:
+    for variant in compared.variants:
         cells = []
         for found in by_part.values():
-            values = mean_over_heads(found, arm)
-            is_alone = arm == found.arms[0]
-            cells += [spread(values), "" if is_alone else interval(paired(values, mean_over_heads(found, found.arms[0])))]
-        shown = {compared.arms[0]: "each assay alone", PLAIN: f"{PLAIN}, as the {MULTITASK}"}.get(arm, arm)
-        rows.append([shown, _published(name, MULTITASK) if arm == PLAIN else "", *cells, _verdicts(by_part["test"], arm)])
+            values = mean_over_heads(found, variant)
+            is_alone = variant == found.variants[0]
+            cells += [
+                spread(values),
+                "" if is_alone else interval(paired(values, mean_over_heads(found, found.variants[0]))),
+            ]
+        shown = {compared.variants[0]: "each assay alone", PLAIN: f"{PLAIN}, as the {MULTITASK}"}.get(variant, variant)
+        rows.append(
+            [shown, _published(name, MULTITASK) if variant == PLAIN else "", *cells, _verdicts(by_part["test"], variant)]
+        )
     return rows
 
 
-def _verdicts(found: Comparison, arm: str) -> str:
-    """On how many assays of the test data the arm is better and worse than alone, by the interval."""
-    if arm == found.arms[0] or len(found.seeds) < 2:
+def _verdicts(found: Comparison, variant: str) -> str:
+    """On how many assays of the test data the variant is better and worse than alone, by the interval."""
+    if variant == found.variants[0] or len(found.seeds) < 2:
         return ""
-    verdicts = [found.difference(arm, head).verdict for head in found.heads]
+    verdicts = [found.difference(variant, head).verdict for head in found.heads]
     return f"{verdicts.count('better')}, {verdicts.count('worse')} of {len(verdicts)}"
 
 
 def _of_assays(compared: Comparison) -> str:
     """A row for each assay: alone, the plain sum and their difference on the test data, the largest gain first."""
-    if PLAIN not in compared.arms:
+    if PLAIN not in compared.variants:
         return ""
     found: Any = judged_on(compared.lines, "test")
     gains = {head: found.difference(PLAIN, head) for head in found.heads}
     rows = [
-        [head, spread(found.values(found.arms[0], head)), spread(found.values(PLAIN, head)), interval(gains[head])]
+        [head, spread(found.values(found.variants[0], head)), spread(found.values(PLAIN, head)), interval(gains[head])]
         for head in sorted(gains, key=lambda head: -gains[head].mean)
     ]
     return markdown(["assay, test data", "alone", PLAIN, "difference"], rows)
@@ -137,7 +142,7 @@ def draw(results: Path) -> Any:
         results: The folder of the lines.
     """
     known = {name: finished(results / f"{name}.jsonl") for name in NAMES}
-    compared = {name: found for name, found in known.items() if found is not None and len(found.arms) > 1}
+    compared = {name: found for name, found in known.items() if found is not None and len(found.variants) > 1}
     if not compared:
         return None
     most = max(4, *(len(found.heads) for found in compared.values()))
@@ -154,17 +159,17 @@ def _short(head: str) -> str:
 
 def _draw_set(axis: Any, name: str, found: Comparison) -> None:
     """A row for each assay, the largest gain of the plain sum at the top; bars are intervals of 95 %."""
-    gains = {arm: {head: found.difference(arm, head) for head in found.heads} for arm in found.arms[1:]}
-    first = gains[found.arms[1]]
+    gains = {variant: {head: found.difference(variant, head) for head in found.heads} for variant in found.variants[1:]}
+    first = gains[found.variants[1]]
     order = sorted(found.heads, key=lambda head: first[head].mean)
-    for number, (arm, of_heads) in enumerate(gains.items()):
+    for number, (variant, of_heads) in enumerate(gains.items()):
         shift = 0.3 * (number - (len(gains) - 1) / 2)
         for place, head in enumerate(order):
             each = of_heads[head]
             axis.plot([each.low, each.high], [place + shift] * 2, color=colour(number), lw=1, alpha=0.6)
             axis.plot([each.mean], [place + shift], "o", color=colour(number), ms=5)
         at = {"xytext": (0, 6 + 12 * number), "textcoords": "offset points", "ha": "right"}
-        axis.annotate(arm, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
+        axis.annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), fontsize=9, **at)
     axis.axvline(0, color=GREY, lw=0.8, ls=":")
     axis.set_ylim(-0.6, len(order) - 0.4)
     axis.set_yticks(range(len(order)), [_short(head) for head in order], fontsize=7 if len(order) > 12 else 9)

@@ -44,7 +44,7 @@ ACCURACIES: Mapping[str, tuple[float, float]] = {
 
 
 NORMALIZED = {"MGDA loss+": "MGDA"}
-"""Arms with the published figures of another name: Sener and Koltun divide the gradients of MGDA by norms and losses."""
+"""Variants with the published figures of another name: Sener and Koltun divide the gradients of MGDA by norms and losses."""
 
 
 def tables(results: Path, tasks: Sequence[str]) -> str:
@@ -56,9 +56,9 @@ def tables(results: Path, tasks: Sequence[str]) -> str:
 def _published(task: str) -> str:
     """The published figures of a task."""
     if task == "cl_rr":
-        rows = [[arm, *(f"{value:+.2f}" for value in values)] for arm, values in CHANGES.items()]
+        rows = [[variant, *(f"{value:+.2f}" for value in values)] for variant, values in CHANGES.items()]
         return markdown(["published change against alone, percent", "left digit", "right image", "mean"], rows)
-    rows = [[arm, *(f"{value:.2f}" for value in values)] for arm, values in ACCURACIES.items()]
+    rows = [[variant, *(f"{value:.2f}" for value in values)] for variant, values in ACCURACIES.items()]
     return markdown(["published accuracy, percent", "left digit", "right digit"], rows)
 
 
@@ -81,11 +81,11 @@ DRAWN = (
     "RandomLossWeighting",
     "LogLoss",
 )
-"""The arms in the figure: others lie on top of these, or so far away that these would."""
+"""The variants in the figure: others lie on top of these, or so far away that these would."""
 
 
 def draw(results: Path) -> Any:
-    """Draws the front of `cl_rr` with the most seeds, on the test data, with the arms of `DRAWN`; None without lines.
+    """Draws the front of `cl_rr` with the most seeds, on the test data, with the variants of `DRAWN`; None without lines.
 
     Args:
         results: The folder of the lines.
@@ -94,7 +94,7 @@ def draw(results: Path) -> Any:
     if not found:
         return None
     lines = max(map(read, found), key=lambda comparison: len(comparison.seeds)).lines
-    return Comparison([line for line in lines if line.get("arm", DRAWN[0]) in DRAWN]).plot()
+    return Comparison([line for line in lines if line.get("variant", DRAWN[0]) in DRAWN]).plot()
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -114,17 +114,17 @@ def _of_file(task: str, path: Path) -> str:
     return f"{title}\n\n{table}"
 
 
-def change(found: Comparison, arm: str, heads: Sequence[str]) -> np.ndarray:
+def change(found: Comparison, variant: str, heads: Sequence[str]) -> np.ndarray:
     """The mean relative change of some heads against each alone, in percent, `[seeds]`."""
     signs = np.array([1.0 if found.directions[head] == "max" else -1.0 for head in heads])
-    values, alone = (np.array([found.values(name, head) for head in heads]) for name in (arm, found.arms[0]))
+    values, alone = (np.array([found.values(name, head) for head in heads]) for name in (variant, found.variants[0]))
     return 100 * relative_changes(values, alone, signs)
 
 
 def _changes(found: Comparison) -> str:
     """Figures, and changes against alone beside the published ones."""
     columns = [
-        "arm",
+        "variant",
         *(HEADS[head] for head in found.heads),
         "change: left",
         "right",
@@ -133,54 +133,57 @@ def _changes(found: Comparison) -> str:
         "mean",
     ]
     rows, means = [], dict[str, float]()
-    for arm in found.arms:
-        figures = [spread(found.values(arm, head), 4) for head in found.heads]
-        if arm == found.arms[0]:
-            rows.append([arm, *figures, *[""] * 5])
+    for variant in found.variants:
+        figures = [spread(found.values(variant, head), 4) for head in found.heads]
+        if variant == found.variants[0]:
+            rows.append([variant, *figures, *[""] * 5])
             continue
-        of_heads = [f"{change(found, arm, [head]).mean():+.2f} %" for head in found.heads]
-        mean = change(found, arm, found.heads)
-        published = CHANGES.get(NORMALIZED.get(arm, arm.removesuffix(AT_PARAMETERS)))
+        of_heads = [f"{change(found, variant, [head]).mean():+.2f} %" for head in found.heads]
+        mean = change(found, variant, found.heads)
+        published = CHANGES.get(NORMALIZED.get(variant, variant.removesuffix(AT_PARAMETERS)))
         beside = ["", ""] if published is None else [f"{published[0]:+.2f}, {published[1]:+.2f}", f"{published[2]:+.2f}"]
-        rows.append([arm, *figures, *of_heads, interval(difference_of(mean, 0.95), 2), *beside])
-        means[arm] = float(mean.mean())
-    others = {arm: values for arm, values in CHANGES.items() if arm not in found.arms}
-    rows += [[arm, *[""] * 5, f"{left:+.2f}, {right:+.2f}", f"{mean:+.2f}"] for arm, (left, right, mean) in others.items()]
+        rows.append([variant, *figures, *of_heads, interval(difference_of(mean, 0.95), 2), *beside])
+        means[variant] = float(mean.mean())
+    others = {variant: values for variant, values in CHANGES.items() if variant not in found.variants}
+    rows += [
+        [variant, *[""] * 5, f"{left:+.2f}, {right:+.2f}", f"{mean:+.2f}"] for variant, (left, right, mean) in others.items()
+    ]
     return markdown(columns, rows) + _agreement(means)
 
 
 def _agreement(means: Mapping[str, float]) -> str:
     """Whether the mean changes have the order of the published ones."""
-    known = {arm: CHANGES[arm][2] for arm in means if arm in CHANGES}
+    known = {variant: CHANGES[variant][2] for variant in means if variant in CHANGES}
     if len(known) < 4:
         return ""
-    text = (
-        f"Rank correlation of the mean changes with the published ones, {len(known)} arms: {_correlation(means, known):.2f}"
-    )
-    for arm, name in NORMALIZED.items():
-        if arm in means and name in known:
-            instead = {arm if each == name else each: value for each, value in known.items()}
-            text += f"; with {arm} in place of {name}: {_correlation(means, instead):.2f}"
+    correlation = _correlation(means, known)
+    text = f"Rank correlation of the mean changes with the published ones, {len(known)} variants: {correlation:.2f}"
+    for variant, name in NORMALIZED.items():
+        if variant in means and name in known:
+            instead = {variant if each == name else each: value for each, value in known.items()}
+            text += f"; with {variant} in place of {name}: {_correlation(means, instead):.2f}"
     return f"\n{text}.\n"
 
 
 def _correlation(means: Mapping[str, float], published: Mapping[str, float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in ([means[arm] for arm in published], list(published.values()))]
+    ranks = [
+        np.argsort(np.argsort(values)) for values in ([means[variant] for variant in published], list(published.values()))
+    ]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
 def _accuracies(found: Comparison) -> str:
     """Accuracies in percent beside the published ones, and differences from alone in points."""
-    columns = ["arm", "left digit", "right digit", "against alone: left", "right", "published: left", "right"]
+    columns = ["variant", "left digit", "right digit", "against alone: left", "right", "published: left", "right"]
     rows = []
-    for arm in found.arms:
-        figures = [spread(100 * found.values(arm, head), 2) for head in found.heads]
-        published = ACCURACIES.get(NORMALIZED.get(arm, arm))
+    for variant in found.variants:
+        figures = [spread(100 * found.values(variant, head), 2) for head in found.heads]
+        published = ACCURACIES.get(NORMALIZED.get(variant, variant))
         beside = ["", ""] if published is None else [f"{value:.2f}" for value in published]
         differences = ["", ""]
-        if arm != found.arms[0]:
-            differences = [interval(found.difference(arm, head), 2, 100) for head in found.heads]
-        rows.append([arm, *figures, *differences, *beside])
-    others = {arm: values for arm, values in ACCURACIES.items() if arm not in found.arms}
-    rows += [[arm, *[""] * 4, f"{left:.2f}", f"{right:.2f}"] for arm, (left, right) in others.items()]
+        if variant != found.variants[0]:
+            differences = [interval(found.difference(variant, head), 2, 100) for head in found.heads]
+        rows.append([variant, *figures, *differences, *beside])
+    others = {variant: values for variant, values in ACCURACIES.items() if variant not in found.variants}
+    rows += [[variant, *[""] * 4, f"{left:.2f}", f"{right:.2f}"] for variant, (left, right) in others.items()]
     return markdown(columns, rows)

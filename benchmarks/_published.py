@@ -1,4 +1,4 @@
-"""What the benchmarks beside published tables share: arms by name, options of the command, and cells of tables."""
+"""What the benchmarks beside published tables share: variants by name, options of the command, and cells of tables."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ DATA = ROOT.parent / "shared" / "data"
 PLAIN = "plain sum"
 AT_PARAMETERS = ", parameters"
 
-Arm = dict[str, Any]
+Variant = dict[str, Any]
 """Options of `compile`, and `weights`, as `multihead.compare` takes them."""
 
 
-def arms_of(names: Sequence[str], heads: Sequence[str], special: Mapping[str, Arm] | None = None) -> dict[str, Arm]:
-    """Arms by their names.
+def variants_of(
+    names: Sequence[str], heads: Sequence[str], special: Mapping[str, Variant] | None = None
+) -> dict[str, Variant]:
+    """Variants by their names.
 
-    An arm is `"plain sum"`; a balancer or a weighting of the library by the name of its class, with its defaults; a
+    A variant is `"plain sum"`; a balancer or a weighting of the library by the name of its class, with its defaults; a
     balancer with `", parameters"`, which acts there; or `"{head} {weight}"`, the plain sum with another weight of one head.
 
     Args:
         names: The names.
         heads: The heads, which have weight 1.
-        special: Arms with options of their own, by name; with `", parameters"` they act there.
+        special: Variants with options of their own, by name; with `", parameters"` they act there.
 
     Raises:
-        InputError: There is no such arm.
+        InputError: There is no such variant.
     """
-    return {name: _arm_of(name, heads, special or {}) for name in names}
+    return {name: _variant_of(name, heads, special or {}) for name in names}
 
 
-def _arm_of(name: str, heads: Sequence[str], special: Mapping[str, Arm]) -> Arm:
+def _variant_of(name: str, heads: Sequence[str], special: Mapping[str, Variant]) -> Variant:
     base = name.removesuffix(AT_PARAMETERS)
     level = {"balance_at": "parameters"} if base != name else {}
     if base in special:
@@ -63,7 +65,7 @@ def _arm_of(name: str, heads: Sequence[str], special: Mapping[str, Arm]) -> Arm:
         return {"weights": {found[1]: float(found[2])}}
     known = [PLAIN, *special, *balancers, *weightings]
     hint = did_you_mean([base], known, f"Pass the name of a balancer or a weighting, or {heads[0]!r} and a weight.")
-    raise InputError(f"`--arms` must be names of arms. Received: {name!r}. {hint}")
+    raise InputError(f"`--variants` must be names of variants. Received: {name!r}. {hint}")
 
 
 def parser_of(program: str, description: str | None, *, seeds: int, epochs: int, rates: Sequence[float]) -> Parser:
@@ -81,9 +83,11 @@ def parser_of(program: str, description: str | None, *, seeds: int, epochs: int,
     parser.add_argument("--seeds", type=whole(1), default=seeds, metavar="N", help=f"number of seeds (default: {seeds})")
     parser.add_argument("--epochs", type=whole(1), default=epochs, metavar="N", help=f"number of epochs (default: {epochs})")
     parser.add_argument("--rates", type=float, nargs="+", default=rates, metavar="RATE", help="grid of learning rates")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="names of arms: see the documentation of the command")
+    parser.add_argument(
+        "--variants", nargs="+", metavar="VARIANT", help="names of variants: see the documentation of the command"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="folder of the files of lines")
-    parser.add_argument("--quick", action="store_true", help="two arms, one epoch, one seed and a tenth of the data")
+    parser.add_argument("--quick", action="store_true", help="two variants, one epoch, one seed and a tenth of the data")
     parser.add_argument("--table", action="store_true", help="only print the tables of the lines, in Markdown")
     return parser
 
@@ -93,7 +97,7 @@ def asked(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace
     options = parser.parse_args(arguments)
     if options.quick:
         options.seeds, options.epochs, options.rates = 1, 1, options.rates[:1]
-        options.arms = options.arms or [PLAIN, "EqualNorms"]
+        options.variants = options.variants or [PLAIN, "EqualNorms"]
         if options.results == RESULTS:
             options.results = Path("runs") / "quick"
     if not options.table:
@@ -104,7 +108,7 @@ def asked(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace
 def finished(path: Path) -> Comparison | None:
     """The comparison of a file; None if there is no such file, or no seed of which each head alone is trained."""
     found = Comparison(read_lines(path)) if path.exists() and path.stat().st_size else None
-    return found if found is not None and "alone" in found.arms and found.seeds else None
+    return found if found is not None and "alone" in found.variants and found.seeds else None
 
 
 def judged_on(lines: Sequence[Line], split: str) -> Comparison:
@@ -113,9 +117,9 @@ def judged_on(lines: Sequence[Line], split: str) -> Comparison:
     return Comparison([{"settings": settings}, *lines[1:]])
 
 
-def mean_over_heads(found: Comparison, arm: str) -> np.ndarray:
+def mean_over_heads(found: Comparison, variant: str) -> np.ndarray:
     """The mean of the heads' figures, `[seeds]`."""
-    values: np.ndarray = np.mean([found.values(arm, head) for head in found.heads], axis=0)
+    values: np.ndarray = np.mean([found.values(variant, head) for head in found.heads], axis=0)
     return values
 
 
@@ -131,7 +135,7 @@ def spread(values: np.ndarray, digits: int = 3) -> str:
 
 
 def paired(values: np.ndarray, others: np.ndarray) -> Difference:
-    """The paired difference of two arms, with its interval of 95 %."""
+    """The paired difference of two variants, with its interval of 95 %."""
     return difference_of(np.asarray(values) - np.asarray(others), 0.95)
 
 

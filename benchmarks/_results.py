@@ -24,19 +24,19 @@ def mean_and_spread(runs: Sequence[Run], figure: str) -> str:
 
 
 def print_table(
-    console: Console, arms: Mapping[str, Sequence[Run]], figures: Mapping[str, str], arm: str, title: str
+    console: Console, variants: Mapping[str, Sequence[Run]], figures: Mapping[str, str], variant: str, title: str
 ) -> None:
-    """Prints a row for each arm and a column for each figure.
+    """Prints a row for each variant and a column for each figure.
 
     Args:
         console: Where to.
-        arms: The runs of each arm.
+        variants: The runs of each variant.
         figures: The columns' headings, by figure.
-        arm: The heading of the arms' names.
+        variant: The heading of the variants' names.
         title: Above the table.
     """
-    table = Table(arm, *figures.values(), title=title)
-    for name, runs in arms.items():
+    table = Table(variant, *figures.values(), title=title)
+    for name, runs in variants.items():
         table.add_row(name, *(mean_and_spread(runs, figure) for figure in figures))
     console.print(table)
 

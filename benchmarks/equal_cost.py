@@ -2,12 +2,12 @@
 
     python -m benchmarks.equal_cost [--sets study restaurants ...] [--optimizers Adam AdamW SGD] [--seeds 10]
 
-Each head alone on an encoder of its own, and arms that share one: the plain sum, `NormFloor` with its defaults, and
+Each head alone on an encoder of its own, and variants that share one: the plain sum, `NormFloor` with its defaults, and
 `NormFloor 1`, which gives all heads equal running norms. Joint models train with as many updates as the single-task models,
 and then for the time that the single-task models of all heads take together (`multihead.compare`, `equal_cost`). Learning
-rates are chosen from a grid for each arm and each single-task model, and decay to zero; ClinTox, whose validation data have
-six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras. `--arms`
-takes the name of a balancer or a weighting, of a balancer with `", parameters"`, and of a head with its weight:
+rates are chosen from a grid for each variant and each single-task model, and decay to zero; ClinTox, whose validation data
+have six labels of the rarer class, and Tox21 have one rate. SGD has a momentum of 0.9, AdamW the weight decay of Keras.
+`--variants` takes the name of a balancer or a weighting, of a balancer with `", parameters"`, and of a head with its weight:
 `"price 0.3"`; with `", rates as alone"`, the heads' own variables have the learning rates that were chosen for the heads
 alone; with `", as large"` at the end, the encoder is as wide as it can be while the joint model has no more parameters than
 the single-task models together.
@@ -17,8 +17,8 @@ Data sets: `study`, the orders of the convergence study; `restaurants`, five slo
 all but the first.
 
 Finished runs are lines in `--runs`, where the command continues; `--results` has one line for each data set and optimizer,
-the figures on the validation and the test data by arm, head and seed; arms that it has already stay. Several processes may
-share `--runs`, with `--results` of their own. `--table` prints the tables of `--results`.
+the figures on the validation and the test data by variant, head and seed; variants that it has already stay. Several
+processes may share `--runs`, with `--results` of their own. `--table` prints the tables of `--results`.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-ARMS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
-"""The arms that are trained at equal cost, too."""
-DEFAULT = (*ARMS[:3], f"NormFloor{LARGE}", f"NormFloor 1{LARGE}")
+VARIANTS = (_published.PLAIN, "NormFloor", "NormFloor 1", "EqualNorms", "EqualNorms, parameters")
+"""The variants that are trained at equal cost, too."""
+DEFAULT = (*VARIANTS[:3], f"NormFloor{LARGE}", f"NormFloor 1{LARGE}")
 SPECIAL = {"NormFloor 1": {"balancer": balancing.NormFloor(1.0)}}
 
 
 def run(name: str, optimizer: str, options: Namespace) -> Comparison:
-    """Trains the arms of a data set with an optimizer."""
+    """Trains the variants of a data set with an optimizer."""
     found = SETS[name](options.data, every=10 if options.quick else 1)
     rates = found.rates[optimizer]
     options.runs.mkdir(parents=True, exist_ok=True)
     return multihead.compare(
         found.build,
         found.data,
-        arms_of(found, options.arms),
+        variants_of(found, options.variants),
         options.seeds,
         3 if options.quick else found.updates,
         metrics=found.metrics,
@@ -76,42 +76,47 @@ def run(name: str, optimizer: str, options: Namespace) -> Comparison:
         tuning_seeds=[1000 + seed for seed in range(options.tuning_seeds)],
         batch_size=found.batch_size,
         options={} if found.clip is None else {"clip": clipping.ByGlobalNorm(found.clip)},
-        equal_cost=[arm for arm in options.arms if rule_of(arm) in ARMS],
+        equal_cost=[variant for variant in options.variants if rule_of(variant) in VARIANTS],
         measure=found.measure,
         file=options.runs / f"{name}_{optimizer}.jsonl",
     )
 
 
-def arms_of(found: DataSet, names: Sequence[str]) -> dict[str, _published.Arm]:
-    """The arms of a data set by their names, as large ones with a `build` of their own.
+def variants_of(found: DataSet, names: Sequence[str]) -> dict[str, _published.Variant]:
+    """The variants of a data set by their names, as large ones with a `build` of their own.
 
     Raises:
-        InputError: There is no such arm.
+        InputError: There is no such variant.
     """
-    of_names = _published.arms_of([rule_of(name) for name in names], list(found.metrics), SPECIAL)
+    of_names = _published.variants_of([rule_of(name) for name in names], list(found.metrics), SPECIAL)
     own: dict[str, dict[str, Any]] = {RATES: {"head_rates": ALONE}}
     if any(name.endswith(LARGE) for name in names):
         own[LARGE] = {"build": functools.partial(found.make, found.as_large())}
-    arms = {}
+    variants = {}
     for name in names:
-        arms[name] = dict(of_names[rule_of(name)])
+        variants[name] = dict(of_names[rule_of(name)])
         for ending, options in own.items():
-            arms[name] |= options if ending in name else {}
-    return arms
+            variants[name] |= options if ending in name else {}
+    return variants
 
 
-def rule_of(arm: str) -> str:
-    """The name of an arm without what is said of its encoder and its learning rates."""
-    return arm.removesuffix(LARGE).removesuffix(RATES)
+def rule_of(variant: str) -> str:
+    """The name of a variant without what is said of its encoder and its learning rates."""
+    return variant.removesuffix(LARGE).removesuffix(RATES)
 
 
 def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
     """What `--results` keeps of a comparison."""
     figures, validation = (
-        {arm: {head: np.round(found.values(arm, head, part), 5).tolist() for head in found.heads} for arm in found.arms}
+        {
+            variant: {head: np.round(found.values(variant, head, part), 5).tolist() for head in found.heads}
+            for variant in found.variants
+        }
         for part in (found.split, "validation")
     )
-    costs = {arm: {key: round(value, 3) for key, value in of_arm.items()} for arm, of_arm in found.costs.items()}
+    costs = {
+        variant: {key: round(value, 3) for key, value in of_variant.items()} for variant, of_variant in found.costs.items()
+    }
     return {
         "set": name,
         "optimizer": optimizer,
@@ -129,10 +134,10 @@ def line_of(name: str, optimizer: str, found: Comparison) -> dict[str, Any]:
 
 
 def keep(path: Path, line: Mapping[str, Any]) -> None:
-    """Writes a line in place of that of the same data set and optimizer, whose arms it keeps, in the order of both.
+    """Writes a line in place of that of the same data set and optimizer, whose variants it keeps, in the order of both.
 
-    That holds if the seeds of one are the first of the other. Of an arm in both, the one with more seeds stays, the new one
-    of equals.
+    That holds if the seeds of one are the first of the other. Of a variant in both, the one with more seeds stays, the new
+    one of equals.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     kept, merged = [], dict(line)
@@ -147,15 +152,19 @@ def keep(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    def number(line: Mapping[str, Any], arm: str) -> int:
-        return max((len(each) for each in line["figures"].get(arm, {}).values()), default=0)
+    def number(line: Mapping[str, Any], variant: str) -> int:
+        return max((len(each) for each in line["figures"].get(variant, {}).values()), default=0)
 
-    stay = {arm for arm in before["figures"] if number(before, arm) > number(now, arm)}
+    stay = {variant for variant in before["figures"] if number(before, variant) > number(now, variant)}
     found = {**now, "seeds": max(now["seeds"], before["seeds"], key=len)}
     for key in ("updates", "rates", "costs", "figures", "validation"):
         known = before.get(key, {})  # earlier lines have no figures on the validation data
-        arms = {name: ALONE if name.endswith(f" {ALONE}") else name for name in known}  # rates are those of each head
-        found[key] = {**known, **now.get(key, {}), **{name: known[name] for name, arm in arms.items() if arm in stay}}
+        variants = {name: ALONE if name.endswith(f" {ALONE}") else name for name in known}  # rates are those of each head
+        found[key] = {
+            **known,
+            **now.get(key, {}),
+            **{name: known[name] for name, variant in variants.items() if variant in stay},
+        }
     return found
 
 
@@ -175,7 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("--seeds", type=whole(1), default=10, metavar="N", help="number of seeds (default: 10)")
     add("--tuning-seeds", type=whole(1), default=1, metavar="N", help="number of seeds that choose rates (default: 1)")
-    add("--arms", nargs="+", default=list(DEFAULT), metavar="ARM", help="names of arms, as in `benchmarks.multimnist`")
+    add(
+        "--variants",
+        nargs="+",
+        default=list(DEFAULT),
+        metavar="VARIANT",
+        help="names of variants, as in `benchmarks.multimnist`",
+    )
     add("--data", type=Path, default=_published.DATA, metavar="FOLDER", help="folder of the data")
     add("--runs", type=Path, default=Path("runs", "equal_cost"), metavar="FOLDER", help="folder of the finished runs")
     add("--results", type=Path, default=LINES, metavar="FILE", help="file of the results")

@@ -32,7 +32,7 @@ from examples.seq2seq_price.batches import Examples, training_batches
 from examples.seq2seq_price.model import PriceModel
 from multihead import LayerwiseDecay, MultiHeadTrainer, Stages, losses
 
-ARMS: dict[str, Callable[[int], Any]] = {
+VARIANTS: dict[str, Callable[[int], Any]] = {
     "from scratch": lambda updates: 1.0,
     "all trained": lambda updates: 1.0,
     "a tenth": lambda updates: 0.1,
@@ -40,7 +40,7 @@ ARMS: dict[str, Callable[[int], Any]] = {
     "frozen, then trained": lambda updates: Stages({0: 0, max(1, updates // 3): 1}),
     "layer-wise decay": lambda updates: LayerwiseDecay(0.5),
 }
-"""The encoder's learning rate in each arm, from the number of updates."""
+"""The encoder's learning rate in each variant, from the number of updates."""
 FIGURES = {"price_accuracy": "price accuracy", "reply_exact": "exact order", "first_price_accuracy": "price, first quarter"}
 
 
@@ -56,7 +56,7 @@ def pretrained(data: run.Data, options: argparse.Namespace, console: Console) ->
     return model
 
 
-def finetune(arm: str, start: PriceModel, data: run.Data, priced: int, epochs: int, options: Any) -> dict[str, float]:
+def finetune(variant: str, start: PriceModel, data: run.Data, priced: int, epochs: int, options: Any) -> dict[str, float]:
     """Adds a price head to a trained model, trains both heads, and returns the metrics on the held-out orders."""
     keras.utils.set_random_seed(options.seed)
     model = run.build_model(options, data, heads=("reply", "price"))
@@ -64,9 +64,9 @@ def finetune(arm: str, start: PriceModel, data: run.Data, priced: int, epochs: i
         first_rows(data.splits["train"], priced), model.vectorizers, options.batch_size, seed=options.seed
     )
     trainer, batches = model.trainer, model.with_own_targets(batches)
-    trainer.compile(keras.optimizers.Adam(1e-3), encoder_learning_rate_multiplier=ARMS[arm](steps * epochs))
+    trainer.compile(keras.optimizers.Adam(1e-3), encoder_learning_rate_multiplier=VARIANTS[variant](steps * epochs))
     trainer.compute_gradients(next(iter(batches)))  # creates the variables
-    if arm != "from scratch":
+    if variant != "from scratch":
         trainer.encoder.set_weights(start.trainer.encoder.get_weights())
         model.decoder.set_weights(start.decoder.get_weights())
     quarter = max(1, epochs // 4)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pretraining-epochs", type=int, default=12, help="number of epochs on the reply")
     parser.add_argument("--epochs", type=int, default=30, help="number of epochs with the price")
     parser.add_argument("--units", type=int, default=64, help="size of the recurrent state")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="the arms to compare")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="the variants to compare")
     parser.add_argument("--output", default="runs/finetuning.json", help="file for the results of every run")
     parser.add_argument("--cost", action="store_true", help="time of a step with a frozen encoder instead")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of --cost")
@@ -119,16 +119,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.cost:
         cost(asked.rounds, console)
         return
-    results: dict[str, list[dict[str, float]]] = {arm: [] for arm in asked.arms}
+    results: dict[str, list[dict[str, float]]] = {variant: [] for variant in asked.variants}
     for seed in range(asked.seeds):
         data = run.workshop_data(asked.orders, asked.held_out, seed)
         given = ["--epochs", str(asked.pretraining_epochs), "--seed", str(seed), "--units", str(asked.units)]
         options = command.parse([*given, "--batch-size", "64"])
         keras.utils.set_random_seed(seed)
         start = pretrained(data, options, console)
-        for arm, found in results.items():
-            found.append(finetune(arm, start, data, asked.priced, asked.epochs, options))
-            console.print(f"seed {seed}, {arm}: {found[-1]}", highlight=False, soft_wrap=True)
+        for variant, found in results.items():
+            found.append(finetune(variant, start, data, asked.priced, asked.epochs, options))
+            console.print(f"seed {seed}, {variant}: {found[-1]}", highlight=False, soft_wrap=True)
     title = f"{asked.orders} orders, {asked.priced} with a price, {asked.epochs} epochs, {asked.seeds} seeds"
     _results.print_table(console, results, FIGURES, "encoder", title)
     _results.write(results, asked.output)

@@ -1,20 +1,20 @@
 """Tox21, SIDER and ClinTox: 12, 27 and 2 assays of molecules, many labels missing. Where does sharing an encoder help?
 
-    python -m benchmarks.molecules [--sets tox21 sider clintox] [--seeds 5] [--arms "plain sum" EqualNorms ...]
+    python -m benchmarks.molecules [--sets tox21 sider clintox] [--seeds 5] [--variants "plain sum" EqualNorms ...]
 
 Each molecule is 1,024 bits of ECFP4 (Rogers and Hahn, "Extended-Connectivity Fingerprints", 2010: Morgan's circular
 fingerprint of radius 2), made by RDKit. The split is that by index of DeepChem: the first 80 % of the molecules that RDKit
-reads, the next 10 % for validation, the last 10 % for the test. Arms are trained by `multihead.compare`: one encoder with a
-head per assay, and each head alone with an encoder of its own; a label that was not measured is missing. The network is
-that of DeepChem's multi-task net, with 512 hidden units where that has 1,500: dropout 0.5, a penalty of 0.05 times the
+reads, the next 10 % for validation, the last 10 % for the test. Variants are trained by `multihead.compare`: one encoder
+with a head per assay, and each head alone with an encoder of its own; a label that was not measured is missing. The network
+is that of DeepChem's multi-task net, with 512 hidden units where that has 1,500: dropout 0.5, a penalty of 0.05 times the
 squared weights, biases that begin at 1, batches of 50, ten epochs of Adam, rate 0.001, and weights with which the positives
 of an assay count as much as its negatives. Logistic regression (`C` chosen by three folds of the training data, and
 scikit-learn's own 1) and a random forest of 100 trees have one model per assay. The figure is the area under the ROC curve,
 its mean over assays.
 
 The data are `molecules/{tox21,sider,clintox}.csv.gz` in the folder `--data`: columns `smiles` and one per assay, empty
-where it was not measured. An arm is `"plain sum"`, a balancer or a weighting by the name of its class, or a balancer with
-`", parameters"`. Finished runs are lines in `--results`; the command continues where it stopped, also with other arms or
+where it was not measured. A variant is `"plain sum"`, a balancer or a weighting by the name of its class, or a balancer with
+`", parameters"`. Finished runs are lines in `--results`; the command continues where it stopped, also with other variants or
 more seeds. `--table` prints the tables of the lines beside the published ones.
 """
 
@@ -44,7 +44,7 @@ from multihead import MultiHeadTrainer
 from multihead._display.extras import needed
 
 SETS = ("tox21", "sider", "clintox")
-ARMS = (_published.PLAIN, "EqualNorms", "EqualNorms, parameters", "UPGrad", "Uncertainty")
+VARIANTS = (_published.PLAIN, "EqualNorms", "EqualNorms, parameters", "UPGrad", "Uncertainty")
 BITS, RADIUS = 1024, 2
 UNITS, DROPOUT, PENALTY, BATCH = 512, 0.5, 0.05, 50
 TREES, PENALTIES = 100, (0.01, 0.1, 1.0)
@@ -176,13 +176,13 @@ def build(heads: Sequence[str], units: int = UNITS) -> MultiHeadTrainer:
 
 
 def run(name: str, data: Molecules, options: Namespace) -> None:
-    """Trains the arms of a data set."""
+    """Trains the variants of a data set."""
     heads = list(data.assays)
     x, y = data.parts["train"]
     multihead.compare(
         functools.partial(build, heads),
         {**data.parts, "train": (x, y, {head: balanced(labels) for head, labels in y.items()})},
-        _published.arms_of(options.arms or ARMS, heads),
+        _published.variants_of(options.variants or VARIANTS, heads),
         options.seeds,
         {"epochs": options.epochs},
         metrics={head: (f"{head}_area", "max") for head in heads},
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark."""
     parser = _published.parser_of("benchmarks.molecules", __doc__, seeds=5, epochs=10, rates=(1e-3,))
     parser.add_argument("--sets", nargs="+", choices=SETS, metavar="SET", help=f"among {', '.join(SETS)}")
-    parser.add_argument("--only", choices=("heads", SKLEARN), help="only the arms, or only scikit-learn's models")
+    parser.add_argument("--only", choices=("heads", SKLEARN), help="only the variants, or only scikit-learn's models")
     options = _published.asked(parser, arguments)
     options.sets = options.sets or (SETS[-1:] if options.quick else SETS)
     try:

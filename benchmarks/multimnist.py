@@ -1,18 +1,18 @@
 """MultiMNIST: two digits in one image, beside the published tables. What do balancers and weightings do?
 
-    python -m benchmarks.multimnist [--tasks cl_rr cl_cr] [--epochs 30] [--seeds 3] [--arms "plain sum" EqualNorms ...]
+    python -m benchmarks.multimnist [--tasks cl_rr cl_cr] [--epochs 30] [--seeds 3] [--variants "plain sum" EqualNorms ...]
 
 Tasks: `cl_rr` classifies the left digit and reconstructs the right one (Gama and Grassi, arXiv:2505.10347, table 3);
 `cl_cr` classifies both (Sener and Koltun, "Multi-Task Learning as Multi-Objective Optimization", NeurIPS 2018, table 3).
 The images, the network (LeNet) and the pairs of digits are those of Gama and Grassi. The protocol is that of
 `multihead.compare`: Adam with cosine decay to zero and the figures of the last epoch, where theirs lowers the rate by 5 %
 per epoch for 100 epochs, chooses rate and dropout for each method, and takes the best epoch on the validation images. Here
-all arms have one rate and no dropout.
+all variants have one rate and no dropout.
 
-An arm is `"plain sum"`; a balancer or a weighting by the name of its class; a balancer with `", parameters"`, which acts
+A variant is `"plain sum"`; a balancer or a weighting by the name of its class; a balancer with `", parameters"`, which acts
 there instead of at the representation; or a head and its weight: `"cl 0.1"`. With `", as large"` at the end, the
 representation is as wide as it can be while the joint model has no more parameters than the single-task models together.
-Finished runs are lines in `--results`; the command continues where it stopped, also with other arms or more seeds; each
+Finished runs are lines in `--results`; the command continues where it stopped, also with other variants or more seeds; each
 number of images (`--every`) and epochs has a file of its own. `--table` prints the tables of the lines beside the published
 ones.
 
@@ -65,7 +65,7 @@ METHODS = (
     "GO4Align",
     *(f"{name}{_published.AT_PARAMETERS}" for name in ("NashMTL", "IMTLG", "CAGrad", "MGDA", "PCGrad", "UPGrad")),
 )
-"""The arms, the most telling ones first."""
+"""The variants, the most telling ones first."""
 SPECIAL = {
     "CAGrad": {"balancer": balancing.CAGrad(c=0.8)},
     "FAMO": {"weighting": weighting.FAMO(weight_decay=1e-4)},
@@ -193,27 +193,27 @@ def metrics_of(heads: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def run(task: str, digits: Digits, options: Namespace) -> None:
-    """Trains the arms of a task."""
+    """Trains the variants of a task."""
     heads = TASKS[task]
     data = data_of(digits, heads, every=10 if options.quick else options.every)
-    arms = arms_of(options.arms or METHODS, heads, data)
+    variants = variants_of(options.variants or METHODS, heads, data)
     multihead.compare(
         functools.partial(build, heads),
         data,
-        arms,
+        variants,
         options.seeds,
         {"epochs": options.epochs},
         metrics=metrics_of(heads),
         rates=options.rates,
         batch_size=BATCH,
-        equal_cost=[name for name in options.equal_cost if name in arms],
+        equal_cost=[name for name in options.equal_cost if name in variants],
         file=options.results / f"multimnist_{task}_{len(data['train'][0])}x{options.epochs}.jsonl",
     )
 
 
-def arms_of(names: Sequence[str], heads: Sequence[str], data: Mapping[str, Any]) -> dict[str, _published.Arm]:
-    """The arms by their names, as large ones with a `build` of their own."""
-    found = _published.arms_of([name.removesuffix(LARGE) for name in names], heads, SPECIAL)
+def variants_of(names: Sequence[str], heads: Sequence[str], data: Mapping[str, Any]) -> dict[str, _published.Variant]:
+    """The variants by their names, as large ones with a `build` of their own."""
+    found = _published.variants_of([name.removesuffix(LARGE) for name in names], heads, SPECIAL)
     large: dict[str, Any] = {}
     if any(name.endswith(LARGE) for name in names):
         large["build"] = functools.partial(
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _published.parser_of("benchmarks.multimnist", __doc__, seeds=3, epochs=30, rates=(2e-3,))
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK", help="the tasks")
     parser.add_argument(
-        "--equal-cost", nargs="*", default=[], metavar="ARM", help="arms that are trained at equal cost, too"
+        "--equal-cost", nargs="*", default=[], metavar="VARIANT", help="variants that are trained at equal cost, too"
     )
     parser.add_argument("--every", type=whole(1), default=1, metavar="N", help="use only each N-th image (default: 1)")
     options = _published.asked(parser, arguments)

@@ -3,15 +3,15 @@
     python -m benchmarks.norm_floor [--problems wine fraud ...] [--seeds 10] [--quick]
     python -m benchmarks.norm_floor --show [--picture docs/concepts/pace.png]
 
-Every arm trains each problem from the same initial weights on the same batches. Twelve problems served to find the rule and
-its default; fourteen were made after both were fixed, and have changed neither; ten were made last, six of them from the
+Every variant trains each problem from the same initial weights on the same batches. Twelve problems served to find the rule
+and its default; fourteen were made after both were fixed, and have changed neither; ten were made last, six of them from the
 data of `benchmarks.molecules`, `benchmarks.multimnist` and `benchmarks.restaurants`. A head's figure is R2, accuracy or, for
 a rare yes, the area under the ROC curve on held-out examples. A head counts as better or hurt if the 95 % interval of its
 paired differences from the plain sum does not contain 0; by chance, so does one in twenty of the heads that nothing affects.
 
-All arms and seeds of a problem train at once, as one batch of networks, which is many times as fast as one after the other;
-`tests/examples/test_benchmark_norm_floor.py` compares this with the trainer. A problem and an arm are a line of JSON in
-`--output`; what is there is not repeated. `--show` prints the tables of a file.
+All variants and seeds of a problem train at once, as one batch of networks, which is many times as fast as one after the
+other; `tests/examples/test_benchmark_norm_floor.py` compares this with the trainer. A problem and a variant are a line of
+JSON in `--output`; what is there is not repeated. `--show` prints the tables of a file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def norm_floor(floor: float) -> Rule:
     return coefficients
 
 
-ARMS: dict[str, Rule] = {
+VARIANTS: dict[str, Rule] = {
     "plain sum": plain_sum,
     "EqualNorms": equal_norms,
     "floor 1": norm_floor(1.0),
@@ -82,16 +82,16 @@ ARMS: dict[str, Rule] = {
 
 
 class Networks:
-    """One network per arm and seed, `[arms * seeds, ...]` each, with their data.
+    """One network per variant and seed, `[variants * seeds, ...]` each, with their data.
 
     Args:
         problems: The problem with the data of each seed.
         seeds: The seeds.
-        arms: By name, what computes the coefficients of an arm.
+        variants: By name, what computes the coefficients of a variant.
     """
 
-    def __init__(self, problems: Sequence[Problem], seeds: Sequence[int], arms: Mapping[str, Rule]) -> None:
-        self.problem, self.arms, self.num_seeds = problems[0], arms, len(seeds)
+    def __init__(self, problems: Sequence[Problem], seeds: Sequence[int], variants: Mapping[str, Rule]) -> None:
+        self.problem, self.variants, self.num_seeds = problems[0], variants, len(seeds)
         self.names = list(self.problem.heads)
         heads = [[problem.heads[name] for problem in problems] for name in self.names]
         self.kinds = [of_head[0].kind for of_head in heads]
@@ -106,7 +106,7 @@ class Networks:
         outputs = [max(head.outputs for head in of_head) for of_head in heads]
         shapes = [*zip(sizes, sizes[1:]), *((sizes[-1], count) for count in outputs)]
         self.start = [values for i, shape in enumerate(shapes) for values in self._layer(seeds, i, shape)]
-        self.variables = [tf.Variable(np.tile(values, (len(arms), 1, 1))) for values in self.start]
+        self.variables = [tf.Variable(np.tile(values, (len(variants), 1, 1))) for values in self.start]
         self.num_encoder = 2 * len(self.problem.encoder)
 
     @staticmethod
@@ -155,9 +155,9 @@ class Networks:
             at_z.append(found)
             of_heads += others
         rows = tf.stack(at_z, axis=1)
-        squares = tf.split(tf.reduce_sum(rows**2, axis=[2, 3]), len(self.arms))
-        states = zip(*(tf.split(each, len(self.arms)) for each in state))
-        found = [rule(*given) for rule, given in zip(self.arms.values(), zip(squares, states))]
+        squares = tf.split(tf.reduce_sum(rows**2, axis=[2, 3]), len(self.variants))
+        states = zip(*(tf.split(each, len(self.variants)) for each in state))
+        found = [rule(*given) for rule, given in zip(self.variants.values(), zip(squares, states))]
         coefficients = tf.concat([each for each, _ in found], axis=0)
         state = tuple(tf.concat(parts, axis=0) for parts in zip(*(after for _, after in found)))
         combined = tf.einsum("nk,nkbd->nbd", coefficients, rows)
@@ -170,15 +170,15 @@ class Networks:
         Args:
             orders: `[updates, seeds, batch]`, the examples of each update.
             optimizer: `"Adam"`, `"AdamW"`, or `"SGD"` with a momentum of 0.9.
-            rates: `[arms]`, the first rate of each arm, or `[arms, 1 + heads]`, that of its encoder and of each head's own
-                variables; by default that of the problem.
+            rates: `[variants]`, the first rate of each variant, or `[variants, 1 + heads]`, that of its encoder and of each
+                head's own variables; by default that of the problem.
         """
-        num_networks, updates = len(self.arms) * self.num_seeds, len(orders)
+        num_networks, updates = len(self.variants) * self.num_seeds, len(orders)
         data = [tf.constant(each) for each in (self.inputs, *self.labels, *self.known)]
         orders = tf.constant(orders.astype("int32"))
         slots = [[tf.Variable(tf.zeros_like(each)) for each in self.variables] for _ in range(2)]
-        chosen = np.full(len(self.arms), self.problem.rate) if rates is None else rates
-        of_parts = np.broadcast_to(chosen.reshape(len(self.arms), -1), (len(self.arms), 1 + len(self.names)))
+        chosen = np.full(len(self.variants), self.problem.rate) if rates is None else rates
+        of_parts = np.broadcast_to(chosen.reshape(len(self.variants), -1), (len(self.variants), 1 + len(self.names)))
         parts = [tf.constant(np.repeat(each, self.num_seeds)[:, None, None].astype("float32")) for each in of_parts.T]
         places = [0] * self.num_encoder + [1 + k for k in range(len(self.names)) for _ in range(2)]
 
@@ -186,7 +186,7 @@ class Networks:
         def run() -> None:
             def update(step: tf.Tensor, *state: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 batch = [tf.gather(each, orders[step], axis=1, batch_dims=1) for each in data]
-                x, *others = [tf.tile(each, [len(self.arms)] + [1] * (each.shape.rank - 1)) for each in batch]
+                x, *others = [tf.tile(each, [len(self.variants)] + [1] * (each.shape.rank - 1)) for each in batch]
                 gradients, state = self.gradients(x, others[: len(self.names)], others[len(self.names) :], state)
                 time = tf.cast(step, tf.float32)
                 decay = 0.5 * (1 + tf.cos(np.pi * time / updates))
@@ -210,16 +210,16 @@ class Networks:
         run()
 
     def figures(self) -> dict[str, np.ndarray]:
-        """By head, `[arms, seeds]`: R2, accuracy or area under the ROC curve on the held-out examples."""
+        """By head, `[variants, seeds]`: R2, accuracy or area under the ROC curve on the held-out examples."""
         held_out = slice(self.problem.train, None)
-        z = self.encode(tf.constant(np.tile(self.inputs[:, held_out], (len(self.arms), 1, 1))))
+        z = self.encode(tf.constant(np.tile(self.inputs[:, held_out], (len(self.variants), 1, 1))))
         found = {}
         for k, name in enumerate(self.names):
             predicted = self.predict(k, z).numpy()
             seeds = np.arange(len(predicted)) % self.num_seeds
             labels, known = self.labels[k][:, held_out], self.known[k][:, held_out] > 0
             values = [figure(self.kinds[k], labels[s][known[s]], predicted[n][known[s]]) for n, s in enumerate(seeds)]
-            found[name] = np.reshape(values, (len(self.arms), self.num_seeds))
+            found[name] = np.reshape(values, (len(self.variants), self.num_seeds))
         return found
 
 
@@ -248,22 +248,22 @@ def figure(kind: str, labels: np.ndarray, predicted: np.ndarray) -> float:
     return float(1 - ((predicted[:, 0] - labels) ** 2).mean() / labels.var())
 
 
-def measure(name: str, seeds: Sequence[int], arms: Sequence[str], updates: int) -> dict[str, np.ndarray]:
-    """Trains a problem by all arms and seeds, and returns the figures by head, `[arms, seeds]`."""
+def measure(name: str, seeds: Sequence[int], variants: Sequence[str], updates: int) -> dict[str, np.ndarray]:
+    """Trains a problem by all variants and seeds, and returns the figures by head, `[variants, seeds]`."""
     problems = [PROBLEMS[name](seed) for seed in seeds]
-    networks = Networks(problems, seeds, {arm: ARMS[arm] for arm in arms})
+    networks = Networks(problems, seeds, {variant: VARIANTS[variant] for variant in variants})
     networks.train(orders_of(problems[0], seeds, min(updates, problems[0].updates)))
     return networks.figures()
 
 
-def differences(lines: Sequence[Line], problem: str, arm: str) -> list[tuple[str, float, float, float]]:
-    """By head: the mean of the plain sum, the mean difference of an arm from it, and half of its 95 % interval."""
-    by_arm = {line["arm"]: line["heads"] for line in lines if line["problem"] == problem}
-    if not {"plain sum", arm} <= set(by_arm):
+def differences(lines: Sequence[Line], problem: str, variant: str) -> list[tuple[str, float, float, float]]:
+    """By head: the mean of the plain sum, the mean difference of a variant from it, and half of its 95 % interval."""
+    by_variant = {line["variant"]: line["heads"] for line in lines if line["problem"] == problem}
+    if not {"plain sum", variant} <= set(by_variant):
         return []
     found = []
-    for head, values in by_arm[arm].items():
-        plain = np.array(by_arm["plain sum"][head], float)  # None becomes NaN
+    for head, values in by_variant[variant].items():
+        plain = np.array(by_variant["plain sum"][head], float)  # None becomes NaN
         change = np.array(values, float) - plain
         if np.isnan(change).any():  # a rare yes that does not occur in a seed's held-out examples
             continue
@@ -272,39 +272,39 @@ def differences(lines: Sequence[Line], problem: str, arm: str) -> list[tuple[str
     return found
 
 
-def counts(lines: Sequence[Line], problems: Sequence[str], arm: str) -> dict[str, Any]:
-    """How many heads an arm makes better, how many it hurts, and the largest loss of one that is hurt."""
-    found = [each for problem in problems for each in differences(lines, problem, arm)]
+def counts(lines: Sequence[Line], problems: Sequence[str], variant: str) -> dict[str, Any]:
+    """How many heads a variant makes better, how many it hurts, and the largest loss of one that is hurt."""
+    found = [each for problem in problems for each in differences(lines, problem, variant)]
     hurt = [change for _, _, change, half in found if change < -half]
     better = [change for _, _, change, half in found if change > half]
     return {"heads": len(found), "better": len(better), "hurt": len(hurt), "worst": min(hurt, default=0.0)}
 
 
-def compared_arms(lines: Sequence[Line]) -> list[str]:
-    """The arms of a file, without the plain sum."""
-    return [arm for arm in ARMS if arm != "plain sum" and any(line["arm"] == arm for line in lines)]
+def compared_variants(lines: Sequence[Line]) -> list[str]:
+    """The variants of a file, without the plain sum."""
+    return [variant for variant in VARIANTS if variant != "plain sum" and any(line["variant"] == variant for line in lines)]
 
 
 def summary(lines: Sequence[Line]) -> str:
     """The table of counts, in Markdown."""
     groups = [[make.__name__ for make in group] for group in GROUPS.values()]
     titles = [f"{name}: better | hurt | worst" for name in GROUPS]
-    rows = [f"| arm | {' | '.join(titles)} |", "| --- |" + " ---: |" * (3 * len(GROUPS))]
-    for arm in compared_arms(lines):
+    rows = [f"| variant | {' | '.join(titles)} |", "| --- |" + " ---: |" * (3 * len(GROUPS))]
+    for variant in compared_variants(lines):
         cells = []
         for group in groups:
-            found = counts(lines, group, arm)
+            found = counts(lines, group, variant)
             cells += [f"{found['better']} of {found['heads']}", str(found["hurt"]), f"{found['worst']:+.3f}"]
-        rows.append(f"| {arm} | " + " | ".join(cells) + " |")
+        rows.append(f"| {variant} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
 def by_head(lines: Sequence[Line], problems: Sequence[str]) -> str:
-    """The table of heads, in Markdown: the plain sum, and by arm the difference and half of its 95 % interval."""
-    arms = compared_arms(lines)
-    rows = [f"| problem | head | plain sum | {' | '.join(arms)} |", "| --- | --- |" + " ---: |" * (1 + len(arms))]
+    """The table of heads, in Markdown: the plain sum, and by variant the difference and half of its 95 % interval."""
+    variants = compared_variants(lines)
+    rows = [f"| problem | head | plain sum | {' | '.join(variants)} |", "| --- | --- |" + " ---: |" * (1 + len(variants))]
     for problem in problems:
-        for of_head in zip(*(differences(lines, problem, arm) for arm in arms)):
+        for of_head in zip(*(differences(lines, problem, variant) for variant in variants)):
             cells = []
             for _, _, change, half in of_head:
                 mark = " ↑" if change > half else " ↓" if change < -half else ""
@@ -336,9 +336,9 @@ def draw(lines: Sequence[Line], path: Path) -> None:
                 errors = [each.std(ddof=1) / np.sqrt(len(each)) for each in values]
                 means = [each.mean() for each in values]
                 axes.errorbar(*means, xerr=errors[0], yerr=errors[1], fmt="o", color="C0", elinewidth=0.8)
-                left = line["arm"] in ("plain sum", "EqualNorms")
+                left = line["variant"] in ("plain sum", "EqualNorms")
                 place = {"xytext": (-5, -13), "ha": "right"} if left else {"xytext": (5, 4)}
-                axes.annotate(line["arm"], means, textcoords="offset points", **place)
+                axes.annotate(line["variant"], means, textcoords="offset points", **place)
         axes.set(title=f"{problem}, as measured", xlabel=larger, ylabel=smaller)
         axes.margins(0.7, 0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -353,20 +353,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few updates each, to see that it runs")
     parser.add_argument("--show", action="store_true", help="print the tables of the file, without training")
     parser.add_argument("--picture", type=Path, help="file for a picture of the law and of what was measured")
-    parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and arm")
+    parser.add_argument("--output", type=Path, default=LINES, help="file with a line for each problem and variant")
     options = parser.parse_args(arguments)
     done = {line["problem"] for line in read(options.output)}
     for problem in () if options.show else [each for each in options.problems if each not in done]:
         try:
-            found = measure(problem, range(options.seeds), list(ARMS), 4 if options.quick else sys.maxsize)
+            found = measure(problem, range(options.seeds), list(VARIANTS), 4 if options.quick else sys.maxsize)
         except InputError as error:
             parser.error(str(error))
         options.output.parent.mkdir(parents=True, exist_ok=True)
         with options.output.open("a", encoding="utf-8") as file:
-            for i, arm in enumerate(ARMS):
+            for i, variant in enumerate(VARIANTS):
                 rounded = {head: np.round(values[i], 4).tolist() for head, values in found.items()}
                 heads = {head: [None if np.isnan(each) else each for each in row] for head, row in rounded.items()}
-                file.write(json.dumps({"problem": problem, "arm": arm, "heads": heads}) + "\n")
+                file.write(json.dumps({"problem": problem, "variant": variant, "heads": heads}) + "\n")
         print(f"{problem}: done", flush=True)
     lines = read(options.output)
     if options.picture:

@@ -8,8 +8,8 @@ its pace alone, so that `sqrt(n)` times the updates should make up for it. The p
 plain sum, and `NormFloor` with a floor of 0.2 and of 1, train with as many, with `sqrt(n)` and `n` times as many, with
 `sqrt(n)` times as many and twice the width of the representation, or the heads' own variables at the learning rates that
 were chosen for the heads alone ("own rates"), and with as many updates of `n` times the batch. The
-learning rate of each arm, and of each head alone, is the best of three (four for SGD) on three other seeds, and decays to
-zero. A problem and an optimizer are a line of JSON in `--output`; what is there is not repeated, and a budget that a line
+learning rate of each variant, and of each head alone, is the best of three (four for SGD) on three other seeds, and decays
+to zero. A problem and an optimizer are a line of JSON in `--output`; what is there is not repeated, and a budget that a line
 lacks is added to it. `--budgets` names those to be trained. `--show` prints the tables of a file.
 """
 
@@ -34,7 +34,7 @@ from multihead.comparison import Difference
 from multihead.comparison._student import difference_of
 
 LINES = norm_floor.LINES.with_name("pace_law.jsonl")
-ARMS = ("plain sum", "floor 0.2", "floor 1")
+VARIANTS = ("plain sum", "floor 0.2", "floor 1")
 ALONE = "alone"
 OPTIMIZERS: Mapping[str, tuple[float, ...]] = {
     "Adam": (0.5, 1.0, 2.0),
@@ -88,14 +88,14 @@ def measure(
     known: Collection[str] = (),
     budgets: Collection[str] = BUDGETS,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """By arm, `"alone"` first, and head: the figures `[seeds]`; an arm is its name, a colon and its budget.
+    """By variant, `"alone"` first, and head: the figures `[seeds]`; a variant is its name, a colon and its budget.
 
     Args:
         name: The name of a problem.
         optimizer: The name of an optimizer.
         seeds: The seeds.
         most: The largest number of updates of a single-task model.
-        known: Arms that are left out.
+        known: Variants that are left out.
         budgets: The names of the budgets.
     """
     problem = PROBLEMS[name](seeds[0])
@@ -109,19 +109,19 @@ def measure(
             tuned_alone.append(_best(name, optimizer, of_one, updates))
         return tuned_alone[0]
 
-    arms = {}
+    variants = {}
     if ALONE not in known:
         found = _train(name, optimizer, seeds, of_one, rates_alone(), updates)
-        arms[ALONE] = {head: found[f"{ALONE} {head}"][head] for head in heads}
+        variants[ALONE] = {head: found[f"{ALONE} {head}"][head] for head in heads}
     for title, budget in ((title, BUDGETS[title]) for title in BUDGETS if title in budgets):
-        rules = {arm: norm_floor.ARMS[arm] for arm in ARMS if f"{arm}: {title}" not in known}
+        rules = {variant: norm_floor.VARIANTS[variant] for variant in VARIANTS if f"{variant}: {title}" not in known}
         if rules:
             number, batch = round(updates * len(heads) ** budget.updates), BATCH * len(heads) ** budget.batch
             own = rates_alone() if budget.own_rates else None
             rates = _best(name, optimizer, rules, number, budget.width, batch, own)
             found = _train(name, optimizer, seeds, rules, _with(rates, own), number, budget.width, batch)
-            arms |= {f"{arm}: {title}": figures for arm, figures in found.items()}
-    return arms
+            variants |= {f"{variant}: {title}": figures for variant, figures in found.items()}
+    return variants
 
 
 def _best(
@@ -133,19 +133,22 @@ def _best(
     batch: int = BATCH,
     own: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The best of some learning rates of each arm on other seeds: that of the best mean of its heads' figures."""
+    """The best of some learning rates of each variant on other seeds: that of the best mean of its heads' figures."""
     factors = OPTIMIZERS[optimizer]
-    tried = {f"{arm}/{factor}": rule for arm, rule in rules.items() for factor in factors}
+    tried = {f"{variant}/{factor}": rule for variant, rule in rules.items() for factor in factors}
     rate = PROBLEMS[name](TUNING_SEEDS[0]).rate
     rates = _with(rate * np.tile(factors, len(rules)), own)
     trials = _train(name, optimizer, TUNING_SEEDS, tried, rates, updates, width, batch)
     return rate * np.array(
-        [max(factors, key=lambda factor, arm=arm: _score(arm, trials[f"{arm}/{factor}"])) for arm in rules]
+        [
+            max(factors, key=lambda factor, variant=variant: _score(variant, trials[f"{variant}/{factor}"]))
+            for variant in rules
+        ]
     )
 
 
 def _with(rates: np.ndarray, own: np.ndarray | None) -> np.ndarray:
-    """The learning rates of arms, and those of the heads' own variables if they differ: `[arms, 1 + heads]`."""
+    """The learning rates of variants, and those of the heads' own variables if they differ: `[variants, 1 + heads]`."""
     return rates if own is None else np.column_stack([rates, np.tile(own, (len(rates), 1))])
 
 
@@ -165,39 +168,44 @@ def _train(
     networks = Networks(problems, seeds, rules)
     networks.train(orders_of(problems[0], seeds, updates, batch), optimizer, rates)
     figures = networks.figures()
-    return {arm: {head: values[i] for head, values in figures.items()} for i, arm in enumerate(rules)}
+    return {variant: {head: values[i] for head, values in figures.items()} for i, variant in enumerate(rules)}
 
 
-def _score(arm: str, figures: Mapping[str, np.ndarray]) -> float:
-    """The mean over heads and seeds of what an arm trains; an R2 below -1 counts as -1, as what is not finite does."""
-    heads = [arm.removeprefix(f"{ALONE} ")] if arm.startswith(ALONE) else list(figures)
+def _score(variant: str, figures: Mapping[str, np.ndarray]) -> float:
+    """The mean over heads and seeds of what a variant trains; an R2 below -1 counts as -1, as what is not finite does."""
+    heads = [variant.removeprefix(f"{ALONE} ")] if variant.startswith(ALONE) else list(figures)
     return float(np.mean([np.maximum(np.nan_to_num(figures[head], nan=-1.0), -1.0) for head in heads]))
 
 
 def read(path: Path) -> list[Line]:
-    """A line for each problem, optimizer and arm, from a file that has one for each problem and optimizer."""
+    """A line for each problem, optimizer and variant, from a file that has one for each problem and optimizer."""
     return [
-        {"problem": line["problem"], "optimizer": line["optimizer"], "arm": arm, "heads": dict(zip(line["heads"], values))}
+        {
+            "problem": line["problem"],
+            "optimizer": line["optimizer"],
+            "variant": variant,
+            "heads": dict(zip(line["heads"], values)),
+        }
         for line in read_lines(path)
-        for arm, values in line["arms"].items()
+        for variant, values in line["variants"].items()
     ]
 
 
-def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, int, float]:
+def verdicts(lines: Sequence[Line], problem: str, variant: str) -> tuple[int, int, int, float]:
     """How many heads there are, how many are better and worse than alone by the 95 % interval, and the largest loss.
 
     A head without a figure for alone, since a rare label does not occur or training did not stay finite, does not count; one
-    that is not finite in the arm only is worse.
+    that is not finite in the variant only is worse.
 
     Args:
         lines: Lines of one optimizer.
         problem: The name of a problem.
-        arm: The name of an arm.
+        variant: The name of a variant.
     """
-    by_arm = {line["arm"]: line["heads"] for line in lines if line["problem"] == problem}
+    by_variant = {line["variant"]: line["heads"] for line in lines if line["problem"] == problem}
     found = []
-    for head, values in by_arm[arm].items():
-        alone = np.array(by_arm[ALONE][head], float)
+    for head, values in by_variant[variant].items():
+        alone = np.array(by_variant[ALONE][head], float)
         change = np.array(values, float) - alone
         if np.isfinite(alone).all():
             is_finite = np.isfinite(change).all()
@@ -207,23 +215,23 @@ def verdicts(lines: Sequence[Line], problem: str, arm: str) -> tuple[int, int, i
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """Heads better and worse than alone by optimizer, budget and arm, in Markdown; without budgets that are incomplete."""
+    """Heads better and worse than alone by optimizer, budget and variant, in Markdown, without incomplete budgets."""
     rows = []
     for optimizer in dict.fromkeys(line["optimizer"] for line in lines):
         of_optimizer = [line for line in lines if line["optimizer"] == optimizer]
         known = dict.fromkeys(line["problem"] for line in of_optimizer)
-        measured = {(line["problem"], line["arm"]) for line in of_optimizer}
+        measured = {(line["problem"], line["variant"]) for line in of_optimizer}
         for budget in BUDGETS:
-            if any((name, f"{arm}: {budget}") not in measured for name in known for arm in ARMS):
+            if any((name, f"{variant}: {budget}") not in measured for name in known for variant in VARIANTS):
                 continue
             cells = []
-            for arm in ARMS:
-                found = [verdicts(of_optimizer, name, f"{arm}: {budget}") for name in known]
+            for variant in VARIANTS:
+                found = [verdicts(of_optimizer, name, f"{variant}: {budget}") for name in known]
                 found = [each for each in found if each[0]]
                 total, better, worse = (sum(each[i] for each in found) for i in range(3))
                 cells += [f"{better} of {total}", str(worse), f"{sum(each[2] == 0 for each in found)} of {len(found)}"]
             rows.append([f"{optimizer}, {budget}", *cells])
-    titles = [title for arm in ARMS for title in (f"{arm}: better", "worse", "none worse")]
+    titles = [title for variant in VARIANTS for title in (f"{variant}: better", "worse", "none worse")]
     return markdown(["optimizer, updates", *titles], rows)
 
 
@@ -265,20 +273,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = {(line["problem"], line["optimizer"]): line for line in read_lines(options.output)}
     wanted = [(problem, optimizer) for optimizer in options.optimizers for problem in options.problems]
     for problem, optimizer in () if options.show else wanted:
-        before = lines.get((problem, optimizer), {"problem": problem, "optimizer": optimizer, "heads": [], "arms": {}})
-        seeds = {len(values) for arm in before["arms"].values() for values in arm}
+        before = lines.get((problem, optimizer), {"problem": problem, "optimizer": optimizer, "heads": [], "variants": {}})
+        seeds = {len(values) for variant in before["variants"].values() for values in variant}
         if seeds - {options.seeds}:
             parser.error(f"`--seeds` must be as in `--output`. Received: {options.seeds}, and {max(seeds)} of {problem}.")
         try:
             most = 4 if options.quick else sys.maxsize
-            found = measure(problem, optimizer, range(options.seeds), most, before["arms"], options.budgets)
+            found = measure(problem, optimizer, range(options.seeds), most, before["variants"], options.budgets)
         except InputError as error:
             parser.error(str(error))
         if not found:
             continue
-        arms = {arm: [_short(values) for values in of_heads.values()] for arm, of_heads in found.items()}
+        variants = {variant: [_short(values) for values in of_heads.values()] for variant, of_heads in found.items()}
         heads = before["heads"] or list(found[ALONE])
-        lines[problem, optimizer] = {**before, "heads": heads, "arms": {**before["arms"], **arms}}
+        lines[problem, optimizer] = {**before, "heads": heads, "variants": {**before["variants"], **variants}}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         replace_text(options.output, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.values()))
         print(f"{problem}, {optimizer}: done", flush=True)

@@ -4,13 +4,13 @@
 
 The reply (the target column) and the price are trained together and alone. Each of `--slots` is an additional head: a
 classifier for the target's value of that slot, with a class for a missing value; all heads are then also trained on one
-encoder. All arms of a seed use the same rows for the same number of epochs, and keep their final weights. All other options
-and their defaults are those of the example (`python -m examples.seq2seq_price --help`), except the options for one seed, a
-test file, schedules, early stopping and finished models; `--price-weight` is the weight of each classifier. By default the
-benchmark is small and takes minutes: `--rows 0` uses all rows.
+encoder. All variants of a seed use the same rows for the same number of epochs, and keep their final weights. All other
+options and their defaults are those of the example (`python -m examples.seq2seq_price --help`), except the options for one
+seed, a test file, schedules, early stopping and finished models; `--price-weight` is the weight of each classifier. By
+default the benchmark is small and takes minutes: `--rows 0` uses all rows.
 
 Prints a table, and writes the results of every run to `--output` as soon as it is finished. Results that the file already
-contains are not computed again, so you can continue an interrupted benchmark, or run several processes with `--arms`.
+contains are not computed again, so you can continue an interrupted benchmark, or run several processes with `--variants`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from multihead.models import PriceClassifier
 UNUSED = {
     "seed": "seeds are counted from 0; set --seeds",
     "test": "only the file of --dev is used for evaluation",
-    "schedule": "the arms have different heads",
-    "patience": "all arms train for the same number of epochs; set --epochs",
+    "schedule": "the variants have different heads",
+    "patience": "all variants train for the same number of epochs; set --epochs",
     "load": "models are trained from scratch",
     "predict": "models are trained from scratch",
     "export": "models are not saved",
 }
 """The example's options that this benchmark does not support, and why."""
-APART = ("seeds", "arms", "output", *UNUSED)
+APART = ("seeds", "variants", "output", *UNUSED)
 """Options that do not affect the results of a run."""
 
 
@@ -130,27 +130,31 @@ def measure(heads: Sequence[str], sizes: dict[str, int], data: run.Data, options
 
 
 def draw_table(results: dict[str, dict[str, dict[str, float]]], heads: Sequence[str], title: str) -> Table:
-    """A table with one row per metric: of the head alone, and of each arm with several heads.
+    """A table with one row per metric: of the head alone, and of each variant with several heads.
 
     Args:
-        results: Metrics by arm and seed.
-        heads: Names of the heads, which are also the names of the arms with one head.
+        results: Metrics by variant and seed.
+        heads: Names of the heads, which are also the names of the variants with one head.
         title: Title of the table.
     """
-    runs = {arm: list(by_seed.values()) for arm, by_seed in results.items()}
+    runs = {variant: list(by_seed.values()) for variant, by_seed in results.items()}
     alone = {head: runs.get(head, []) for head in heads}
-    together = {arm: of_arm for arm, of_arm in runs.items() if arm not in heads}
+    together = {variant: of_variant for variant, of_variant in runs.items() if variant not in heads}
     table = Table("metric", "alone", *together, title=title)
     for head in heads:
-        figures = dict.fromkeys(name for of_arm in runs.values() for one in of_arm for name in one if _is_of(name, head))
+        figures = dict.fromkeys(
+            name for of_variant in runs.values() for one in of_variant for name in one if _is_of(name, head)
+        )
         for figure in figures:
             table.add_row(
                 figure,
                 mean_and_spread(alone[head], figure),
-                *(mean_and_spread(of_arm, figure) for of_arm in together.values()),
+                *(mean_and_spread(of_variant, figure) for of_variant in together.values()),
             )
-    seconds = {arm: np.mean([one["seconds"] for one in of_arm]) for arm, of_arm in runs.items() if of_arm}
-    sums = [sum(seconds.get(head, 0.0) for head in heads), *(seconds.get(arm, 0.0) for arm in together)]
+    seconds = {
+        variant: np.mean([one["seconds"] for one in of_variant]) for variant, of_variant in runs.items() if of_variant
+    }
+    sums = [sum(seconds.get(head, 0.0) for head in heads), *(seconds.get(variant, 0.0) for variant in together)]
     table.add_row("seconds of training", *(f"{each:.0f}" for each in sums))
     return table
 
@@ -160,7 +164,7 @@ def _is_of(figure: str, head: str) -> bool:
 
 
 class Record:
-    """Results by arm and seed, in a file that several processes may write to.
+    """Results by variant and seed, in a file that several processes may write to.
 
     Args:
         path: The file.
@@ -184,10 +188,10 @@ class Record:
         """The contents of the file."""
         return self._read()["results"]
 
-    def add(self, arm: str, seed: int, figures: dict[str, float]) -> None:
+    def add(self, variant: str, seed: int, figures: dict[str, float]) -> None:
         """Adds the results of a run."""
         content = self._read()
-        content["results"].setdefault(arm, {})[str(seed)] = figures
+        content["results"].setdefault(variant, {})[str(seed)] = figures
         unfinished = self._path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         unfinished.replace(self._path)
@@ -214,22 +218,22 @@ def compare(asked: argparse.Namespace, options: argparse.Namespace, console: Con
     record = Record(Path(asked.output), json.loads(json.dumps(settings)))
     classes = dict(zip(("price", *asked.slots), numbers))
     heads = ("reply", *classes)
-    arms = {**{head: (head,) for head in heads}, "reply and price": ("reply", "price")}
+    variants = {**{head: (head,) for head in heads}, "reply and price": ("reply", "price")}
     if asked.slots:
-        arms["all"] = heads
-    unknown = [arm for arm in asked.arms or () if arm not in arms]
+        variants["all"] = heads
+    unknown = [variant for variant in asked.variants or () if variant not in variants]
     if unknown:
         raise run.InputError(
-            f"`--arms` must be among {', '.join(map(repr, arms))}. Received: {', '.join(map(repr, unknown))}. "
+            f"`--variants` must be among {', '.join(map(repr, variants))}. Received: {', '.join(map(repr, unknown))}. "
             "Correct the name, or add the slot to --slots."
         )
     for options.seed in range(asked.seeds):
         data = some_rows(everything, asked.rows, options.seed)
-        for arm in asked.arms or arms:
-            if str(options.seed) not in record.results.get(arm, {}):
-                figures = measure(arms[arm], classes, data, options)
-                record.add(arm, options.seed, figures)
-                console.print(f"seed {options.seed}, {arm}: {figures}", highlight=False, soft_wrap=True)
+        for variant in asked.variants or variants:
+            if str(options.seed) not in record.results.get(variant, {}):
+                figures = measure(variants[variant], classes, data, options)
+                record.add(variant, options.seed, figures)
+                console.print(f"seed {options.seed}, {variant}: {figures}", highlight=False, soft_wrap=True)
     title = f"{len(data.splits['train'].texts)} rows, {options.epochs} epochs, mean ± standard deviation over seeds"
     console.print(draw_table(record.results, heads, title))
 
@@ -241,7 +245,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=whole(0), default=4000, metavar="N", help="number of training rows; 0 for all")
     parser.add_argument("--seeds", type=whole(1), default=1, metavar="N", help="number of seeds")
     parser.add_argument(
-        "--arms", nargs="+", metavar="ARM", help="among reply, price, the slots, 'reply and price', 'all' (default: all)"
+        "--variants",
+        nargs="+",
+        metavar="VARIANT",
+        help="among reply, price, the slots, 'reply and price', 'all' (default: all)",
     )
     parser.add_argument("--output", default="runs/restaurants.json", help="file for the results of every run")
     asked, others = parser.parse_known_args(arguments)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.sharing [--orders 4000] [--seeds 3] [--epochs 40]
 
-Each seed has its own training orders, held-out orders and initial weights. All arms of a seed use the same orders for the
-same number of epochs. Prints a table, and writes the results of every run to `--output`.
+Each seed has its own training orders, held-out orders and initial weights. All variants of a seed use the same orders for
+the same number of epochs. Prints a table, and writes the results of every run to `--output`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks import _results
 from examples.seq2seq_price import command, run
 
-ARMS = {"both heads": ("reply", "price"), "price alone": ("price",), "reply alone": ("reply",)}
+VARIANTS = {"both heads": ("reply", "price"), "price alone": ("price",), "reply alone": ("reply",)}
 FIGURES = {"price_accuracy": "price accuracy", "reply_exact": "exact order"}
 
 
@@ -41,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", default="runs/sharing.json", help="file for the results of every run")
     asked = parser.parse_args(arguments)
     console = Console()
-    results: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    results: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for seed in range(asked.seeds):
         data = run.workshop_data(asked.orders, asked.held_out, seed)
         options = command.parse(["--epochs", str(asked.epochs), "--seed", str(seed)])
-        for arm, heads in ARMS.items():
-            results[arm].append(measure(heads, data, options, console))
-            console.print(f"seed {seed}, {arm}: {results[arm][-1]}", highlight=False, soft_wrap=True)
+        for variant, heads in VARIANTS.items():
+            results[variant].append(measure(heads, data, options, console))
+            console.print(f"seed {seed}, {variant}: {results[variant][-1]}", highlight=False, soft_wrap=True)
     title = f"{asked.orders} orders, {asked.epochs} epochs, {asked.seeds} seeds"
     _results.print_table(console, results, FIGURES, "trained", title)
     _results.write(results, asked.output)

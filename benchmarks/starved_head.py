@@ -69,7 +69,7 @@ def figures(trainer: MultiHeadTrainer, data: tuple[Any, Mapping[str, Any]]) -> d
 
 
 def measure(seed: int, epochs: int, heads: Sequence[str], weight: float = 1.0, how: Any = None) -> dict[str, float]:
-    """Trains one arm and measures it on the held-out rows.
+    """Trains one variant and measures it on the held-out rows.
 
     Args:
         seed: Of the data and the initial weights.
@@ -90,8 +90,8 @@ def measure(seed: int, epochs: int, heads: Sequence[str], weight: float = 1.0, h
     return figures(trainer, held_out)
 
 
-def arms(epochs: int) -> dict[str, dict[str, Any]]:
-    """The arguments of `measure` for each arm."""
+def variants(epochs: int) -> dict[str, dict[str, Any]]:
+    """The arguments of `measure` for each variant."""
     both = {"heads": ("topics", "hours"), "epochs": epochs}
     return {
         "each head alone": {"epochs": epochs},
@@ -111,21 +111,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
     parser.add_argument("--epochs", type=int, default=12, help="number of epochs")
     parser.add_argument(
-        "--arms", nargs="+", choices=tuple(arms(1)), default=tuple(arms(1)), metavar="ARM", help="which arms"
+        "--variants",
+        nargs="+",
+        choices=tuple(variants(1)),
+        default=tuple(variants(1)),
+        metavar="VARIANT",
+        help="which variants",
     )
     parser.add_argument("--output", default="runs/starved_head.json", help="file for the results of every run")
     asked = parser.parse_args(arguments)
     console = Console()
-    results: dict[str, list[dict[str, float]]] = {arm: [] for arm in asked.arms}
+    results: dict[str, list[dict[str, float]]] = {variant: [] for variant in asked.variants}
     for seed in range(asked.seeds):
-        for arm in asked.arms:
-            options = arms(asked.epochs)[arm]
+        for variant in asked.variants:
+            options = variants(asked.epochs)[variant]
             each = [(head,) for head in FIGURES] if "heads" not in options else [options["heads"]]
             run: dict[str, float] = {}
             for heads in each:
                 run |= measure(seed, **{**options, "heads": heads})
-            results[arm].append(run)
-            console.print(f"seed {seed}, {arm}: {run}", highlight=False, soft_wrap=True)
+            results[variant].append(run)
+            console.print(f"seed {seed}, {variant}: {run}", highlight=False, soft_wrap=True)
     _results.print_table(console, results, FIGURES, "trained", f"{asked.epochs} epochs, {asked.seeds} seeds")
     _results.write(results, asked.output)
 

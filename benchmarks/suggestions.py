@@ -199,7 +199,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 
 class Runner:
-    """One trainer per model, compiled once per arm: seeds differ in data and initial values, not in the graph.
+    """One trainer per model, compiled once per variant: seeds differ in data and initial values, not in the graph.
 
     Args:
         name: The model.

@@ -1,4 +1,4 @@
-"""`python -m multihead plot run.jsonl` draws pictures of a run; `python -m multihead compare config.py` compares arms."""
+"""`python -m multihead plot run.jsonl` draws a run; `python -m multihead compare config.py` compares variants."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     compared = commands.add_parser(
         "compare",
-        help="compare arms with each other and with each head alone",
+        help="compare variants with each other and with each head alone",
         description="Runs `multihead.compare` with the variables of a file as its arguments. Finished runs are written to a "
         "file of JSON lines; started again, the command goes on where it stopped.",
     )
-    compared.add_argument("config", help="a file of Python that defines build, data, arms, seeds and budget")
+    compared.add_argument("config", help="a file of Python that defines build, data, variants, seeds and budget")
     compared.add_argument(
         "--file", default=None, metavar="LINES", help="the file of finished runs (default: beside the config, .jsonl)"
     )

@@ -12,16 +12,16 @@ from examples._command_line import InputError, Parser, fail, what_to_install, wh
 from examples.seq2seq_price.rows import QUOTES, SEPARATORS
 
 PROGRAM = "examples.convergence_study"
-ARMS = (
+VARIANTS = (
     "two_optimizers", "two_optimizers_mean", "turns", "while_conflicting", "sum",
     "unreduced_adam", "repaired_adam", "unreduced_adadelta", "repaired_adadelta", "unreduced_sgd", "repaired_sgd",
     "equal_norms", "norm_budget", "upgrad", "nash_mtl", "imtlg", "meta_balance",
     "weight_4", "weight_16", "weight_64", "tuned_weight", "clip_by_part",
 )  # fmt: skip
-"""All arms except the references, which are always run."""
-QUICK_ARMS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
-DEFAULTS = {"arms": ARMS, "seeds": 5, "updates": 500, "orders": 6000, "measurements": 20}
-QUICK = {"arms": QUICK_ARMS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
+"""All variants except the references, which are always run."""
+QUICK_VARIANTS = ("two_optimizers", "turns", "sum", "equal_norms", "unreduced_sgd")
+DEFAULTS = {"variants": VARIANTS, "seeds": 5, "updates": 500, "orders": 6000, "measurements": 20}
+QUICK = {"variants": QUICK_VARIANTS, "seeds": 1, "updates": 120, "orders": 2000, "measurements": 6}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,14 +30,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = Parser(PROGRAM, description=description)
     add = parser.add_argument
-    add("--quick", action="store_true", help="few arms, one seed, few updates; takes two minutes")
+    add("--quick", action="store_true", help="few variants, one seed, few updates; takes two minutes")
     add(
-        "--arms",
+        "--variants",
         nargs="+",
-        choices=ARMS,
-        metavar="ARM",
-        help="the arms to compare, in addition to each head alone; choose from "
-        f"{', '.join(ARMS)} (default: all; quick: {', '.join(QUICK_ARMS)})",
+        choices=VARIANTS,
+        metavar="VARIANT",
+        help="the variants to compare, in addition to each head alone; choose from "
+        f"{', '.join(VARIANTS)} (default: all; quick: {', '.join(QUICK_VARIANTS)})",
     )
     for name, what in (
         ("seeds", "number of seeds, for the weights and the order of the batches"),
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--optimizer",
         choices=("adam", "adadelta", "sgd"),
         default="adam",
-        help="optimizer of all arms that do not specify their own (default: adam)",
+        help="optimizer of all variants that do not specify their own (default: adam)",
     )
     add("--batch-size", type=whole(1), default=64, metavar="N", help="rows per batch (default: 64)")
     add("--units", type=whole(1), default=64, metavar="N", help="size of the hidden state (default: 64)")
@@ -143,14 +143,14 @@ def _run(options: argparse.Namespace) -> None:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=made.total)
         try:
-            for arm in made.arms:
-                bar.update(task, description=arm.name)
-                results[arm.name] = made.run(arm, lambda: bar.advance(task))
+            for variant in made.variants:
+                bar.update(task, description=variant.name)
+                results[variant.name] = made.run(variant, lambda: bar.advance(task))
         except KeyboardInterrupt:
             if len(results) < made.references:
                 raise
-    if len(results) < len(made.arms):
-        say("interrupted: reporting the completed arms")
+    if len(results) < len(made.variants):
+        say("interrupted: reporting the completed variants")
     study.summarize(results, options.optimizer)
     diagnosis = made.diagnose(options.optimizer)
     said = study.conclude(results, options.optimizer)

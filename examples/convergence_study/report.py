@@ -11,20 +11,20 @@ from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 from examples import _style
-from examples.convergence_study.arms import REFERENCES, references
 from examples.convergence_study.study import Result
+from examples.convergence_study.variants import REFERENCES, references
 
 PANELS = {"reply_loss": "decoder: loss", "reply_exact": "decoder: exact replies", "price_accuracy": "price: accuracy"}
 HEAD_OF = {"reply_loss": "reply", "reply_exact": "reply", "price_accuracy": "price"}
 COLORS = {"turns": _style.ORANGE, "sum": _style.RED, "equal_norms": _style.BLUE}
 NAMES = {"turns": "in turns", "sum": "plain sum", "equal_norms": "EqualNorms"}
 IN = {"turns": "in turns", "sum": "in the plain sum", "equal_norms": "with EqualNorms"}
-FIGURES = ("arm", "decoder loss", "exact", "price accuracy", "s")
-SPEEDS = ("arm", "decoder at alone + 5 %", "of alone", "pace", "price at alone - 5 %", "norms", "cosine")
+FIGURES = ("variant", "decoder loss", "exact", "price accuracy", "s")
+SPEEDS = ("variant", "decoder at alone + 5 %", "of alone", "pace", "price at alone - 5 %", "norms", "cosine")
 
 
 def make_tables(results: dict[str, Result]) -> list[Table]:
-    """Two tables with one row per arm: the final metrics; training speed and gradients at the hidden state."""
+    """Two tables with one row per variant: the final metrics; training speed and gradients at the hidden state."""
     tables = []
     for title, columns, cells in (
         ("At the end, on the validation rows: mean ± standard deviation over seeds", FIGURES, final_rows(results)),
@@ -32,7 +32,7 @@ def make_tables(results: dict[str, Result]) -> list[Table]:
     ):
         table = Table(title=title, title_justify="left")
         for column in columns:
-            table.add_column(column, justify="left" if column == "arm" else "right", no_wrap=column == "arm")
+            table.add_column(column, justify="left" if column == "variant" else "right", no_wrap=column == "variant")
         for row in cells:
             table.add_row(*row)
         tables.append(table)
@@ -40,7 +40,7 @@ def make_tables(results: dict[str, Result]) -> list[Table]:
 
 
 def final_rows(results: dict[str, Result]) -> list[list[str]]:
-    """The cells of the first table; empty where an arm does not train a head."""
+    """The cells of the first table; empty where a variant does not train a head."""
     found = []
     for name, result in results.items():
         pairs = [_pair(result.summary.get(figure)) for figure in PANELS]
@@ -65,37 +65,37 @@ def speed_rows(results: dict[str, Result]) -> list[list[str]]:
 
 @_style.styled
 def draw(path: Path, results: dict[str, Result], axis: str) -> None:
-    """Draws learning curves with bands of one standard deviation over seeds, with a row for each group of arms.
+    """Draws learning curves with bands of one standard deviation over seeds, with a row for each group of variants.
 
     The names stand at the ends of the curves in the first column; the other columns have the same colours.
 
     Args:
         path: The file to write.
-        results: Results by arm.
+        results: Results by variant.
         axis: `"examples"` or `"seconds"`.
     """
-    alone = {name: result for name, result in results.items() if result.arm.group == REFERENCES}
+    alone = {name: result for name, result in results.items() if result.variant.group == REFERENCES}
     groups: dict[str, dict[str, Result]] = {}
     for name, result in results.items():
-        if result.arm.group != REFERENCES:
-            groups.setdefault(result.arm.group, {})[name] = result
+        if result.variant.group != REFERENCES:
+            groups.setdefault(result.variant.group, {})[name] = result
     groups = groups or {REFERENCES: {}}
     options = {"squeeze": False, "sharex": True, "sharey": "col", "width_ratios": [1.5, 1, 1]}
     figure, axes = _style.new_figure(len(groups), len(PANELS), 2.9 * len(groups) + 0.4, width=10.5, **options)
     _log_scale(axes[0, 0])  # the column shares its axis
     named: list[tuple[Any, list[Any]]] = []
     for row, (group, members) in enumerate(groups.items()):
-        used = {result.arm.optimizer for result in members.values()}
-        shown = {name: result for name, result in alone.items() if not used or result.arm.optimizer in used}
+        used = {result.variant.optimizer for result in members.values()}
+        shown = {name: result for name, result in alone.items() if not used or result.variant.optimizer in used}
         styles = {name: ("black", style) for name, style in zip(shown, _dashes(len(shown)))}
         styles |= {name: (f"C{place}", "-") for place, name in enumerate(members)}
         for column, name in enumerate(PANELS):
             panel = axes[row, column]
             ends = []
-            for arm, result in {**shown, **members}.items():
-                if HEAD_OF[name] in result.arm.heads:
-                    last = _band(panel, result, axis, name, styles[arm])
-                    ends.append((*last, arm.replace("_", " "), styles[arm][0]))
+            for variant, result in {**shown, **members}.items():
+                if HEAD_OF[name] in result.variant.heads:
+                    last = _band(panel, result, axis, name, styles[variant])
+                    ends.append((*last, variant.replace("_", " "), styles[variant][0]))
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(group)
@@ -113,12 +113,12 @@ def draw(path: Path, results: dict[str, Result], axis: str) -> None:
 
 @_style.styled
 def draw_pace(path: Path, results: dict[str, Result], main: str) -> None:
-    """Draws the decoder and the price of a few arms: each head alone, in turns, the plain sum, and with `EqualNorms`.
+    """Draws the decoder and the price of a few variants: each head alone, in turns, the plain sum, and with `EqualNorms`.
 
     Args:
         path: The file to write.
-        results: Results by arm.
-        main: The optimizer of the arms that do not specify their own.
+        results: Results by variant.
+        main: The optimizer of the variants that do not specify their own.
     """
     figure, axes = _style.new_figure(1, 2, 3.6, sharex=True)
     shown = {name: results[name] for name in COLORS if name in results}
@@ -146,8 +146,8 @@ def draw_pace(path: Path, results: dict[str, Result], main: str) -> None:
 
 def write_figures(path: Path, options: dict[str, Any], results: dict[str, Result], more: dict[str, Any]) -> None:
     """Writes options, every measurement and every summary as JSON."""
-    arms = {name: result.to_json() for name, result in results.items()}
-    text = json.dumps({"options": options, **more, "arms": arms}, indent=1, ensure_ascii=False)
+    variants = {name: result.to_json() for name, result in results.items()}
+    text = json.dumps({"options": options, **more, "variants": variants}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Runs the chosen arms on all seeds, and summarizes the results."""
+"""Runs the chosen variants on all seeds, and summarizes the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from examples.convergence_study.arms import BOTH, GRID, REFERENCES, TUNED, Arm, all_arms, references
 from examples.convergence_study.network import Network
 from examples.convergence_study.training import (
     Batches,
@@ -21,6 +20,7 @@ from examples.convergence_study.training import (
     make_trainer,
     updates_until,
 )
+from examples.convergence_study.variants import BOTH, GRID, REFERENCES, TUNED, Variant, all_variants, references
 from examples.seq2seq_price.run import Data
 from multihead.diagnosis import Diagnosis
 
@@ -34,31 +34,33 @@ Advance = Callable[[], None]
 
 @dataclass
 class Result:
-    """An arm and its curves.
+    """A variant and its curves.
 
     Attributes:
-        arm: The arm.
+        variant: The variant.
         curves: One learning curve per seed.
         trials: For the tuned weight, the result of each candidate on the tuning seed.
         summary: See `summarize`.
     """
 
-    arm: Arm
+    variant: Variant
     curves: list[Curve]
     trials: dict[str, float] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """All results as JSON data."""
-        described = {key: value for key, value in asdict(self.arm).items() if isinstance(value, (str, float, bool, tuple))}
+        described = {
+            key: value for key, value in asdict(self.variant).items() if isinstance(value, (str, float, bool, tuple))
+        }
         return {**described, "summary": self.summary, "trials": self.trials, "curves": self.curves}
 
 
-def chosen_arms(options: Namespace) -> list[Arm]:
-    """The arms named in the options, preceded by each head alone with every optimizer that they use."""
-    arms = [arm for name, arm in all_arms(options.optimizer).items() if name in options.arms]
-    used = dict.fromkeys([options.optimizer, *(arm.optimizer for arm in arms)])
-    return [*(arm for name in used for arm in references(name, options.optimizer)), *arms]
+def chosen_variants(options: Namespace) -> list[Variant]:
+    """The variants named in the options, preceded by each head alone with every optimizer that they use."""
+    variants = [variant for name, variant in all_variants(options.optimizer).items() if name in options.variants]
+    used = dict.fromkeys([options.optimizer, *(variant.optimizer for variant in variants)])
+    return [*(variant for name in used for variant in references(name, options.optimizer)), *variants]
 
 
 class Study:
@@ -73,7 +75,7 @@ class Study:
     """
 
     def __init__(self, options: Namespace, data: Data) -> None:
-        self.arms = chosen_arms(options)
+        self.variants = chosen_variants(options)
         self.network = Network(data, units=options.units, embedding=options.embedding)
         self._rows = options.batch_size
         self._epochs = min(options.measurements, options.updates)
@@ -85,40 +87,40 @@ class Study:
 
     @property
     def references(self) -> int:
-        """The number of references among the arms; they come first."""
-        return sum(arm.group == REFERENCES for arm in self.arms)
+        """The number of references among the variants; they come first."""
+        return sum(variant.group == REFERENCES for variant in self.variants)
 
     @property
     def total(self) -> int:
         """The total number of updates."""
-        runs = len(self.arms) * len(self._batches) + len(GRID) * any(arm.name == TUNED for arm in self.arms)
+        runs = len(self.variants) * len(self._batches) + len(GRID) * any(variant.name == TUNED for variant in self.variants)
         return runs * self._every * self._epochs
 
-    def run(self, arm: Arm, advance: Advance) -> Result:
-        """Trains an arm on every seed."""
+    def run(self, variant: Variant, advance: Advance) -> Result:
+        """Trains a variant on every seed."""
         trials: dict[str, float] = {}
-        if arm.name == TUNED:
-            trials = self._try_weights(arm, advance)
+        if variant.name == TUNED:
+            trials = self._try_weights(variant, advance)
             weight = float(min(trials, key=lambda tried: trials[tried]))
-            arm = replace(arm, price_weight=weight, about=f"{arm.about}: {weight:g}")
-        runner = make_run(self.network, arm, self._batches[0])
+            variant = replace(variant, price_weight=weight, about=f"{variant.about}: {weight:g}")
+        runner = make_run(self.network, variant, self._batches[0])
         curves = [
             runner.run(seed, batches, self._every, self._epochs, advance) for seed, batches in enumerate(self._batches)
         ]
-        return Result(arm, curves, trials)
+        return Result(variant, curves, trials)
 
     def diagnose(self, optimizer: str) -> Diagnosis:
         """The library's diagnosis of a price loss that is summed over the batch, before training."""
-        arm = all_arms(optimizer)[f"unreduced_{optimizer}"]
+        variant = all_variants(optimizer)[f"unreduced_{optimizer}"]
         self.network.set(self.network.draw(0))
-        return make_trainer(self.network, arm, self._rows).diagnose(self._batches[0], batches=DIAGNOSED_BATCHES)
+        return make_trainer(self.network, variant, self._rows).diagnose(self._batches[0], batches=DIAGNOSED_BATCHES)
 
-    def _try_weights(self, arm: Arm, advance: Advance) -> dict[str, float]:
+    def _try_weights(self, variant: Variant, advance: Advance) -> dict[str, float]:
         """The product of both heads' losses for each weight; it does not depend on the units of either loss."""
         batches = self._make_batches(TUNING_SEED)
         found = {}
         for weight in GRID:
-            runner = LibraryRun(self.network, replace(arm, price_weight=weight), batches)
+            runner = LibraryRun(self.network, replace(variant, price_weight=weight), batches)
             curve = runner.run(TUNING_SEED, batches, self._every, self._epochs, advance)
             found[f"{weight:g}"] = final(curve, "reply_loss") * final(curve, "price_loss")
         return found
@@ -138,13 +140,13 @@ def summarize(results: dict[str, Result], main: str) -> None:
     final loss of the decoder alone plus 5 percent, with the same optimizer and seed; `reply_slowness` is that number
     divided by what the decoder alone needed; `price_updates` is the number of updates needed to get within 5 percent of
     the accuracy of the price alone. These are means over the seeds that got there, `reply_reached` and `price_reached` in
-    number. `reply_pace` covers all seeds: the number of updates after which the decoder alone reaches the arm's final
+    number. `reply_pace` covers all seeds: the number of updates after which the decoder alone reaches the variant's final
     loss, divided by all updates, at most 1.
     """
     for result in results.values():
-        reply, price = (results[reference.name] for reference in references(result.arm.optimizer, main))
+        reply, price = (results[reference.name] for reference in references(result.variant.optimizer, main))
         summary: dict[str, Any] = {"seconds": _spread([final(curve, "seconds") for curve in result.curves])}
-        if "reply" in result.arm.heads:
+        if "reply" in result.variant.heads:
             targets = [(1 + MARGIN) * final(curve, "reply_loss") for curve in reply.curves]
             alone = [updates_until(c, "reply_loss", t, falling=True) for c, t in zip(reply.curves, targets)]
             taken = [updates_until(c, "reply_loss", t, falling=True) for c, t in zip(result.curves, targets)]
@@ -154,13 +156,13 @@ def summarize(results: dict[str, Result], main: str) -> None:
             summary["reply_pace"] = float(np.mean([_pace(c, a) for c, a in zip(result.curves, reply.curves)]))
             for figure in ("reply_loss", "reply_exact"):
                 summary[figure] = _spread([final(curve, figure) for curve in result.curves])
-        if "price" in result.arm.heads:
+        if "price" in result.variant.heads:
             goals = [(1 - MARGIN) * final(curve, "price_accuracy") for curve in price.curves]
             taken = [updates_until(c, "price_accuracy", t, falling=False) for c, t in zip(result.curves, goals)]
             summary |= _reached("price", taken)
             for figure in ("price_loss", "price_accuracy"):
                 summary[figure] = _spread([final(curve, figure) for curve in result.curves])
-        if result.arm.heads == BOTH:
+        if result.variant.heads == BOTH:
             points = [point for curve in result.curves for point in curve[1:]]
             summary |= {name: float(np.mean([p[name] for p in points])) for name in ("reply_norm", "price_norm", "cosine")}
         result.summary = summary
@@ -168,7 +170,7 @@ def summarize(results: dict[str, Result], main: str) -> None:
 
 def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
     """Whether both heads learn as well as alone: the decoder within 5 percent of its updates, the price as accurate."""
-    _, price = references(result.arm.optimizer, main)
+    _, price = references(result.variant.optimizer, main)
     summary = result.summary
     slowness, everywhere = summary["reply_slowness"], summary["reply_reached"] == len(result.curves)
     accurate = summary["price_accuracy"][0] >= results[price.name].summary["price_accuracy"][0]
@@ -178,23 +180,25 @@ def keeps_both(result: Result, results: dict[str, Result], main: str) -> bool:
 def conclude(results: dict[str, Result], main: str) -> list[str]:
     """The conclusions, one sentence each."""
     said = []
-    joint = {name: result for name, result in results.items() if result.arm.heads == BOTH}
+    joint = {name: result for name, result in results.items() if result.variant.heads == BOTH}
     for result in joint.values():
-        if result.arm.unreduced or result.arm.by_hand:
+        if result.variant.unreduced or result.variant.by_hand:
             said.append(_of_both(result, results, main))
     if "turns" in joint:
         said.append(f"Alternating: {_of_reply(joint['turns'], results, main)}; {_of_price(joint['turns'], results, main)}.")
-    others = {name: result for name, result in joint.items() if not result.arm.by_hand}
+    others = {name: result for name, result in joint.items() if not result.variant.by_hand}
     good = [name for name, result in others.items() if keeps_both(result, results, main)]
-    by_weight = [name for name in good if others[name].arm.price_weight != 1 or name == TUNED]
+    by_weight = [name for name in good if others[name].variant.price_weight != 1 or name == TUNED]
     by_itself = [name for name in good if name not in by_weight]
     said.append(
-        f"Both heads as good as alone, without a weight: {', '.join(by_itself) or 'no arm'}"
-        f"; with a weight: {', '.join(by_weight) or 'no arm'}."
+        f"Both heads as good as alone, without a weight: {', '.join(by_itself) or 'no variant'}"
+        f"; with a weight: {', '.join(by_weight) or 'no variant'}."
     )
-    balanced = [result for result in others.values() if result.arm.balancer is not None and result.arm.optimizer == main]
+    balanced = [
+        result for result in others.values() if result.variant.balancer is not None and result.variant.optimizer == main
+    ]
     if "sum" in others and balanced:
-        better = [result.arm.name for result in balanced if _dominates(result, others["sum"])]
+        better = [result.variant.name for result in balanced if _dominates(result, others["sum"])]
         said.append(f"At least as good as the plain sum for both heads: {', '.join(better) or 'no balancer'}.")
     return said
 
@@ -207,11 +211,11 @@ def _dominates(result: Result, other: Result) -> bool:
 
 
 def _of_both(result: Result, results: dict[str, Result], main: str) -> str:
-    return f"{result.arm.name}: {_of_reply(result, results, main)}; {_of_price(result, results, main)}."
+    return f"{result.variant.name}: {_of_reply(result, results, main)}; {_of_price(result, results, main)}."
 
 
 def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main)[0].name].summary["reply_loss"][0]
+    alone = results[references(result.variant.optimizer, main)[0].name].summary["reply_loss"][0]
     reached = result.summary["reply_loss"][0]
     slowness = result.summary["reply_slowness"]
     got_there = "" if slowness is None else f", in {slowness:.2f} times the updates if it gets there"
@@ -219,7 +223,7 @@ def _of_reply(result: Result, results: dict[str, Result], main: str) -> str:
 
 
 def _of_price(result: Result, results: dict[str, Result], main: str) -> str:
-    alone = results[references(result.arm.optimizer, main)[1].name].summary["price_accuracy"][0]
+    alone = results[references(result.variant.optimizer, main)[1].name].summary["price_accuracy"][0]
     return f"the price ends at an accuracy of {result.summary['price_accuracy'][0]:.3f} (alone {alone:.3f})"
 
 

@@ -1,4 +1,4 @@
-"""Trains an arm on a seed, with measurements during training."""
+"""Trains a variant on a seed, with measurements during training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from examples._command_line import InputError
-from examples.convergence_study.arms import CLIP, Arm, ByPart, make_optimizer
 from examples.convergence_study.network import Network
+from examples.convergence_study.variants import CLIP, ByPart, Variant, make_optimizer
 from examples.seq2seq_price.batches import Examples, Vectorizers, buckets_by_length
 from examples.seq2seq_price.columns import NO_LABEL
 from multihead import MultiHeadTrainer, clipping, losses
@@ -56,38 +56,38 @@ def make_batches(examples: Examples, vectorizers: Vectorizers, *, batch_size: in
     return batches
 
 
-def make_trainer(network: Network, arm: Arm, batch_size: int) -> MultiHeadTrainer:
+def make_trainer(network: Network, variant: Variant, batch_size: int) -> MultiHeadTrainer:
     """A compiled trainer for the network's modules."""
     trainer = MultiHeadTrainer(network.encoder)
     modules: list[Any] = []
-    if "reply" in arm.heads:
+    if "reply" in variant.heads:
         modules.append(network.reply)
         trainer.add_head("reply", network.reply, losses.SequenceCrossentropy(), teacher_forcing=True)
-    if "price" in arm.heads:
+    if "price" in variant.heads:
         modules.append(network.price)
         # The sum over a batch is its mean times the number of rows.
-        weight = float(batch_size) if arm.unreduced else arm.price_weight
+        weight = float(batch_size) if variant.unreduced else variant.price_weight
         loss = "sparse_categorical_crossentropy"
         trainer.add_head("price", network.price, loss, weight=weight, ignore_label=NO_LABEL)
     sizes = [len(module.trainable_variables) for module in (network.encoder, *modules)]
     with warnings.catch_warnings():
-        # That a weight has no effect with `EqualNorms` is what two arms show.
+        # That a weight has no effect with `EqualNorms` is what two variants show.
         warnings.filterwarnings("ignore", "The weights of heads do not change the direction")
         trainer.compile(
-            make_optimizer(arm),
-            balancer=None if arm.balancer is None else arm.balancer(),
-            head_schedule=None if arm.schedule is None else arm.schedule(),
-            clip=ByPart(CLIP, sizes) if arm.by_part else clipping.ByGlobalNorm(CLIP),
+            make_optimizer(variant),
+            balancer=None if variant.balancer is None else variant.balancer(),
+            head_schedule=None if variant.schedule is None else variant.schedule(),
+            clip=ByPart(CLIP, sizes) if variant.by_part else clipping.ByGlobalNorm(CLIP),
         )
     return trainer
 
 
 class AbstractRun:
-    """An arm that can be trained on one seed after another; it is compiled once.
+    """A variant that can be trained on one seed after another; it is compiled once.
 
     Args:
         network: The network to train.
-        arm: The arm.
+        variant: The variant.
         state: The variables that an update changes besides the network's weights; they are reset for every seed.
         update: Applies one update, given a batch's ids, reply ids and prices.
         batch: A batch to compile for.
@@ -96,12 +96,12 @@ class AbstractRun:
     def __init__(
         self,
         network: Network,
-        arm: Arm,
+        variant: Variant,
         state: list[Any],
         update: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Any],
         batch: Batch,
     ) -> None:
-        self._network, self._arm, self._state = network, arm, state
+        self._network, self._variant, self._state = network, variant, state
         self._start = [tf.convert_to_tensor(variable).numpy() for variable in state]
         self._rows = int(batch[0].shape[0])
         ids = tf.TensorSpec([self._rows, None], tf.int32)
@@ -113,7 +113,7 @@ class AbstractRun:
         """Trains from the seed's weights and measures at the start and after each epoch; measuring is not timed."""
         for variable, value in zip(self._state, self._start):
             variable.assign(value)
-        self._network.set(self._network.draw(seed, self._arm.deviation))
+        self._network.set(self._network.draw(seed, self._variant.deviation))
         seconds = 0.0
         curve = [{"updates": 0, "examples": 0, "seconds": seconds, **self._network.evaluate(exact=False)}]
         endless = itertools.cycle(batches)
@@ -135,52 +135,52 @@ class AbstractRun:
 
 
 class LibraryRun(AbstractRun):
-    """An arm that uses the library: it calls the `train_step` that `fit` calls, without the rest of `fit`.
+    """A variant that uses the library: it calls the `train_step` that `fit` calls, without the rest of `fit`.
 
     Args:
         network: The network to train.
-        arm: The arm.
+        variant: The variant.
         batches: The batches to train on.
     """
 
-    def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
-        self.trainer = make_trainer(network, arm, int(batches[0][0].shape[0]))
+    def __init__(self, network: Network, variant: Variant, batches: Batches) -> None:
+        self.trainer = make_trainer(network, variant, int(batches[0][0].shape[0]))
         ids, targets = batches[0]
         # Creates the variables of the trainer and its optimizer.
-        self.trainer.compute_gradients((ids, {head: targets[head] for head in arm.heads}))
+        self.trainer.compute_gradients((ids, {head: targets[head] for head in variant.heads}))
         state = [*self.trainer.variables, *self.trainer.optimizer.variables]
-        super().__init__(network, arm, state, self._update, batches[0])
+        super().__init__(network, variant, state, self._update, batches[0])
 
     def _update(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> None:
         targets = {"reply": reply, "price": price}
-        self.trainer.train_step((ids, {head: targets[head] for head in self._arm.heads}))
+        self.trainer.train_step((ids, {head: targets[head] for head in self._variant.heads}))
 
 
 class HandWrittenRun(AbstractRun):
-    """An arm without the library: two optimizers for the shared variables.
+    """A variant without the library: two optimizers for the shared variables.
 
     One minimizes the decoder's loss, averaged over tokens, with gradients clipped by global norm; the other minimizes the
     price loss, averaged or summed over the batch, without clipping.
 
     Args:
         network: The network to train.
-        arm: The arm.
+        variant: The variant.
         batches: The batches to train on.
     """
 
-    def __init__(self, network: Network, arm: Arm, batches: Batches) -> None:
+    def __init__(self, network: Network, variant: Variant, batches: Batches) -> None:
         encoder = network.encoder.trainable_variables
         self._variables = [[*encoder, *module.trainable_variables] for module in (network.reply, network.price)]
-        self._optimizers = [make_optimizer(arm) for _ in self._variables]
+        self._optimizers = [make_optimizer(variant) for _ in self._variables]
         for optimizer, variables in zip(self._optimizers, self._variables):
             optimizer.build(variables)
         state = [variable for optimizer in self._optimizers for variable in optimizer.variables]
-        super().__init__(network, arm, state, self._update, batches[0])
+        super().__init__(network, variant, state, self._update, batches[0])
 
     def _update(self, ids: tf.Tensor, reply: tf.Tensor, price: tf.Tensor) -> None:
         with tf.GradientTape(persistent=True) as tape:
             _, reply_sum, tokens, price_sum, labels = self._network.losses(ids, reply, price, training=True)
-            price_loss = price_sum if self._arm.unreduced else price_sum / tf.maximum(labels, 1.0)
+            price_loss = price_sum if self._variant.unreduced else price_sum / tf.maximum(labels, 1.0)
             both = (reply_sum / tokens, price_loss)
         of_reply, of_price = (tape.gradient(loss, variables) for loss, variables in zip(both, self._variables))
         clipped, _ = tf.clip_by_global_norm(of_reply, CLIP)
@@ -188,9 +188,9 @@ class HandWrittenRun(AbstractRun):
             optimizer.apply_gradients(zip(gradients, variables))
 
 
-def make_run(network: Network, arm: Arm, batches: Batches) -> AbstractRun:
-    """Creates the run of an arm."""
-    return (HandWrittenRun if arm.by_hand else LibraryRun)(network, arm, batches)
+def make_run(network: Network, variant: Variant, batches: Batches) -> AbstractRun:
+    """Creates the run of a variant."""
+    return (HandWrittenRun if variant.by_hand else LibraryRun)(network, variant, batches)
 
 
 def final(curve: Curve, figure: str) -> float:

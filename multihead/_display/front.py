@@ -17,13 +17,13 @@ _FIXED = "#555555"
 
 
 class Point(NamedTuple):
-    """An arm in the picture.
+    """A variant in the picture.
 
     Attributes:
         name: Its name.
         role: `"alone"` for the single-task models, `"fixed"` for a sum with fixed weights of the same model, otherwise
             `"rule"`.
-        base: The arm that this one is at equal cost; None for an arm in the same number of updates.
+        base: The variant that this one is at equal cost; None for a variant in the same number of updates.
         means: The mean metric of each head.
         deviations: Its standard deviation over seeds; NaN for one seed.
         changes: The mean relative change of each head against alone; above 0 is better.
@@ -40,10 +40,10 @@ class Point(NamedTuple):
 def draw_front(
     points: Sequence[Point], names: Mapping[str, str], directions: Mapping[str, str], seeds: int, split: str
 ) -> Any:
-    """Draws arms of two heads with an axis for each head, and arms of more heads as lines over the heads.
+    """Draws variants of two heads with an axis for each head, and variants of more heads as lines over the heads.
 
     Args:
-        points: The arms.
+        points: The variants.
         names: Each head's metric, by head name.
         directions: `"max"` or `"min"`, by head name.
         seeds: The number of seeds.
@@ -69,7 +69,7 @@ def draw_front(
 
 
 def _colours(points: Sequence[Point]) -> dict[str, str]:
-    """A colour for each arm; an arm at equal cost has that of its base."""
+    """A colour for each variant; a variant at equal cost has that of its base."""
     rules = [point.name for point in points if point.role == "rule" and point.base is None]
     found = {name: colour(k) for k, name in enumerate(rules)}
     for point in points:
@@ -150,7 +150,7 @@ _ALIGNED = {0: "center", 1: "left", -1: "right"}
 
 
 def _parallel(axis: Any, points: Sequence[Point], names: Sequence[str], colours: Mapping[str, str]) -> None:
-    """A line for each arm over the heads: its relative change against alone, above 0 is better."""
+    """A line for each variant over the heads: its relative change against alone, above 0 is better."""
     places = np.arange(len(names))
     fixed = [point.name for point in points if point.role == "fixed" and point.base is None]
     ends = []

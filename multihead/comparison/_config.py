@@ -13,7 +13,7 @@ from multihead._ground.validation import quoted
 from multihead.comparison._compare import compare
 from multihead.comparison._result import Comparison
 
-_NEEDED = ("build", "data", "arms", "seeds", "budget")
+_NEEDED = ("build", "data", "variants", "seeds", "budget")
 
 
 def compare_config(path: str, **given: Any) -> Comparison:

@@ -1,4 +1,4 @@
-"""What an update and a prediction cost: measured times of an arm and of the single-task models, in turns."""
+"""What an update and a prediction cost: measured times of a variant and of the single-task models, in turns."""
 
 from __future__ import annotations
 
@@ -110,15 +110,15 @@ def _open(value: Any) -> Any:
 
 
 def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
-    """The line of the cost of an arm.
+    """The line of the cost of a variant.
 
-    `update_ratio` is the time of one update of the arm over the sum of the times of one update of each single-task model;
-    `serve_ratio` is the same of a prediction for one batch. Both are medians over rounds; so are the times in seconds.
-    `size_ratio` is the same of the numbers of parameters.
+    `update_ratio` is the time of one update of the variant over the sum of the times of one update of each single-task
+    model; `serve_ratio` is the same of a prediction for one batch. Both are medians over rounds; so are the times in
+    seconds. `size_ratio` is the same of the numbers of parameters.
 
     Args:
         study: What is the same for all runs.
-        jobs: The arm, and each head alone.
+        jobs: The variant, and each head alone.
     """
     models = [start(study, job) for job in jobs]
     parameters, *parameters_alone = (parameters_of(each.trainer) for each in models)
@@ -128,7 +128,7 @@ def measure_cost(study: Study, jobs: tuple[Job, ...]) -> dict[str, Any]:
                                                   (updates, predictions))  # fmt: skip
     heads = [job.head for job in jobs[1:]]
     return {
-        "cost": jobs[0].arm,
+        "cost": jobs[0].variant,
         "update_ratio": _ratio(updates),
         "serve_ratio": _ratio(predictions),
         "size_ratio": parameters / sum(parameters_alone),
@@ -167,5 +167,5 @@ def _uncertainty(rounds: Sequence[Sequence[float]]) -> float:
 
 
 def updates_at_equal_cost(updates: int, cost: Mapping[str, Any]) -> int:
-    """The number of updates of an arm that take as long as so many of each single-task model together."""
+    """The number of updates of a variant that take as long as so many of each single-task model together."""
     return max(round(updates / float(cost["update_ratio"])), 1)

@@ -1,4 +1,4 @@
-"""The data of a comparison: the same batches in the same order for each arm, and the proof of it."""
+"""The data of a comparison: the same batches in the same order for each variant, and the proof of it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from multihead.heads import NamedHead
 from multihead.losses._known import CLASSES, ROWS
 
 FEW = 10
-"""With fewer labels of a class than this, the standard error of a metric exceeds the differences between arms.
+"""With fewer labels of a class than this, the standard error of a metric exceeds the differences between variants.
 
 For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and McNeil, 1982).
 """

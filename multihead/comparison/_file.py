@@ -16,7 +16,7 @@ from multihead._ground.names import nearest
 Line = dict[str, Any]
 _OPEN = ("rates", "tuning_seeds")
 """The settings that may change when a comparison goes on."""
-_RUN = ("run", "arm", "head", "seed", "rate", "updates", "at_equal_cost")
+_RUN = ("run", "variant", "head", "seed", "rate", "updates", "at_equal_cost")
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[Line]:
@@ -51,10 +51,6 @@ def _parsed(text: str) -> Line | None:
     return line if isinstance(line, dict) else None
 
 
-def _first(tuning_seeds: Any) -> Any:
-    return tuning_seeds[0] if isinstance(tuning_seeds, list) else tuning_seeds
-
-
 class Lines:
     """The lines of a comparison, in memory and, if there is a path, in a file.
 
@@ -85,7 +81,7 @@ class Lines:
         before = self.lines[0]["settings"]
         changed = [name for name in now["settings"] if before.get(name) != now["settings"][name]]
         differ = [name for name in changed if name not in _OPEN]
-        if _first(before["tuning_seeds"]) != _first(now["settings"]["tuning_seeds"]):
+        if before["tuning_seeds"][0] != now["settings"]["tuning_seeds"][0]:
             differ = ["tuning_seeds", *differ]
         if differ:
             shown = "; ".join(f"{name}: {before.get(name)!r} in the file, {now['settings'][name]!r} now" for name in differ)
@@ -117,7 +113,7 @@ class Lines:
         return self.append({name: value})[name]
 
     def choose(self, label: str, rate: float, grid: Sequence[float], head_rates: Mapping[str, float]) -> None:
-        """Writes down the learning rates with which the seeds of an arm are trained, and the grid, unless they are there."""
+        """Writes down the learning rates for the seeds of a variant, and the grid, unless they are there."""
         of_heads = {"head_rates": dict(head_rates)} if head_rates else {}
         line = {"chosen": label, "rate": rate, "rates": list(grid), **of_heads}
         if chosen_rates(self.lines).get(label) != line:
@@ -128,7 +124,7 @@ class Lines:
         return {key_of(line): line for line in self.lines if "run" in line}
 
     def named(self, kind: str) -> dict[str, Line]:
-        """The lines of a kind (`"cost"`, `"arm"`) by the arm's name."""
+        """The lines of a kind (`"cost"`, `"variant"`) by the variant's name."""
         return {line[kind]: line for line in self.lines if kind in line and "run" not in line}
 
 
@@ -138,7 +134,7 @@ def last_of(lines: Sequence[Line], name: str) -> Any:
 
 
 def chosen_rates(lines: Sequence[Line]) -> dict[str, Line]:
-    """The last line of a choice of learning rates for each arm and each single-task model."""
+    """The last line of a choice of learning rates for each variant and each single-task model."""
     return {line["chosen"]: line for line in lines if "chosen" in line}
 
 

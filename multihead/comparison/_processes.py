@@ -46,7 +46,7 @@ def workers(study: Study, processes: int, others: Sequence[Any] = ()) -> Iterato
         ForkingPickler.dumps((study, others))
     except Exception as error:  # noqa: BLE001 - whatever an object of the user raises
         raise ValueError(
-            "`build`, `data`, `arms`, `optimizer`, `measure` and `options` must be importable with `processes` above 1: "
+            "`build`, `data`, `variants`, `optimizer`, `measure` and `options` must be importable with `processes` above 1: "
             f"functions at the top level of a file. Received: processes={processes!r}, and {error}. Move them there, or "
             "omit it."
         ) from error

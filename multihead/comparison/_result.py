@@ -1,4 +1,4 @@
-"""The result of a comparison: values by arm, head and seed, paired differences, and what they say."""
+"""The result of a comparison: values by variant, head and seed, paired differences, and what they say."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from multihead._display.front import Point, draw_front
 from multihead._display.tables import as_text
 from multihead._ground.validation import check_choice
-from multihead.comparison._arms import ALONE
 from multihead.comparison._choice import CONFIDENCE, costs_of, favoured, harms
 from multihead.comparison._data import TEST, VALIDATION
 from multihead.comparison._file import Line, chosen_rates, last_of, read_lines
 from multihead.comparison._student import Difference, difference_of, relative_changes
 from multihead.comparison._study import FINAL, label_of
+from multihead.comparison._variants import ALONE
 from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
 
 _COSTS = ("update", "serve", "size")
@@ -25,24 +25,24 @@ _COSTS = ("update", "serve", "size")
 class Comparison:
     """What `multihead.compare` found; `print` it.
 
-    An arm that was trained at equal cost, too, has two names: `"EqualNorms"` and `"EqualNorms, equal cost"`. The single-task
-    models are the arm `"alone"`.
+    A variant that was trained at equal cost, too, has two names: `"EqualNorms"` and `"EqualNorms, equal cost"`. The
+    single-task models are the variant `"alone"`.
 
     Args:
-        lines: The lines of a comparison's file: its settings, then arms, costs and runs.
+        lines: The lines of a comparison's file: its settings, then variants, costs and runs.
 
     Attributes:
         heads: The heads' names.
         metrics: Each head's figure, by head name.
         directions: By head name, `"max"` if the figure is better when higher, or `"min"`.
-        split: The part of the data on which arms are compared: `"test"`, or `"validation"` if there are no test data.
+        split: The part of the data on which variants are compared: `"test"`, or `"validation"` if there are no test data.
             Learning rates are always chosen on the validation data.
-        arms: The names of the arms, `"alone"` first.
-        seeds: The seeds that every arm has.
-        rates: The learning rates, by the name of the arm, and `"{head} alone"` for single-task models.
-        head_rates: For arms with `"head_rates"`, the learning rates of the heads' own variables by head name.
-        updates: The numbers of updates, by the name of the arm.
-        costs: By the name of the arm that was measured, `update` and `serve`: the time of one of its updates, and of one
+        variants: The names of the variants, `"alone"` first.
+        seeds: The seeds that every variant has.
+        rates: The learning rates, by the name of the variant, and `"{head} alone"` for single-task models.
+        head_rates: For variants with `"head_rates"`, the learning rates of the heads' own variables by head name.
+        updates: The numbers of updates, by the name of the variant.
+        costs: By the name of the variant that was measured, `update` and `serve`: the time of one of its updates, and of one
             prediction for a batch, over the sum of the times of the single-task models of all heads; and `size`: the same of
             the numbers of parameters, those that are not trained included. Below 1 is cheaper.
         few_labels: By the names of heads of two classes, the number of labels of the rarer one on the validation data, where
@@ -65,13 +65,15 @@ class Comparison:
         runs = [line for name, line in zip(names, runs) if name not in chosen or _rates(line) == _rates(chosen[name])]
         self._grids = {name: line["rates"] for name, line in chosen.items()}
         self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
-        measured = {line["arm"]: line for line in self.lines if "is_fixed" in line}
+        measured = {line["variant"]: line for line in self.lines if "is_fixed" in line}
         labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]
-        self.arms: tuple[str, ...] = tuple(label for label in (ALONE, *labels) if any(key[0] == label for key in self._runs))
-        wanted = [(arm, head if arm == ALONE else "") for arm in self.arms for head in self.heads]
+        self.variants: tuple[str, ...] = tuple(
+            label for label in (ALONE, *labels) if any(key[0] == label for key in self._runs)
+        )
+        wanted = [(variant, head if variant == ALONE else "") for variant in self.variants for head in self.heads]
         seeds = [{seed for *key, seed in self._runs if key == [*each]} for each in wanted]
         self.seeds: tuple[int, ...] = tuple(sorted(set.intersection(*seeds))) if seeds else ()
-        in_order = sorted(self._runs.items(), key=lambda run: self.arms.index(run[0][0]))
+        in_order = sorted(self._runs.items(), key=lambda run: self.variants.index(run[0][0]))
         self.rates = {self._of(label, head): line["rate"] for (label, head, _), line in in_order}
         self.head_rates = {label: line["head_rates"] for (label, _, _), line in in_order if "head_rates" in line}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
@@ -84,113 +86,113 @@ class Comparison:
     def _of(self, label: str, head: str) -> str:
         return f"{head} {ALONE}" if label == ALONE else label
 
-    def values(self, arm: str, head: str, part: str | None = None) -> np.ndarray:
+    def values(self, variant: str, head: str, part: str | None = None) -> np.ndarray:
         """A head's metric, `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
 
         Args:
-            arm: The name of the arm.
+            variant: The name of the variant.
             head: The head's name.
             part: `"validation"` or `"test"`. Default: `split`.
 
         Raises:
-            ValueError: There is no such arm, head or part.
+            ValueError: There is no such variant, head or part.
         """
-        check_choice("arm", arm, self.arms)
+        check_choice("variant", variant, self.variants)
         check_choice("head", head, self.heads)
         where = self.split if part is None else check_choice("part", part, sorted({VALIDATION, self.split}))
-        found = (self._runs[arm, head if arm == ALONE else "", seed] for seed in self.seeds)
+        found = (self._runs[variant, head if variant == ALONE else "", seed] for seed in self.seeds)
         values = [line["figures"].get(where, {}).get(self.metrics[head]) for line in found]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
-    def difference(self, arm: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
-        """The paired difference of an arm from another on a head, with a confidence interval over seeds.
+    def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
+        """The paired difference of a variant from another on a head, with a confidence interval over seeds.
 
-        Both have the same order of data at each seed and, unless an arm has a `build` of its own, the same initial weights,
-        so that the differences of seeds `s_k (M_arm - M_other)` vary less than the values. The sign `s_k` is 1 for a figure
-        that is better when higher, otherwise -1: above 0, the arm is better.
+        Both have the same order of data at each seed and, unless a variant has a `build` of its own, the same initial
+        weights, so that the differences of seeds `s_k (M_variant - M_other)` vary less than the values. The sign `s_k` is 1
+        for a figure that is better when higher, otherwise -1: above 0, the variant is better.
 
         Args:
-            arm: The name of the arm.
+            variant: The name of the variant.
             head: The head's name.
-            other: The name of the other arm.
+            other: The name of the other variant.
             confidence: Of the interval, between 0 and 1.
 
         Raises:
-            ValueError: There is no such arm or head, or `confidence` is out of range.
+            ValueError: There is no such variant or head, or `confidence` is out of range.
         """
-        check_choice("other", other, self.arms)
-        return difference_of(self._sign(head) * (self.values(arm, head) - self.values(other, head)), confidence)
+        check_choice("other", other, self.variants)
+        return difference_of(self._sign(head) * (self.values(variant, head) - self.values(other, head)), confidence)
 
-    def choose(self, arms: Sequence[str] | None = None) -> str:
-        """The arm that the validation data favour, so that its figures on the test data are not those of the luckiest arm.
+    def choose(self, variants: Sequence[str] | None = None) -> str:
+        """The variant that the validation data favour, so that its figures on the test data are not those of the luckiest.
 
-        It is the cheapest arm that the validation data cannot tell from the best one. The best one has the largest
-        delta-m there, among the arms in which no head is worse than alone beyond its 95 % interval and whose delta-m is
-        not below 0 by more than twice the noise, the low median over arms of its standard error; or among all if there
-        are none. Of the same arms, one counts as equal if its delta-m is at most one standard error of the best one's
+        It is the cheapest variant that the validation data cannot tell from the best one. The best one has the largest
+        delta-m there, among the variants in which no head is worse than alone beyond its 95 % interval and whose delta-m is
+        not below 0 by more than twice the noise, the low median over variants of its standard error; or among all if there
+        are none. Of the same variants, one counts as equal if its delta-m is at most one standard error of the best one's
         below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
-        training, or the number of updates where that is not known of all arms.
+        training, or the number of updates where that is not known of all variants.
 
         Heads in `few_labels` are ignored: their figures on the validation data are too noisy. If no other head is left, it
-        is the cheapest arm.
+        is the cheapest variant.
 
         Args:
-            arms: The names of the arms that may be chosen. Default: all that share an encoder.
+            variants: The names of the variants that may be chosen. Default: all that share an encoder.
 
         Raises:
-            ValueError: There is no such arm, or none of them has finite figures of all heads on the validation data.
+            ValueError: There is no such variant, or none of them has finite figures of all heads on the validation data.
 
         Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees,
         1984.
         """
-        joint = [arm for arm in self.arms if arm != ALONE]
-        known = joint if arms is None else [check_choice("arms", arm, joint) for arm in arms]
+        joint = [variant for variant in self.variants if variant != ALONE]
+        known = joint if variants is None else [check_choice("variants", variant, joint) for variant in variants]
         found = self._favoured(known)
         if found is None:
             raise ValueError(
-                "`arms` must have an arm with finite figures of all heads on the validation data, and so must the "
-                f"single-task models. Received: arms={known!r}. Name others, or look at the values of {ALONE!r}."
+                "`variants` must have a variant with finite figures of all heads on the validation data, and so must the "
+                f"single-task models. Received: variants={known!r}. Name others, or look at the values of {ALONE!r}."
             )
         return found
 
-    def _favoured(self, arms: Sequence[str]) -> str | None:
-        values = {arm: self._on_validation(arm) for arm in arms}
-        costs = costs_of(arms, self.updates, self.costs)
+    def _favoured(self, variants: Sequence[str]) -> str | None:
+        values = {variant: self._on_validation(variant) for variant in variants}
+        costs = costs_of(variants, self.updates, self.costs)
         return favoured(values, self._on_validation(ALONE), self._signs(), costs, self._counts())
 
     def _counts(self) -> list[bool]:
         """`[heads]`: which of them have enough labels on the validation data."""
         return [head not in self.few_labels for head in self.heads]
 
-    def _harms(self, arm: str) -> bool:
+    def _harms(self, variant: str) -> bool:
         """Whether a head with enough labels is worse than alone on the validation data."""
         kept = np.flatnonzero(self._counts())
-        return harms(self._on_validation(arm)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
+        return harms(self._on_validation(variant)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
 
-    def _on_validation(self, arm: str) -> np.ndarray:
-        """The figures of an arm on the validation data, `[heads, seeds]`."""
-        return np.array([self.values(arm, head, VALIDATION) for head in self.heads])
+    def _on_validation(self, variant: str) -> np.ndarray:
+        """The figures of a variant on the validation data, `[heads, seeds]`."""
+        return np.array([self.values(variant, head, VALIDATION) for head in self.heads])
 
     def _signs(self) -> np.ndarray:
         return np.array([*map(self._sign, self.heads)])
 
-    def delta_m(self, arm: str, confidence: float = CONFIDENCE) -> Difference:
+    def delta_m(self, variant: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
 
-        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, with `M_k` the arm's metric of head `k`, `B_k` that of
-        the head alone at the same seed, and `s_k` 1 for a figure that is better when higher, otherwise -1. 0.05 is 5 %
+        `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, with `M_k` the variant's metric of head `k`, `B_k` that
+        of the head alone at the same seed, and `s_k` 1 for a figure that is better when higher, otherwise -1. 0.05 is 5 %
         better.
 
         Args:
-            arm: The name of the arm.
+            variant: The name of the variant.
             confidence: Of the interval, between 0 and 1.
 
         Raises:
-            ValueError: There is no such arm, or `confidence` is out of range.
+            ValueError: There is no such variant, or `confidence` is out of range.
 
         Source: Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
         """
-        values, baselines = (np.array([self.values(each, head) for head in self.heads]) for each in (arm, ALONE))
+        values, baselines = (np.array([self.values(each, head) for head in self.heads]) for each in (variant, ALONE))
         return difference_of(relative_changes(values, baselines, np.array([*map(self._sign, self.heads)])), confidence)
 
     def _sign(self, head: str) -> float:
@@ -213,7 +215,7 @@ class Comparison:
         return "\n\n".join([self.table(), "\n".join(f"- {finding}" for finding in self.findings)])
 
     def _facts(self) -> Facts:
-        joint = [arm for arm in self.arms if arm != ALONE]
+        joint = [variant for variant in self.variants if variant != ALONE]
         favourite = self._favoured(joint) if self.split == TEST else None
         pays = favourite is not None and self._harms(favourite)
         return Facts(
@@ -221,11 +223,11 @@ class Comparison:
             metrics=self.metrics,
             directions=self.directions,
             split=self.split,
-            arms=self.arms,
+            variants=self.variants,
             seeds=self.seeds,
-            values={arm: {head: self.values(arm, head) for head in self.heads} for arm in self.arms},
-            differences={arm: {head: self.difference(arm, head) for head in self.heads} for arm in joint},
-            delta_m={arm: self.delta_m(arm) for arm in joint},
+            values={variant: {head: self.values(variant, head) for head in self.heads} for variant in self.variants},
+            differences={variant: {head: self.difference(variant, head) for head in self.heads} for variant in joint},
+            delta_m={variant: self.delta_m(variant) for variant in joint},
             rates=self.rates,
             as_alone=[*self.head_rates],
             favoured=favourite,
@@ -249,25 +251,27 @@ class Comparison:
         return draw_front(self.points(), names, self.directions, len(self.seeds), self.split)
 
     def points(self) -> list[Point]:
-        """What `plot` draws: for each arm mean and standard deviation over seeds, relative changes, and its role."""
+        """What `plot` draws: for each variant mean and standard deviation over seeds, relative changes, and its role."""
         found = []
-        for arm in self.arms:
-            of_heads = [self.values(arm, head) for head in self.heads]
-            base = next((name for name in self.arms if name != arm and label_of(name, at_equal_cost=True) == arm), None)
-            role = "alone" if arm == ALONE else "fixed" if (base or arm) in self._fixed else "rule"
-            changes = [self._relative(arm, head) for head in self.heads]
+        for variant in self.variants:
+            of_heads = [self.values(variant, head) for head in self.heads]
+            base = next(
+                (name for name in self.variants if name != variant and label_of(name, at_equal_cost=True) == variant), None
+            )
+            role = "alone" if variant == ALONE else "fixed" if (base or variant) in self._fixed else "rule"
+            changes = [self._relative(variant, head) for head in self.heads]
             means, deviations = zip(*map(mean_and_deviation, of_heads))
-            found.append(Point(arm, role, base, means, deviations, changes))
+            found.append(Point(variant, role, base, means, deviations, changes))
         return found
 
-    def _relative(self, arm: str, head: str) -> float:
+    def _relative(self, variant: str, head: str) -> float:
         sign = np.array([self._sign(head)])
-        values, baselines = (self.values(each, head)[None] for each in (arm, ALONE))
+        values, baselines = (self.values(each, head)[None] for each in (variant, ALONE))
         return difference_of(relative_changes(values, baselines, sign), CONFIDENCE).mean
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
-        joint = [arm for arm in self.arms if arm != ALONE]
+        joint = [variant for variant in self.variants if variant != ALONE]
         return {
             "heads": list(self.heads),
             "metrics": self.metrics,
@@ -279,15 +283,17 @@ class Comparison:
             "head_rates": self.head_rates,
             "costs": self.costs,
             "few_labels": self.few_labels,
-            "values": {arm: {h: [_plain(v) for v in self.values(arm, h)] for h in self.heads} for arm in self.arms},
-            "differences": {arm: {h: _as_dict(self.difference(arm, h)) for h in self.heads} for arm in joint},
-            "delta_m": {arm: _as_dict(self.delta_m(arm)) for arm in joint},
+            "values": {
+                variant: {h: [_plain(v) for v in self.values(variant, h)] for h in self.heads} for variant in self.variants
+            },
+            "differences": {variant: {h: _as_dict(self.difference(variant, h)) for h in self.heads} for variant in joint},
+            "delta_m": {variant: _as_dict(self.delta_m(variant)) for variant in joint},
             "findings": self.findings,
         }
 
 
 def _label(line: Mapping[str, Any]) -> str:
-    return label_of(line["arm"], at_equal_cost=line["at_equal_cost"])
+    return label_of(line["variant"], at_equal_cost=line["at_equal_cost"])
 
 
 def _rates(line: Line) -> tuple[float, Any]:
@@ -311,14 +317,14 @@ def read(path: str | os.PathLike[str]) -> Comparison:
         path: The `file` of `multihead.compare`.
 
     Raises:
-        ValueError: The file is none of a comparison, or has no finished runs of an arm and of the single-task models.
+        ValueError: The file is none of a comparison, or has no finished runs of a variant and of the single-task models.
         FileNotFoundError: There is no such file.
     """
     lines = read_lines(path)
     found = Comparison(lines) if lines else None
-    if found is None or ALONE not in found.arms or not found.seeds:
+    if found is None or ALONE not in found.variants or not found.seeds:
         raise ValueError(
-            "`path` must have runs of all arms for at least one seed. "
+            "`path` must have runs of all variants for at least one seed. "
             f"Received: {os.fspath(path)!r}, without. Start the program again: it goes on where it stopped."
         )
     return found

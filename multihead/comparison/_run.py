@@ -1,4 +1,4 @@
-"""One run: the trainer of an arm from the start of its seed, trained on the order of its seed, and measured."""
+"""One run: the trainer of a variant from the start of its seed, trained on the order of its seed, and measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from multihead._ground.validation import as_python, check_head_names, is_number,
 from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack
-from multihead.comparison._arms import in_words, made
 from multihead.comparison._data import (
     TEST,
     TRAIN,
@@ -34,6 +33,7 @@ from multihead.comparison._data import (
 )
 from multihead.comparison._few_labels import few_labels
 from multihead.comparison._study import FINAL, Job, Study
+from multihead.comparison._variants import in_words, made
 from multihead.heads._metrics import log_name
 from multihead.heads._value import named
 from multihead.weighting import Weighting
@@ -58,13 +58,13 @@ class Started(NamedTuple):
 
 
 def start(study: Study, job: Job) -> Started:
-    """Makes the trainer of a run: with the seed's initial weights, whatever the arm.
+    """Makes the trainer of a run: with the seed's initial weights, whatever the variant.
 
-    All heads are built first, so that each draws the same numbers in every arm; those that the arm does not train are
-    dropped then.
+    All heads are built first, so that each draws the same numbers in every variant; those that the variant does not train
+    are dropped then.
 
     Raises:
-        ValueError: `build`, the data and the arm do not fit together.
+        ValueError: `build`, the data and the variant do not fit together.
         TypeError: `build` returns something else.
     """
     keras.utils.set_random_seed(job.seed)
@@ -73,7 +73,7 @@ def start(study: Study, job: Job) -> Started:
     trainer = _built(study, job)
     _give_rates(trainer, job)
     all_heads = list(trainer.heads)
-    check_head_names(f"arms[{job.arm!r}]['weights']", job.weights, all_heads)
+    check_head_names(f"variants[{job.variant!r}]['weights']", job.weights, all_heads)
     data = {name: read_split(name, each, all_heads) for name, each in given.items()}
     rate = keras.optimizers.schedules.CosineDecay(job.rate, job.updates)
     trainer.compile(study.optimizer(rate), **{"telemetry": None, **made(study.options)})
@@ -88,7 +88,9 @@ def start(study: Study, job: Job) -> Started:
     trainer._build_again()
     _learn_scalings(trainer, data[TRAIN], all_heads, study.batch_size)
     if callable(study.data) and not data[TRAIN].is_arrays:
-        keras.utils.set_random_seed(job.seed)  # arms differ in how often they have read a shuffle, which now begins again
+        keras.utils.set_random_seed(
+            job.seed
+        )  # variants differ in how often they have read a shuffle, which now begins again
         given = splits_of(study.data, job.seed)
         data = {name: read_split(name, each, all_heads) for name, each in given.items()}
     modules = {"encoder": trainer.encoder, **{name: head.module for name, head in trainer.heads.items()}}
@@ -108,9 +110,9 @@ def _give_rates(trainer: Any, job: Job) -> None:
         head = heads[name]
         if not is_number(head.learning_rate_multiplier):
             raise ValueError(
-                f"`arms[{job.arm!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. Received: "
-                f"head {name!r} with learning_rate_multiplier={head.learning_rate_multiplier!r}. Remove `head_rates`, "
-                "or give the head a number."
+                f"`variants[{job.variant!r}]['head_rates']` needs heads whose `learning_rate_multiplier` is a number. "
+                f"Received: head {name!r} with learning_rate_multiplier={head.learning_rate_multiplier!r}. Remove "
+                "`head_rates`, or give the head a number."
             )
         heads[name] = replace(head, learning_rate_multiplier=head.learning_rate_multiplier * rate / job.rate)
     for name, head in heads.items() if job.head_rates else ():
@@ -124,7 +126,7 @@ def _built(study: Study, job: Job) -> Any:
     Raises:
         TypeError: It is none.
     """
-    argument, build = ("`build`", study.build) if job.build is None else (f"`arms[{job.arm!r}]['build']`", job.build)
+    argument, build = ("`build`", study.build) if job.build is None else (f"`variants[{job.variant!r}]['build']`", job.build)
     trainer: Any = build()
     is_trainer = isinstance(trainer, KerasHooks)  # which only a `MultiHeadTrainer` is
     if not is_trainer or len(trainer.heads) < 2:
@@ -206,7 +208,7 @@ def _epochs(study: Study, trainer: Any, data: Data) -> list[_Epochs]:
 
 
 def run(study: Study, job: Job) -> dict[str, Any]:
-    """Trains and measures one arm on one seed; returns its line."""
+    """Trains and measures one variant on one seed; returns its line."""
     started = start(study, job)
     trainer = started.trainer
     heads, number = list(trainer.heads), job.updates * study.accumulate
@@ -230,7 +232,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
     figures = {name: {} if failed else figures_of(study, started, name) for name in parts}
     line = {
         "run": job.kind,
-        "arm": job.arm,
+        "variant": job.variant,
         "head": job.head,
         "at_equal_cost": job.at_equal_cost,
         "seed": job.seed,
@@ -265,7 +267,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
 
     Args:
         study: What is the same for all runs.
-        job: The first arm, with the tuning seed.
+        job: The first variant, with the tuning seed.
         metrics: The argument of `compare`.
         unit: `"updates"` or `"epochs"`.
         number: How many.
@@ -287,8 +289,8 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
     }
 
 
-def check_arm(study: Study, job: Job) -> dict[str, int]:
-    """Starts an arm, without training it: options that do not suit it are errors before the first run.
+def check_variant(study: Study, job: Job) -> dict[str, int]:
+    """Starts a variant, without training it: options that do not suit it are errors before the first run.
 
     Returns:
         Digests of the initial weights, as in `Started`.
@@ -298,7 +300,7 @@ def check_arm(study: Study, job: Job) -> dict[str, int]:
     """
     if job.build is None:
         return start(study, job).start
-    argument = f"`arms[{job.arm!r}]['build']`"
+    argument = f"`variants[{job.variant!r}]['build']`"
     one, other = _built(study, replace(job, build=None)), _built(study, job)
     if other is _built(study, job):
         raise ValueError(

@@ -103,7 +103,7 @@ def relative_changes(values: np.ndarray, baselines: np.ndarray, signs: np.ndarra
     its baseline is 0.
 
     Args:
-        values: `M`, `[heads, seeds]`, the metrics of an arm.
+        values: `M`, `[heads, seeds]`, the metrics of a variant.
         baselines: `B`, `[heads, seeds]`, those of each head alone.
         signs: `s`, `[heads]`: 1 for a metric that is better when higher, -1 for one that is better when lower.
 

@@ -11,7 +11,7 @@ import keras
 from multihead._ground.keras import STACK
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import check_positive_whole, check_whole, is_number, quoted
-from multihead.comparison._arms import ALONE, AT_EQUAL_COST, check_build, in_words
+from multihead.comparison._variants import ALONE, AT_EQUAL_COST, check_build, in_words
 
 TUNE, FINAL = "tune", "final"
 
@@ -24,7 +24,7 @@ class Study:
         build: Creates the trainer with all heads.
         data: The parts of the data, or a function of the seed that returns them.
         optimizer: Creates an optimizer from a learning rate.
-        options: Options of `compile` for all arms, the single-task models among them.
+        options: Options of `compile` for all variants, the single-task models among them.
         batch_size: The number of examples in a batch of arrays.
         measure: Further figures of a trainer, or None for those of `evaluate`.
         accumulate: The number of batches of one update.
@@ -45,21 +45,21 @@ class Job:
 
     Attributes:
         kind: `"tune"` or `"final"`.
-        arm: The arm's name, `"alone"` for single-task models.
-        head: The head of a single-task model; empty for an arm with all heads.
+        variant: The variant's name, `"alone"` for single-task models.
+        head: The head of a single-task model; empty for a variant with all heads.
         seed: The seed of the initial weights, the order of the data and all else.
         rate: The learning rate, which decays to zero.
         updates: The number of updates.
         at_equal_cost: Whether the number of updates is that of the time of all single-task models.
         weights: The heads' weights.
-        options: Options of `compile` of the arm.
+        options: Options of `compile` of the variant.
         budget: The number of updates without equal cost, by which places in the order of the data are marked.
-        build: Creates the trainer of the arm; None for that of the study.
+        build: Creates the trainer of the variant; None for that of the study.
         head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
 
     kind: str
-    arm: str
+    variant: str
     head: str
     seed: int
     rate: float
@@ -73,21 +73,21 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The arm in tables."""
-        return label_of(self.arm, self.head, at_equal_cost=self.at_equal_cost)
+        """The variant in tables."""
+        return label_of(self.variant, self.head, at_equal_cost=self.at_equal_cost)
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells the run from all others."""
         of_heads = tuple(sorted(self.head_rates.items()))
-        return (self.kind, self.arm, self.head, self.seed, self.rate, self.updates, self.at_equal_cost, of_heads)
+        return (self.kind, self.variant, self.head, self.seed, self.rate, self.updates, self.at_equal_cost, of_heads)
 
 
-def label_of(arm: str, head: str = "", *, at_equal_cost: bool = False) -> str:
-    """An arm's name in tables."""
-    if arm == ALONE:
+def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> str:
+    """A variant's name in tables."""
+    if variant == ALONE:
         return f"{head} alone" if head else ALONE
-    return arm + AT_EQUAL_COST if at_equal_cost else arm
+    return variant + AT_EQUAL_COST if at_equal_cost else variant
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str
         "split": probed["split"],
         "updates": probed["updates"],
         "rates": list(plan.rates),
-        "tuning_seeds": plan.tuning_seeds[0] if len(plan.tuning_seeds) == 1 else list(plan.tuning_seeds),
+        "tuning_seeds": list(plan.tuning_seeds),
         "batch_size": study.batch_size,
         "optimizer": in_words(study.optimizer),
         "options": {name: in_words(value) for name, value in sorted(study.options.items())},

@@ -267,19 +267,19 @@ def _layers(axis: Any, run: Run) -> None:
 
 
 def front(comparison: Comparison | str | os.PathLike[str]) -> Any:
-    """What each head gains and pays in the arms of a comparison.
+    """What each head gains and pays in the variants of a comparison.
 
-    With two heads, each has an axis, on which better is further out: arms with fixed weights are joined by a line, in the
-    order of `arms`; other rules are single points, and the single-task models are the star whose dotted lines are the corner
-    to reach. Arms at equal cost are hollow, and an arrow leads to them from the same arm in as many updates. Bars are
-    standard deviations over seeds. With more heads, each arm is a line over the heads: its relative change against each head
-    alone.
+    With two heads, each has an axis, on which better is further out: variants with fixed weights are joined by a line, in
+    the order of `variants`; other rules are single points, and the single-task models are the star whose dotted lines are
+    the corner to reach. Variants at equal cost are hollow, and an arrow leads to them from the same variant in as many
+    updates. Bars are standard deviations over seeds. With more heads, each variant is a line over the heads: its relative
+    change against each head alone.
 
     Args:
         comparison: What `multihead.compare` has returned, or its file.
 
     Raises:
-        ValueError: The file is none of a comparison, or has no finished runs of an arm and of the single-task models.
+        ValueError: The file is none of a comparison, or has no finished runs of a variant and of the single-task models.
     """
     found = comparison if isinstance(comparison, Comparison) else read_comparison(comparison)
     return found.plot()

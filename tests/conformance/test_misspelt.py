@@ -99,7 +99,14 @@ PICTURES = ("all_of", "cosines", "layers", "losses", "norms", "read", "shares", 
 
 
 def comparing(**given):
-    arguments = {"arms": {"plain sum": {}}, "seeds": 1, "budget": 1, "options": {"run_eagerly": True}, "verbose": 0, **given}
+    arguments = {
+        "variants": {"plain sum": {}},
+        "seeds": 1,
+        "budget": 1,
+        "options": {"run_eagerly": True},
+        "verbose": 0,
+        **given,
+    }
     parts = {name: compared.examples(8) for name in ("train", "validation")}
     return compare(compared.build, given.get("data", parts), **{k: v for k, v in arguments.items() if k != "data"})
 
@@ -132,7 +139,7 @@ NAMES = {
         "mean",
     ),
     "compare.data": (lambda: comparing(data={"train": compared.examples(8), "validaton": None}), "validation"),
-    "compare.arms": (lambda: comparing(arms={"a": {"balancr": "UPGrad"}}), "balancer"),
+    "compare.variants": (lambda: comparing(variants={"a": {"balancr": "UPGrad"}}), "balancer"),
     "compare.budget": (lambda: comparing(budget={"epoch": 3}), "epochs"),
     "compare.metrics": (lambda: comparing(metrics={"kind": "kind_acuracy", "size": "size_loss"}), "kind_accuracy"),
     "compare.options": (lambda: comparing(options={"clp": None}), "clip"),

@@ -28,7 +28,7 @@ def line(name, optimizer, alone, joint):
         "updates": updates,
         "rates": {},
         "costs": {},
-        "figures": {arm: dict(zip("ab", values)) for arm, values in figures.items()},
+        "figures": {variant: dict(zip("ab", values)) for variant, values in figures.items()},
     }
 
 
@@ -87,7 +87,7 @@ def test_a_line_takes_the_place_of_the_one_before(results):
     assert "plain sum" not in _equal_cost_table.read(results)[1]["figures"]
 
 
-def test_arms_with_fewer_seeds_are_compared_at_these(results):
+def test_variants_with_fewer_seeds_are_compared_at_these(results):
     alone = [[0.5, 0.5, 0.5, 0.9], [0.8, 0.8, 0.8, 0.1]]
     more = line("one", "Adam", alone, [[0.4, 0.4, 0.4, 0.4], [0.8, 0.8, 0.8, 0.8]])
     more["figures"] = {"alone": more["figures"]["alone"], "NormFloor, equal cost": more["figures"].pop("plain sum")}
@@ -102,7 +102,7 @@ def test_arms_with_fewer_seeds_are_compared_at_these(results):
     equal_cost.keep(results, before)  # with fewer seeds: nothing is lost
     assert _equal_cost_table.read(results)[1] == found
     again = {**before, "figures": {**before["figures"], "plain sum": {"a": [0.3] * 3, "b": [0.9] * 3}}}
-    equal_cost.keep(results, again)  # as many seeds of this arm, though fewer than others have: the new figures
+    equal_cost.keep(results, again)  # as many seeds of this variant, though fewer than others have: the new figures
     figures = _equal_cost_table.read(results)[1]["figures"]
     assert figures == {**found["figures"], "plain sum": again["figures"]["plain sum"]}
 
@@ -118,9 +118,9 @@ def test_the_validation_data_choose_how_the_time_is_spent(results):
     on_validation = {"alone": alone, rule: alone, f"{rule}, as large": worse, f"{rule}, equal cost": better}
     made = line("three", "SGD", alone, alone)
     made["figures"], made["validation"] = (
-        {arm: dict(zip("ab", each)) for arm, each in of_arms.items()} for of_arms in (tests, on_validation)
+        {variant: dict(zip("ab", each)) for variant, each in of_variants.items()} for of_variants in (tests, on_validation)
     )
-    made["updates"] = {arm: 180 if arm.endswith("cost") else 100 for arm in tests}
+    made["updates"] = {variant: 180 if variant.endswith("cost") else 100 for variant in tests}
     equal_cost.keep(results, made)
     assert _equal_cost_table.chosen(made) == f"{rule}, equal cost"  # though it is the worst on the test data
     printed = _equal_cost_table.tables(results)
@@ -134,7 +134,7 @@ def test_the_validation_data_choose_the_floor(results):
     alone, better = [[0.5, 0.5, 0.5], [0.8, 0.81, 0.8]], [[0.4, 0.4, 0.41], [0.82, 0.83, 0.81]]
     made = line("four", "SGD", alone, alone)
     figures = dict(zip(("alone", *rules), (alone, alone, better)))
-    made["figures"] = made["validation"] = {arm: dict(zip("ab", each)) for arm, each in figures.items()}
+    made["figures"] = made["validation"] = {variant: dict(zip("ab", each)) for variant, each in figures.items()}
     made["updates"] = dict.fromkeys(figures, 100)
     equal_cost.keep(results, made)
     assert _equal_cost_table.chosen(made, rules) == rules[1] and _equal_cost_table.chosen(made) == rules[0]
@@ -150,8 +150,8 @@ def test_how_far_a_rule_is_beyond_the_fixed_weights(results):
     # Relative changes: (-20, 0), (-10, -10) and (0, -20) percent for the weights; the rules at (-5, -5) and (-15, -15).
     weights = {f"{other} 2": (0.6, 0.8), "plain sum": (0.55, 0.72), f"{head} 3": (0.5, 0.64)}
     rules = {"ahead": (0.525, 0.76), "behind": (0.575, 0.68)}
-    of_arms = {"alone": (0.5, 0.8), **weights, **rules}
-    made["figures"] = {arm: {head: [a] * 3, other: [b] * 3} for arm, (a, b) in of_arms.items()}
+    of_variants = {"alone": (0.5, 0.8), **weights, **rules}
+    made["figures"] = {variant: {head: [a] * 3, other: [b] * 3} for variant, (a, b) in of_variants.items()}
     assert _equal_cost_front.beyond(made, "ahead") == pytest.approx((5, 5, 5), abs=0.2)
     assert _equal_cost_front.beyond(made, "behind") == pytest.approx((-5, -5, -5), abs=0.2)
     made["figures"]["ahead"] = {head: [0.524, 0.525, 0.526], other: [0.76] * 3}
@@ -191,7 +191,7 @@ def test_orders_are_padded_and_the_longest_left_out(tmp_path):
     assert list(found.build().heads) == list(found.metrics) == ["reply", "price"]
 
 
-def test_quick_trains_the_arms_and_prints_their_table(monkeypatch, tmp_path, capsys, without_graphs):
+def test_quick_trains_the_variants_and_prints_their_table(monkeypatch, tmp_path, capsys, without_graphs):
     monkeypatch.setattr(_cost, "ROUNDS", 1)
     monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(multimnist, "SIZES", {"train": 200, "validation": 100, "test": 100})
@@ -202,7 +202,7 @@ def test_quick_trains_the_arms_and_prints_their_table(monkeypatch, tmp_path, cap
     arguments = [
         "--sets",
         "multimnist_cl_rr",
-        "--arms",
+        "--variants",
         "plain sum",
         large,
         "--runs",

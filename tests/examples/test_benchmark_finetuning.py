@@ -13,10 +13,10 @@ pytestmark = pytest.mark.programs
 
 
 @pytest.mark.thorough
-def test_a_small_benchmark_writes_the_figures_of_its_arms(tmp_path, capsys, monkeypatch, without_graphs):
+def test_a_small_benchmark_writes_the_figures_of_its_variants(tmp_path, capsys, monkeypatch, without_graphs):
     monkeypatch.setattr(batches, "NUM_BUCKETS", (2, 1))  # fewer batches
     sizes = ["--orders", "60", "--priced", "40", "--held-out", "20", "--units", "8", "--seeds", "1"]
-    epochs = ["--pretraining-epochs", "1", "--epochs", "2", "--arms", "frozen, then trained"]
+    epochs = ["--pretraining-epochs", "1", "--epochs", "2", "--variants", "frozen, then trained"]
     finetuning.main([*sizes, *epochs, "--output", str(tmp_path / "results.json")])
     (figures,) = json.loads((tmp_path / "results.json").read_text())["frozen, then trained"]
     assert set(figures) == set(finetuning.FIGURES) and all(0 <= value <= 1 for value in figures.values())

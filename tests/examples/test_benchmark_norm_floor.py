@@ -32,7 +32,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_all_networks_at_once_are_trained_as_the_trainer_does(optimizer):
     problem, seeds, updates = _problems.summed(1), [1], 6
-    networks = norm_floor.Networks([problem], seeds, {arm: norm_floor.ARMS[arm] for arm in BALANCERS})
+    networks = norm_floor.Networks([problem], seeds, {variant: norm_floor.VARIANTS[variant] for variant in BALANCERS})
     orders = norm_floor.orders_of(problem, seeds, updates)
     first = problem.rate * np.array([1.0, 0.3])
     networks.train(orders, optimizer, first)
@@ -64,7 +64,7 @@ def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
     options = ["--problems", "few_labels", "--seeds", "2", "--quick", "--output", str(output)]
     norm_floor.main(options)
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [line["arm"] for line in lines] == list(norm_floor.ARMS)
+    assert [line["variant"] for line in lines] == list(norm_floor.VARIANTS)
     norm_floor.main(options)
     assert len(output.read_text(encoding="utf-8").splitlines()) == len(lines)
     assert "| `few_labels` | few |" in capsys.readouterr().out
@@ -96,8 +96,8 @@ def test_a_missing_file_is_named(monkeypatch, tmp_path, capsys):
 
 
 def test_better_and_hurt_are_beyond_the_interval_of_paired_differences():
-    def line(arm, **heads):
-        return {"problem": "wine", "arm": arm, "heads": heads}
+    def line(variant, **heads):
+        return {"problem": "wine", "variant": variant, "heads": heads}
 
     plain = line("plain sum", a=[0.1, 0.5, 0.9], b=[0.5, 0.5, 0.5], c=[0.5, 0.5, 0.5], d=[None, 0.5, 0.5])
     other = line("floor 1", a=[0.2, 0.6, 1.0], b=[0.4, 0.4, 0.41], c=[0.4, 0.5, 0.6], d=[0.5, 0.5, 0.5])

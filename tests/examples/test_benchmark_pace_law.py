@@ -11,8 +11,8 @@ from benchmarks import _problems, norm_floor, pace_law
 from tests.helpers.sources import ROOT
 
 
-def line(arm, **heads):
-    return {"problem": "wine", "optimizer": "Adam", "arm": arm, "heads": heads}
+def line(variant, **heads):
+    return {"problem": "wine", "optimizer": "Adam", "variant": variant, "heads": heads}
 
 
 def test_alone_the_encoder_learns_from_one_head_only():
@@ -33,7 +33,7 @@ def test_alone_the_encoder_learns_from_one_head_only():
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_the_encoder_and_each_head_may_have_learning_rates_of_their_own(optimizer):
-    problem, rules = _problems.healthy(0), {"plain sum": norm_floor.plain_sum, "floor 1": norm_floor.ARMS["floor 1"]}
+    problem, rules = _problems.healthy(0), {"plain sum": norm_floor.plain_sum, "floor 1": norm_floor.VARIANTS["floor 1"]}
 
     def trained(rates):
         networks = norm_floor.Networks([problem], [0], rules)
@@ -69,7 +69,7 @@ def test_batches_of_n_times_the_size_cover_each_epoch_once():
     assert norm_floor.orders_of(problem, [0], 2, 10**6).shape == (2, 1, problem.train)
 
 
-def test_a_learning_rate_is_judged_by_what_the_arm_trains():
+def test_a_learning_rate_is_judged_by_what_the_variant_trains():
     figures = {"a": np.array([0.5, 0.7]), "b": np.array([-100.0, np.nan])}
     assert pace_law._score("alone a", figures) == pytest.approx(0.6)
     assert pace_law._score("plain sum", figures) == pytest.approx((0.6 - 1.0) / 2)
@@ -81,13 +81,13 @@ def test_the_benchmark_runs_and_repeats_nothing(tmp_path, capsys):
     options = ["--problems", "few_labels", "--optimizers", "SGD", "--seeds", "2", "--quick", "--output", str(output)]
     pace_law.main(options)
     lines = pace_law.read(output)
-    assert [each["arm"] for each in lines][:4] == ["alone", *(f"{arm}: 1" for arm in pace_law.ARMS)]
+    assert [each["variant"] for each in lines][:4] == ["alone", *(f"{variant}: 1" for variant in pace_law.VARIANTS)]
     pace_law.main(options)
     assert pace_law.read(output) == lines
     (whole,) = map(json.loads, output.read_text(encoding="utf-8").splitlines())
-    kept = {arm: values for arm, values in whole["arms"].items() if not arm.endswith("batch n")}
-    assert len(kept) == len(whole["arms"]) - len(pace_law.ARMS)
-    output.write_text(json.dumps({**whole, "arms": kept}) + "\n", encoding="utf-8")
+    kept = {variant: values for variant, values in whole["variants"].items() if not variant.endswith("batch n")}
+    assert len(kept) == len(whole["variants"]) - len(pace_law.VARIANTS)
+    output.write_text(json.dumps({**whole, "variants": kept}) + "\n", encoding="utf-8")
     pace_law.main(options)  # which adds what the line lacks
     assert pace_law.read(output) == lines
     with pytest.raises(SystemExit):

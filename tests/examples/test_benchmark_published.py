@@ -17,10 +17,10 @@ from examples._command_line import InputError
 pytestmark = pytest.mark.programs
 
 
-def test_arms_are_found_by_name():
+def test_variants_are_found_by_name():
     special = {"CAGrad": {"balancer": "its own"}}
     names = ["plain sum", "EqualNorms", "EqualNorms, parameters", "CAGrad, parameters", "FAMO", "cl 0.3"]
-    assert _published.arms_of(names, ["cl", "rr"], special) == {
+    assert _published.variants_of(names, ["cl", "rr"], special) == {
         "plain sum": {},
         "EqualNorms": {"balancer": "EqualNorms"},
         "EqualNorms, parameters": {"balancer": "EqualNorms", "balance_at": "parameters"},
@@ -28,15 +28,15 @@ def test_arms_are_found_by_name():
         "FAMO": {"weighting": "FAMO"},
         "cl 0.3": {"weights": {"cl": 0.3}},
     }
-    assert set(_published.arms_of(multimnist.METHODS, ["cl", "rr"], multimnist.SPECIAL)) == set(multimnist.METHODS)
+    assert set(_published.variants_of(multimnist.METHODS, ["cl", "rr"], multimnist.SPECIAL)) == set(multimnist.METHODS)
     for name, hint in (
         ("EqualNorm", "Did you mean 'EqualNorms'?"),
         ("cr 0.3", "Pass the name of"),
         ("FAMO, parameters", ""),
         ("get", ""),
     ):
-        with pytest.raises(InputError, match=rf"`--arms` must be names of arms. Received: '{name}'. {hint}"):
-            _published.arms_of([name], ["cl", "rr"])
+        with pytest.raises(InputError, match=rf"`--variants` must be names of variants. Received: '{name}'. {hint}"):
+            _published.variants_of([name], ["cl", "rr"])
 
 
 def test_the_area_is_that_of_scikit_learn_without_missing_labels():
@@ -104,7 +104,7 @@ def test_without_the_file_keras_has_the_digits_or_the_error_says_what_to_do(digi
     assert "`--data` must be a folder with multimnist.npz" in capsys.readouterr().err
 
 
-def test_quick_trains_the_arms_of_digits_and_prints_their_table(digits, tmp_path, monkeypatch, capsys, without_graphs):
+def test_quick_trains_the_variants_of_digits_and_prints_their_table(digits, tmp_path, monkeypatch, capsys, without_graphs):
     monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: digits)
     arguments = ["--tasks", "cl_rr", "--data", str(tmp_path), "--results", str(tmp_path)]
     assert multimnist.main(["--quick", *arguments]) == 0
@@ -116,24 +116,24 @@ def test_quick_trains_the_arms_of_digits_and_prints_their_table(digits, tmp_path
     table = capsys.readouterr().out
     assert printed.endswith(table)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
-    assert [row[0] for row in rows[:5]] == ["arm", "---", "alone", "plain sum", "EqualNorms"]
+    assert [row[0] for row in rows[:5]] == ["variant", "---", "alone", "plain sum", "EqualNorms"]
     assert {row[0] for row in rows[3:]} == set(_multimnist_table.CHANGES)
     assert rows[3][-2:] == ["-1.04, -16.86", "-8.95"]
     assert [axis.get_xlabel()[:11] for axis in _multimnist_table.draw(tmp_path).axes] == ["cl_accuracy"]
 
 
 @pytest.mark.thorough
-def test_every_arm_of_digits_trains(digits, tmp_path, monkeypatch, capsys, without_graphs):
+def test_every_variant_of_digits_trains(digits, tmp_path, monkeypatch, capsys, without_graphs):
     monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: digits)
     arguments = ["--tasks", "cl_rr", "--data", str(tmp_path), "--results", str(tmp_path)]
-    assert multimnist.main(["--quick", "--arms", *multimnist.METHODS, *arguments]) == 0
+    assert multimnist.main(["--quick", "--variants", *multimnist.METHODS, *arguments]) == 0
     rows = [line.split(" | ")[0].strip("| ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert set(multimnist.METHODS) <= set(rows)
 
 
 def test_published_figures_are_means_over_heads():
-    for arm, (left, right, mean) in _multimnist_table.CHANGES.items():
-        assert (left + right) / 2 == pytest.approx(mean, abs=0.011), arm
+    for variant, (left, right, mean) in _multimnist_table.CHANGES.items():
+        assert (left + right) / 2 == pytest.approx(mean, abs=0.011), variant
     sets = _molecules_table.PUBLISHED
     assert {tuple(figures) for figures in sets.values()} == {tuple(sets["tox21"])}
 
@@ -153,7 +153,7 @@ def made_molecules(tmp_path):
     return tmp_path
 
 
-def test_quick_trains_the_arms_of_molecules_and_prints_their_table(made_molecules, tmp_path, capsys, without_graphs):
+def test_quick_trains_the_variants_of_molecules_and_prints_their_table(made_molecules, tmp_path, capsys, without_graphs):
     pytest.importorskip("rdkit")
     pytest.importorskip("sklearn")
     arguments = ["--sets", "clintox", "--data", str(made_molecules), "--results", str(tmp_path)]
@@ -161,7 +161,7 @@ def test_quick_trains_the_arms_of_molecules_and_prints_their_table(made_molecule
     printed = capsys.readouterr().out
     assert re.search(r"clintox: 1 molecules not read, [1-9]\d? validation labels of the rarest class", printed)
     lines = [json.loads(line) for line in (tmp_path / "clintox.jsonl").read_text().splitlines()]
-    assert {line["arm"] for line in lines if "run" in line} == {"alone", "plain sum", "EqualNorms"}
+    assert {line["variant"] for line in lines if "run" in line} == {"alone", "plain sum", "EqualNorms"}
     models = [json.loads(line)["model"] for line in (tmp_path / "clintox_sklearn.jsonl").read_text().splitlines()]
     assert models == ["logistic regression", "logistic regression, C = 1", "random forest"]
     assert molecules.main(["--table", *arguments]) == 0

@@ -75,15 +75,15 @@ def table(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path, capsys, without_graphs):
+def test_the_benchmark_goes_on_where_it_was_and_prints_the_variants(table, tmp_path, capsys, without_graphs):
     output = tmp_path / "figures.json"
     sizes = ["--epochs", "1", "--units", "4", "--embedding", "3", "--batch-size", "8", "--missing", "class"]
     arguments = ["--train", table, "--dev", table, "--slots", "food", "--output", str(output), *sizes]
-    assert restaurants.main([*arguments, "--arms", "price"]) == 0
+    assert restaurants.main([*arguments, "--variants", "price"]) == 0
     before = json.loads(output.read_text())["results"]
     assert list(before) == ["price"] and list(before["price"]["0"]) == ["seconds", "price_accuracy"]
     capsys.readouterr()
-    assert restaurants.main([*arguments, "--arms", "price", "all"]) == 0
+    assert restaurants.main([*arguments, "--variants", "price", "all"]) == 0
     printed = capsys.readouterr().out
     results = json.loads(output.read_text())["results"]
     assert results["price"] == before["price"] and "seed 0, price:" not in printed
@@ -91,8 +91,8 @@ def test_the_benchmark_goes_on_where_it_was_and_prints_the_arms(table, tmp_path,
     assert {"reply_exact", "price_accuracy", "food_accuracy"} <= set(results["all"]["0"])
     for options, message in (
         (["--dropout", "0.5"], "`--output` must be a file with results for the same options"),
-        (["--arms", "beer"], "`--arms` must be among 'reply', 'price', 'food'"),
-        (["--patience", "2"], "`--patience` must be omitted: all arms train for the same"),
+        (["--variants", "beer"], "`--variants` must be among 'reply', 'price', 'food'"),
+        (["--patience", "2"], "`--patience` must be omitted: all variants train for the same"),
         (["--seed", "5"], "`--seed` must be omitted"),
         (["--output", str(tmp_path / "other.json"), "--balancer", "beer"], "`balancer` must"),
     ):

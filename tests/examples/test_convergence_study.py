@@ -1,4 +1,4 @@
-"""The study: its arms run and repeat, its measurements are those of NumPy, and a summed price loss starves the decoder."""
+"""The study: its variants run and repeat, its measurements are those of NumPy, and a summed price loss starves the decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from examples._command_line import InputError
 from examples.convergence_study import command, report, study, training
-from examples.convergence_study.arms import RATES, TUNED, ByPart, all_arms, references
+from examples.convergence_study.variants import RATES, TUNED, ByPart, all_variants, references
 from examples.seq2seq_price.run import load_data
 from multihead import clipping
 
@@ -35,23 +35,23 @@ def parse(*arguments):
 @pytest.fixture(scope="module")
 def small():
     keras.utils.set_random_seed(0)
-    options = parse("--arms", "sum", "--units", "16", "--orders", "320", "--batch-size", str(ROWS))
+    options = parse("--variants", "sum", "--units", "16", "--orders", "320", "--batch-size", str(ROWS))
     return study.Study(options, load_data(options))
 
 
 @pytest.fixture(scope="module")
 def by_hand(small):
     """What was tried first, ready to run."""
-    return training.HandWrittenRun(small.network, all_arms("adam")["two_optimizers"], small._batches[0])
+    return training.HandWrittenRun(small.network, all_variants("adam")["two_optimizers"], small._batches[0])
 
 
-def test_the_options_name_every_arm():
-    assert list(command.ARMS) == list(all_arms("adam"))
-    assert set(command.QUICK_ARMS) < set(command.ARMS)
-    arms = study.chosen_arms(parse("--arms", "sum", "unreduced_sgd"))
+def test_the_options_name_every_variant():
+    assert list(command.VARIANTS) == list(all_variants("adam"))
+    assert set(command.QUICK_VARIANTS) < set(command.VARIANTS)
+    variants = study.chosen_variants(parse("--variants", "sum", "unreduced_sgd"))
     names = ["decoder_alone", "price_alone", "decoder_alone_sgd", "price_alone_sgd", "sum", "unreduced_sgd"]
-    assert [arm.name for arm in arms] == names
-    assert [arm.optimizer for arm in arms] == ["adam", "adam", "sgd", "sgd", "adam", "sgd"]
+    assert [variant.name for variant in variants] == names
+    assert [variant.optimizer for variant in variants] == ["adam", "adam", "sgd", "sgd", "adam", "sgd"]
 
 
 def test_the_network_measures_what_numpy_does(small, without_graphs):
@@ -103,9 +103,9 @@ def test_the_norms_are_those_of_finite_differences(small):
 
 @pytest.mark.thorough
 def test_a_run_repeats(small, by_hand):
-    arm = all_arms("adam")["while_conflicting"]
+    variant = all_variants("adam")["while_conflicting"]
     starts = []
-    for runner in (by_hand, training.make_run(small.network, arm, small._batches[0])):
+    for runner in (by_hand, training.make_run(small.network, variant, small._batches[0])):
         curves = [runner.run(0, small._batches[0], 1, 2, lambda: None) for _ in range(2)]
         for first, second in zip(*curves):
             assert {**first, "seconds": 0} == {**second, "seconds": 0}
@@ -136,10 +136,10 @@ def test_the_hand_written_update_is_adadelta_twice(small, by_hand):
 
 
 def test_an_update_is_that_of_fit(small, without_graphs):
-    network, arm = small.network, all_arms("adam")["equal_norms"]
+    network, variant = small.network, all_variants("adam")["equal_norms"]
     batches = small._batches[0][:2]
-    curve = training.LibraryRun(network, arm, batches).run(0, batches, 2, 1, lambda: None)
-    trainer = training.make_trainer(network, arm, ROWS)
+    curve = training.LibraryRun(network, variant, batches).run(0, batches, 2, 1, lambda: None)
+    trainer = training.make_trainer(network, variant, ROWS)
     network.set(network.draw(0))
     shapes = (tf.TensorSpec([ROWS, None], tf.int32), {"reply": tf.TensorSpec([ROWS, None], tf.int32)})
     shapes[1]["price"] = tf.TensorSpec([ROWS], tf.int32)
@@ -192,11 +192,11 @@ def test_parts_are_clipped_apart():
 def test_summed_over_the_batch_the_price_loss_leaves_the_decoder_behind(small):
     network, rows = small.network, small._train
     batches = training.make_batches(rows, network.vectorizers, batch_size=ROWS, updates=60, seed=0)
-    arms = {name: all_arms("sgd")[name] for name in ("unreduced_sgd", "repaired_sgd")}
-    arms["alone"] = references("sgd", "sgd")[0]
+    variants = {name: all_variants("sgd")[name] for name in ("unreduced_sgd", "repaired_sgd")}
+    variants["alone"] = references("sgd", "sgd")[0]
     losses = {}
-    for name, arm in arms.items():
-        curve = training.LibraryRun(network, arm, batches).run(0, batches, 60, 1, lambda: None)
+    for name, variant in variants.items():
+        curve = training.LibraryRun(network, variant, batches).run(0, batches, 60, 1, lambda: None)
         losses[name] = training.final(curve, "reply_loss")
     assert losses["alone"] < 2.8, losses  # it learns: it starts from 3.3
     assert losses["unreduced_sgd"] > 1.05 * max(losses["alone"], losses["repaired_sgd"]), losses
@@ -206,8 +206,8 @@ def test_the_weight_with_the_smallest_product_of_losses_is_chosen(small, monkeyp
     products, used = {0.1: 3.0, 0.3: 2.0, 1.0: 4.0, 3.0: 1.0, 10.0: 5.0}, []
 
     class Runner:
-        def __init__(self, network, arm, batches):
-            self.weight = arm.price_weight
+        def __init__(self, network, variant, batches):
+            self.weight = variant.price_weight
 
         def run(self, seed, batches, every, epochs, advance):
             used.append((self.weight, seed))
@@ -215,8 +215,8 @@ def test_the_weight_with_the_smallest_product_of_losses_is_chosen(small, monkeyp
 
     monkeypatch.setattr(study, "LibraryRun", Runner)
     monkeypatch.setattr(study, "make_run", Runner)
-    result = small.run(all_arms("adam")[TUNED], lambda: None)
-    assert result.arm.price_weight == 3.0 and result.trials == {f"{w:g}": product for w, product in products.items()}
+    result = small.run(all_variants("adam")[TUNED], lambda: None)
+    assert result.variant.price_weight == 3.0 and result.trials == {f"{w:g}": product for w, product in products.items()}
     assert used == [*((weight, study.TUNING_SEED) for weight in products), (3.0, 0)]
 
 
@@ -230,7 +230,7 @@ def test_updates_until_are_interpolated():
     assert training.updates_until(rising, "loss", -2.0, falling=False) == pytest.approx(15)
 
 
-def made_result(arm, reply, price):
+def made_result(variant, reply, price):
     curves = []
     for reply_values, price_values in zip(reply, price):
         points = itertools.count()
@@ -241,20 +241,20 @@ def made_result(arm, reply, price):
                 for n, a, b in zip(points, reply_values, price_values)
             ]
         )  # fmt: skip
-    return study.Result(arm, curves)
+    return study.Result(variant, curves)
 
 
 def test_the_claim_is_judged_by_the_figures():
     alone = references("adam", "adam")
-    arms = {name: all_arms("adam")[name] for name in ("sum", "equal_norms", "weight_16", "unreduced_adam")}
+    variants = {name: all_variants("adam")[name] for name in ("sum", "equal_norms", "weight_16", "unreduced_adam")}
     falls, late, never = (4.0, 2.0, 1.0), (4.0, 3.0, 1.0), (4.0, 3.0, 2.0)
     results = {
         "decoder_alone": made_result(alone[0], [falls, falls], [(0, 0, 0)] * 2),
         "price_alone": made_result(alone[1], [(0, 0, 0)] * 2, [(0.1, 0.5, 0.7), (0.1, 0.5, 0.8)]),
-        "sum": made_result(arms["sum"], [late, late], [(0.1, 0.5, 0.9)] * 2),
-        "equal_norms": made_result(arms["equal_norms"], [falls, falls], [(0.1, 0.5, 0.76)] * 2),
-        "weight_16": made_result(arms["weight_16"], [falls, falls], [(0.1, 0.5, 0.8)] * 2),
-        "unreduced_adam": made_result(arms["unreduced_adam"], [falls, never], [(0.1, 0.5, 0.8)] * 2),
+        "sum": made_result(variants["sum"], [late, late], [(0.1, 0.5, 0.9)] * 2),
+        "equal_norms": made_result(variants["equal_norms"], [falls, falls], [(0.1, 0.5, 0.76)] * 2),
+        "weight_16": made_result(variants["weight_16"], [falls, falls], [(0.1, 0.5, 0.8)] * 2),
+        "unreduced_adam": made_result(variants["unreduced_adam"], [falls, never], [(0.1, 0.5, 0.8)] * 2),
     }
     study.summarize(results, "adam")
     assert results["equal_norms"].summary["reply_slowness"] == pytest.approx(1)
@@ -279,15 +279,15 @@ def test_the_claim_is_judged_by_the_figures():
 
 @pytest.mark.thorough
 def test_the_program(tmp_path, capsys, without_graphs):
-    assert command.main([*SMALL, "--arms", "sum", "--output", str(tmp_path / "a")]) == 0
+    assert command.main([*SMALL, "--variants", "sum", "--output", str(tmp_path / "a")]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Both heads as good as alone" in told and "The representation gradient of 'price' is" in told
     figures = json.loads((tmp_path / "a" / "figures.json").read_text(encoding="utf-8"))
-    assert list(figures["arms"]) == ["decoder_alone", "price_alone", "sum"]
-    curve = figures["arms"]["sum"]["curves"][0]
+    assert list(figures["variants"]) == ["decoder_alone", "price_alone", "sum"]
+    curve = figures["variants"]["sum"]["curves"][0]
     assert [(point["updates"], point["examples"]) for point in curve] == [(0, 0), (2, 32), (4, 64)]
     assert 0 == curve[0]["seconds"] < curve[1]["seconds"] < curve[2]["seconds"]
-    assert figures["arms"]["sum"]["summary"]["reply_loss"] == [curve[-1]["reply_loss"], 0]
+    assert figures["variants"]["sum"]["summary"]["reply_loss"] == [curve[-1]["reply_loss"], 0]
     finding = figures["findings"][0]
     assert finding.startswith("The representation gradient of 'price' is ") and figures["options"]["seeds"] == 1
     assert (
@@ -306,7 +306,7 @@ def test_files_are_read(tmp_path):
         lines = [f'"{t}","{r}",{"low" if label < 4 else "high"}' for t, r, label in zip(*rows[:3])]
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,order,price", *lines]), encoding="utf-8")
     files = [f"--{name}={tmp_path / name}.csv" for name in ("train", "dev")]
-    options = parse(*files, "--target", "order", "--label", "price", "--arms", "sum")
+    options = parse(*files, "--target", "order", "--label", "price", "--variants", "sum")
     made = study.Study(options, load_data(options))
     assert made.network.price(tf.zeros([1, 8])).shape == (1, 2)
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys):
     for arguments, words in (
         (["--train", "a.csv"], "--train and --dev go together"),
         (["--bands", "3"], "--bands requires --train"),
-        (["--arms", "summ"], "invalid choice: 'summ'"),
+        (["--variants", "summ"], "invalid choice: 'summ'"),
         (["--updates", "0"], "must be a whole number of at least 1. Received: '0'."),
     ):
         with pytest.raises(SystemExit) as left:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing
 
-ARMS = {
+VARIANTS = {
     "plain sum": {},
     "size 0.1": {"weights": {"size": 0.1}},
     "EqualNorms": {"balancer": balancing.EqualNorms()},

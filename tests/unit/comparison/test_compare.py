@@ -1,4 +1,4 @@
-"""Comparisons that train: the same start and order for each arm, rates by the tuning seed, equal cost, and going on.
+"""Comparisons that train: the same start and order for each variant, rates by the tuning seed, equal cost, and going on.
 
 Those that make many runs are programs.
 """
@@ -18,7 +18,7 @@ from multihead import MultiHeadTrainer, balancing, clipping, compare, comparison
 from multihead.comparison import _cost, _run
 from multihead.comparison._data import Feed, read_split
 from tests.helpers import compared
-from tests.helpers.compared import ARMS, EAGER, HEADS
+from tests.helpers.compared import EAGER, HEADS, VARIANTS
 
 OPTIONS = {"batch_size": 8, "options": EAGER, "verbose": 0}
 
@@ -27,12 +27,12 @@ OPTIONS = {"batch_size": 8, "options": EAGER, "verbose": 0}
 def first(tmp_path_factory):
     """A comparison on two seeds, with a grid of two rates, one of which is far too small, and its file."""
     path = tmp_path_factory.mktemp("compared") / "study.jsonl"
-    arms = {name: ARMS[name] for name in ("size 0.1", "EqualNorms")}
+    variants = {name: VARIANTS[name] for name in ("size 0.1", "EqualNorms")}
     options = {**OPTIONS, "rates": (1e-5, 0.05), "equal_cost": ["EqualNorms"], "file": path}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cost, "ROUNDS", 1)
-        found = compare(compared.build, compared.arrays, arms, 2, {"epochs": 2}, **options)
-    return found, path, (arms, options)
+        found = compare(compared.build, compared.arrays, variants, 2, {"epochs": 2}, **options)
+    return found, path, (variants, options)
 
 
 def runs(lines, kind="final"):
@@ -40,7 +40,7 @@ def runs(lines, kind="final"):
 
 
 @pytest.mark.programs
-def test_every_arm_of_a_seed_has_the_same_start_and_the_same_order_of_data(first):
+def test_every_variant_of_a_seed_has_the_same_start_and_the_same_order_of_data(first):
     found, _, _ = first
     for seed in (0, 1, 1000):
         of_seed = [line for line in found.lines if line.get("seed") == seed]
@@ -51,7 +51,7 @@ def test_every_arm_of_a_seed_has_the_same_start_and_the_same_order_of_data(first
         assert all(line["order"] == longest[: len(line["order"])] for line in of_seed)
     starts = {line["seed"]: line["start"]["encoder"] for line in found.lines if "run" in line}
     assert len(set(starts.values())) == 3
-    alone = {line["head"]: set(line["start"]) for line in runs(found.lines) if line["arm"] == "alone"}
+    alone = {line["head"]: set(line["start"]) for line in runs(found.lines) if line["variant"] == "alone"}
     assert alone == {"kind": {"encoder", "kind"}, "size": {"encoder", "size"}}
 
 
@@ -65,17 +65,17 @@ def test_epochs_are_updates_and_equal_cost_is_that_of_measured_times(first):
     assert cost["update_ratio"] == pytest.approx(
         cost["update_seconds"] / sum(cost["alone_update_seconds"].values()), rel=0.5
     )
-    assert "size 0.1, equal cost" not in found.arms
+    assert "size 0.1, equal cost" not in found.variants
 
 
 @pytest.mark.programs
-def test_rates_are_chosen_on_the_tuning_seed_for_every_arm_and_each_head_alone(first):
+def test_rates_are_chosen_on_the_tuning_seeds_for_every_variant_and_each_head_alone(first):
     found, _, _ = first
     tuned = runs(found.lines, "tune")
     assert {line["seed"] for line in tuned} == {1000} and {line["seed"] for line in runs(found.lines)} == {0, 1}
-    grid = {(line["arm"], line["head"], line["at_equal_cost"]): set() for line in tuned}
+    grid = {(line["variant"], line["head"], line["at_equal_cost"]): set() for line in tuned}
     for line in tuned:
-        grid[line["arm"], line["head"], line["at_equal_cost"]].add(line["rate"])
+        grid[line["variant"], line["head"], line["at_equal_cost"]].add(line["rate"])
     assert len(grid) == 5 and all(rates == {1e-5, 0.05} for rates in grid.values())
     by_rate = {line["rate"]: line["figures"]["validation"]["size_loss"] for line in tuned if line["head"] == "size"}
     assert found.rates["size alone"] == min(by_rate, key=by_rate.get) == 0.05
@@ -86,7 +86,9 @@ def test_a_line_is_the_run_that_it_describes(first):
     """The same training by hand, without anything of `compare`."""
     found, _, _ = first
     line = next(
-        line for line in runs(found.lines) if line["arm"] == "EqualNorms" and line["seed"] == 1 and not line["at_equal_cost"]
+        line
+        for line in runs(found.lines)
+        if line["variant"] == "EqualNorms" and line["seed"] == 1 and not line["at_equal_cost"]
     )
     parts = compared.arrays(1)
     x, y = parts["train"]
@@ -117,63 +119,68 @@ def _moments(values):
 
 
 @pytest.mark.programs
-def test_a_second_call_repeats_nothing_and_adds_arms_and_seeds(first, monkeypatch):
-    found, path, (arms, options) = first
+def test_a_second_call_repeats_nothing_and_adds_variants_and_seeds(first, monkeypatch):
+    found, path, (variants, options) = first
     before = path.read_text(encoding="utf-8")
     with open(path, "a", encoding="utf-8") as file:
-        file.write('{"run": "final", "arm": "si')  # as a crash leaves it
+        file.write('{"run": "final", "variant": "si')  # as a crash leaves it
     calls = []
     monkeypatch.setattr("multihead.comparison._compare.run", lambda study, job: calls.append(job) or _run.run(study, job))
-    again = compare(compared.build, compared.arrays, arms, 2, {"epochs": 2}, **options)
+    again = compare(compared.build, compared.arrays, variants, 2, {"epochs": 2}, **options)
     assert calls == [] and path.read_text(encoding="utf-8") == before and again.to_dict() == found.to_dict()
     more = compare(
-        compared.build, compared.arrays, {**arms, "plain sum": {}}, [0], {"epochs": 2}, **{**options, "equal_cost": False}
+        compared.build,
+        compared.arrays,
+        {**variants, "plain sum": {}},
+        [0],
+        {"epochs": 2},
+        **{**options, "equal_cost": False},
     )
-    assert [(job.kind, job.arm, job.seed) for job in calls] == [("tune", "plain sum", 1000)] * 2 + [
+    assert [(job.kind, job.variant, job.seed) for job in calls] == [("tune", "plain sum", 1000)] * 2 + [
         ("final", "plain sum", 0)
     ]
-    assert more.arms == ("alone", "size 0.1", "EqualNorms", "plain sum") and more.seeds == (0,)
-    assert comparison.read(path).seeds == (0,)  # that all arms of the file have
+    assert more.variants == ("alone", "size 0.1", "EqualNorms", "plain sum") and more.seeds == (0,)
+    assert comparison.read(path).seeds == (0,)  # that all variants of the file have
 
 
 @pytest.mark.programs
 def test_a_wider_grid_goes_on_in_the_same_file(first, tmp_path, monkeypatch):
-    _, path, (arms, options) = first
+    _, path, (variants, options) = first
     file = tmp_path / "study.jsonl"
     file.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    arms, options = {"size 0.1": arms["size 0.1"]}, {**options, "equal_cost": False}
+    variants, options = {"size 0.1": variants["size 0.1"]}, {**options, "equal_cost": False}
 
     def comparison_on(rates, file):
         return compare(
-            compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "rates": rates, "file": file}
+            compared.build, compared.arrays, variants, [0], {"epochs": 2}, **{**options, "rates": rates, "file": file}
         )
 
     calls = []
     monkeypatch.setattr("multihead.comparison._compare.run", lambda study, job: calls.append(job) or _run.run(study, job))
     wider = comparison_on((1e-5, 0.05, 0.2), file)
     of_kind = [job.kind for job in calls]
-    assert {job.rate for job in calls} == {0.2} and of_kind.count("tune") == 3  # each head alone, and the arm
+    assert {job.rate for job in calls} == {0.2} and of_kind.count("tune") == 3  # each head alone, and the variant
     assert of_kind.count("final") == list(wider.rates.values()).count(0.2) > 0
     fresh = comparison_on((1e-5, 0.05, 0.2), None)
     assert wider.rates == fresh.rates and all(
-        wider.values(arm, head) == fresh.values(arm, head) for arm in fresh.arms for head in HEADS
+        wider.values(variant, head) == fresh.values(variant, head) for variant in fresh.variants for head in HEADS
     )
     assert "edge of the grid" in " ".join(wider.findings) and "0.2" in wider.findings[-1]
 
     def as_read():
-        found = comparison.read(file)  # on the seed that all arms of the file have
-        return [found.values(arm, "size")[0] for arm in ("alone", "size 0.1")]
+        found = comparison.read(file)  # on the seed that all variants of the file have
+        return [found.values(variant, "size")[0] for variant in ("alone", "size 0.1")]
 
-    assert as_read() == [wider.values(arm, "size")[0] for arm in ("alone", "size 0.1")]
+    assert as_read() == [wider.values(variant, "size")[0] for variant in ("alone", "size 0.1")]
     calls.clear()
     narrow = comparison_on((1e-5, 0.05), file)
     assert calls == [] and set(narrow.rates.values()) == {0.05}
-    assert as_read() == [narrow.values(arm, "size")[0] for arm in ("alone", "size 0.1")]
+    assert as_read() == [narrow.values(variant, "size")[0] for variant in ("alone", "size 0.1")]
 
 
 @pytest.mark.programs
 def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path, monkeypatch):
-    found, path, (arms, options) = first
+    found, path, (variants, options) = first
     file = tmp_path / "study.jsonl"
     file.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     calls = []
@@ -187,8 +194,8 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
 
     monkeypatch.setattr("multihead.comparison._compare.run", failing_once)
     options = {**options, "tuning_seeds": [1000, 1001], "equal_cost": False, "file": file}
-    arms = {"size 0.1": arms["size 0.1"]}
-    more = compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **options)
+    variants = {"size 0.1": variants["size 0.1"]}
+    more = compare(compared.build, compared.arrays, variants, [0], {"epochs": 2}, **options)
     tuned = [job for job in calls if job.kind == "tune"]
     assert {job.seed for job in tuned} == {1001} and len(tuned) == 2 * 3  # those on the first seed are known
     assert found.rates["size alone"] == 0.05 and more.rates["size alone"] == 1e-5
@@ -199,8 +206,8 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
             by_rate.setdefault(line["rate"], []).append(line["figures"]["validation"]["kind_accuracy"])
     assert all(len(each) == 2 for each in by_rate.values())
     assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
-    with pytest.raises(ValueError, match=r"tuning_seeds: \[1000, 1001\] in the file, 1001 now"):
-        compare(compared.build, compared.arrays, arms, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
+    with pytest.raises(ValueError, match=r"tuning_seeds: \[1000, 1001\] in the file, \[1001\] now"):
+        compare(compared.build, compared.arrays, variants, [0], {"epochs": 2}, **{**options, "tuning_seeds": 1001})
 
 
 class _Model:
@@ -227,35 +234,35 @@ def test_beside_other_load_models_take_turns_in_more_rounds(longer, least, most)
 
 
 @pytest.mark.programs
-def test_an_arm_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
+def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
     monkeypatch.setattr(_cost, "ROUNDS", 1)
     monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
     wide = {"build": compared.build_wide}
-    arms = {"plain sum": {"build": compared.build}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
+    variants = {"plain sum": {"build": compared.build}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
     file = tmp_path / "wide.jsonl"
     options = {**OPTIONS, "rates": 0.05, "equal_cost": ["wide"], "file": file}
-    found = compare(compared.build, compared.arrays, arms, 1, 2, **options)
+    found = compare(compared.build, compared.arrays, variants, 1, 2, **options)
     starts = {}
     for line in runs(found.lines):
-        starts.setdefault(line["arm"], set()).add(line["start"]["encoder"])
+        starts.setdefault(line["variant"], set()).add(line["start"]["encoder"])
     assert starts["alone"] == starts["plain sum"] != starts["wide"] == starts["wide EqualNorms"]
     assert all(len(each) == 1 for each in starts.values())
     # An encoder of 3 inputs, a classifier of 3 classes, a regression: kernels and biases.
     alone = 4 * (3 + 1) * 2 + 3 * (4 + 1) + 1 * (4 + 1)
     assert found.costs["wide"]["size"] == pytest.approx((9 * (3 + 1) + (3 + 1) * (9 + 1)) / alone)
     assert f"It has {found.costs['wide']['size']:.3g} times their parameters." in " ".join(found.findings)
-    assert all(np.isfinite(found.values(arm, head)).all() for arm in found.arms for head in HEADS)
+    assert all(np.isfinite(found.values(variant, head)).all() for variant in found.variants for head in HEADS)
     roles = {point.name: point.role for point in found.points()}
     assert (roles["plain sum"], roles["wide"]) == ("fixed", "rule")  # another model is not on the line of weights
-    # The file knows which arms have other weights, and a narrower arm of the same name is another one.
+    # The file knows which variants have other weights, and a narrower variant of the same name is another one.
     options["equal_cost"] = False
     compare(compared.build, compared.arrays, {"narrow": {}}, 1, 2, **options)
-    with pytest.raises(ValueError, match=r"`arms\['wide'\]` must be the same as in `file`.*'build': 'build_wide'"):
+    with pytest.raises(ValueError, match=r"`variants\['wide'\]` must be the same as in `file`.*'build': 'build_wide'"):
         compare(compared.build, compared.arrays, {"wide": {}}, 1, 2, **options)
-    # So does an arm whose function was edited.
+    # So does a variant whose function was edited.
     monkeypatch.setattr(compared, "build_wide", _named("build_wide", functools.partial(compared.build, units=8)))
     with pytest.raises(
-        ValueError, match=r"`arms\['wide'\]\['build'\]` must make the same trainer as for the runs in `file`"
+        ValueError, match=r"`variants\['wide'\]\['build'\]` must make the same trainer as for the runs in `file`"
     ):
         compare(compared.build, compared.arrays, {"wide": {"build": compared.build_wide}}, 1, 2, **options)
 
@@ -287,14 +294,14 @@ def test_parameters_that_modules_share_count_once():
         ({"options": {**EAGER, "clip": clipping.ByGlobalNorm(1.0)}}, "options: .*in the file"),
         ({"data": compared.arrays(3)}, "first_batch: .*in the file"),
         (
-            {"arms": {"EqualNorms": {"balancer": "UPGrad"}}},
-            r"`arms\['EqualNorms'\]` must be the same as in `file`.*another name",
+            {"variants": {"EqualNorms": {"balancer": "UPGrad"}}},
+            r"`variants\['EqualNorms'\]` must be the same as in `file`.*another name",
         ),
     ],
 )
 def test_a_file_of_other_settings_is_refused(first, change, message):
-    _, path, (arms, options) = first
-    given = {"build": compared.build, "data": compared.arrays, "arms": arms, "seeds": 2, "budget": {"epochs": 2}}
+    _, path, (variants, options) = first
+    given = {"build": compared.build, "data": compared.arrays, "variants": variants, "seeds": 2, "budget": {"epochs": 2}}
     before = path.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=f"(?s){message}"):
         compare(**{**given, **options, **change})
@@ -431,24 +438,24 @@ def other_heads():
         ({"build": compared.build()}, "`build` must be a function without arguments"),
         ({"build": 3}, "`build` must be a function without arguments"),
         ({"build": dict}, "`build` must return a `MultiHeadTrainer` with at least two heads. Received: a dict"),
-        ({"arms": {}}, "`arms` must be a dict of at least one arm"),
-        ({"arms": {"alone": {}}}, "The name of an arm in `arms` must be a string other than 'alone'.*Choose another name"),
-        ({"arms": {"a": "EqualNorms"}}, r"`arms\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
-        ({"arms": {"a": {"balancr": None}}}, r"`arms\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
-        ({"arms": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all arms"),
-        ({"arms": {"a": {"gradient_accumulation_steps": 2}}}, "`gradient_accumulation_steps` is the same for all arms"),
-        ({"arms": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
-        ({"arms": {"a": {"weights": {"size": -1}}}}, r"`arms\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
-        ({"arms": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
-        ({"arms": {"a": {"head_schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
-        ({"arms": {"a": {"build": 3}}}, r"`arms\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
-        ({"arms": {"a": {"build": dict}}}, r"`arms\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
-        ({"arms": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
-        ({"arms": {"a": {"build": the_same}}}, r"must make a new trainer whenever .* the same trainer twice"),
-        ({"arms": {"a": {"build": growing}}}, "Received: other weights the second"),
-        ({"arms": {"a": {"build": with_other_metrics}}}, r"must judge head 'kind' .*another 'metrics' .metrics: \[accuracy\]; metrics: \[\]"),
-        ({"arms": {"a": {"build": with_another_loss}}}, "must judge head 'size' .*another 'loss', 'target_scaling' .loss: mean_squared"),
-        ({"arms": {"a": {"build": other_heads}}}, r"`arms\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
+        ({"variants": {}}, "`variants` must be a dict of at least one variant"),
+        ({"variants": {"alone": {}}}, "The name of a variant in `variants` must be a string other than 'alone'.*Choose another name"),
+        ({"variants": {"a": "EqualNorms"}}, r"`variants\['a'\]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`"),
+        ({"variants": {"a": {"balancr": None}}}, r"`variants\['a'\]` must have options of `compile` that.*Did you mean 'balancer'"),
+        ({"variants": {"a": {"optimizer": "sgd"}}}, "`optimizer` is the same for all variants"),
+        ({"variants": {"a": {"gradient_accumulation_steps": 2}}}, "`gradient_accumulation_steps` is the same for all variants"),
+        ({"variants": {"a": {"balancer": "EqualNorm"}}}, "Did you mean '?.*EqualNorms"),
+        ({"variants": {"a": {"weights": {"size": -1}}}}, r"`variants\['a'\]\['weights'\]` must be a dict of numbers of at least 0"),
+        ({"variants": {"a": {"weights": {"sice": 1}}}}, "'sice' is not a head.*Did you mean 'size'"),
+        ({"variants": {"a": {"head_schedule": schedules.Alternate({"sice": 1})}}}, "'sice' is not a head"),
+        ({"variants": {"a": {"build": 3}}}, r"`variants\['a'\]\['build'\]` must be a function without arguments.*Received: 3"),
+        ({"variants": {"a": {"build": dict}}}, r"`variants\['a'\]\['build'\]` must return a `MultiHeadTrainer`.*Received: a dict"),
+        ({"variants": {"a": {"build": compared.examples}}}, r"\['build'\]` must be a function without arguments.*`functools.partial` gives it"),
+        ({"variants": {"a": {"build": the_same}}}, r"must make a new trainer whenever .* the same trainer twice"),
+        ({"variants": {"a": {"build": growing}}}, "Received: other weights the second"),
+        ({"variants": {"a": {"build": with_other_metrics}}}, r"must judge head 'kind' .*another 'metrics' .metrics: \[accuracy\]; metrics: \[\]"),
+        ({"variants": {"a": {"build": with_another_loss}}}, "must judge head 'size' .*another 'loss', 'target_scaling' .loss: mean_squared"),
+        ({"variants": {"a": {"build": other_heads}}}, r"`variants\['a'\]\['build'\]` must .* heads of `build`: 'kind', 'size'. Received: 'kind', 'sise'"),
         ({"seeds": 0}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"seeds": [1, 1]}, "`seeds` must be a number of seeds, at least 1, or a list of different"),
         ({"tuning_seeds": 0}, "`tuning_seeds` must be a seed of its own.*Received: tuning_seeds=0 with seeds 0"),
@@ -465,17 +472,17 @@ def other_heads():
         ({"measure": 3}, "`measure` must be a function of a trainer and a part of the data"),
         ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
         ({"options": 3}, "`options` must be a dict of options of `compile`. Received: 3"),
-        ({"options": {"balancer": "Sum"}}, "`options` must have options of `compile` that an arm can choose"),
-        ({"equal_cost": "a"}, "`equal_cost` must be True, False or a list of names of arms"),
+        ({"options": {"balancer": "Sum"}}, "`options` must have options of `compile` that a variant can choose"),
+        ({"equal_cost": "a"}, "`equal_cost` must be True, False or a list of names of variants"),
         ({"equal_cost": ["b"]}, "`equal_cost` must be one of 'a'"),
         ({"file": "no/such/folder.jsonl"}, "`file` must be a file in a folder that exists"),
         ({"processes": 0}, "`processes` must be a whole number of at least 1"),
-        ({"processes": 2, "arms": {"a": {"build": lambda: None}}}, "must be importable with `processes` above 1: functions"),
+        ({"processes": 2, "variants": {"a": {"build": lambda: None}}}, "must be importable with `processes` above 1: functions"),
         ({"processes": 2, "build": lambda: None}, "must be importable with `processes` above 1: functions"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(change, message):
-    given = {"build": compared.build, "data": compared.arrays, "arms": {"a": {}}, "seeds": 1, "budget": 1, **OPTIONS}
+    given = {"build": compared.build, "data": compared.arrays, "variants": {"a": {}}, "seeds": 1, "budget": 1, **OPTIONS}
     with pytest.raises((ValueError, TypeError), match=f"(?s){message}"):
         compare(**{**given, "rates": 0.01, **change})
 
@@ -500,20 +507,20 @@ def test_starts_that_differ_are_an_error():
 @pytest.mark.programs
 def test_rates_with_which_nothing_stays_finite(monkeypatch):
     options = {**OPTIONS, "equal_cost": False, "options": {**EAGER, "max_skipped_updates": 1}}
-    build, arms = unscaled, {"plain sum": {}}
-    found = compare(build, compared.arrays, arms, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e-3, 1e30))
+    build, variants = unscaled, {"plain sum": {}}
+    found = compare(build, compared.arrays, variants, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e-3, 1e30))
     failed = [line for line in found.lines if line.get("failed")]
     assert {line["rate"] for line in failed} == {1e30} and "`max_skipped_updates=1` ends training" in failed[0]["failed"]
     assert set(found.rates.values()) == {1e-3}
     as_failed = {"figures": failed[0]["figures"], "failed": failed[0]["failed"], "start": {}, "order": [], "seconds": 0.0}
     monkeypatch.setattr("multihead.comparison._compare.run", lambda _, job: {**of_job(job), **as_failed})
     with pytest.raises(ValueError, match="`rates` must have a learning rate with which .* stays finite"):
-        compare(build, compared.arrays, arms, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))
+        compare(build, compared.arrays, variants, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))
 
 
 def of_job(job):
     """The part of a run's line that says which run it is."""
-    names = ("arm", "head", "at_equal_cost", "seed", "rate", "updates")
+    names = ("variant", "head", "at_equal_cost", "seed", "rate", "updates")
     return {"run": job.kind, **{name: getattr(job, name) for name in names}}
 
 

@@ -130,17 +130,17 @@ def test_a_head_with_few_labels_is_ignored():
     worse = {**VALUES, "plain sum": {"kind": LUCKY["kind"], "size": [each * 1.5 for each in ALONE["size"]]}}
     assert with_few(on_validation(worse), kind=6).choose(["plain sum", "size 0.3"]) == "size 0.3"
     said = "\n".join(found.findings)
-    assert "too few labels of the rarer class for 'kind' (6) to choose rates or arms by." in said
+    assert "too few labels of the rarer class for 'kind' (6) to choose rates or variants by." in said
     assert "The validation data favour 'EqualNorms, equal cost'." in said
     assert "too few labels" not in "\n".join(on_validation(VALUES).findings)
 
 
-def test_without_a_head_with_enough_labels_the_cheapest_arm_is_chosen():
+def test_without_a_head_with_enough_labels_the_cheapest_variant_is_chosen():
     found = with_few(on_validation(VALUES), kind=6, size=0)
-    for arm, cost in {"plain sum": 0.9, "size 0.3": 0.8}.items():
-        found.costs[arm] = {"update": cost, "serve": 1.0}
+    for variant, cost in {"plain sum": 0.9, "size 0.3": 0.8}.items():
+        found.costs[variant] = {"update": cost, "serve": 1.0}
     assert found.choose(["plain sum", "size 0.3"]) == "size 0.3" and found.choose() == "EqualNorms"
-    assert "have too few labels to favour an arm; none is cheaper than 'EqualNorms'. On the test data" in "\n".join(
+    assert "have too few labels to favour a variant; none is cheaper than 'EqualNorms'. On the test data" in "\n".join(
         found.findings
     )
     failed = {**VALUES, "EqualNorms": {**ALONE, "kind": [np.nan, *ALONE["kind"][1:]]}}

@@ -11,7 +11,7 @@ from scipy import stats
 from multihead import comparison, plots
 from multihead._display.front import Point, draw_front
 from multihead.comparison import Comparison
-from tests.helpers.recorded import ALONE, ARMS, SEEDS, TWICE, lines, on_validation, run, settings
+from tests.helpers.recorded import ALONE, SEEDS, TWICE, VARIANTS, lines, on_validation, run, settings
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,8 @@ def found():
 
 
 def test_values_in_the_order_of_common_seeds(found):
-    assert found.seeds == (0, 1, 2, 3)  # 99 is not in every arm
-    assert found.arms == ("alone", "plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost")
+    assert found.seeds == (0, 1, 2, 3)  # 99 is not in every variant
+    assert found.variants == ("alone", "plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost")
     assert found.values("alone", "size").tolist() == ALONE["size"]
     assert found.values("EqualNorms, equal cost", "kind").tolist() == TWICE["kind"]
     assert found.updates["EqualNorms, equal cost"] == 160 and found.rates["EqualNorms, equal cost"] == 0.1
@@ -31,7 +31,7 @@ def test_values_in_the_order_of_common_seeds(found):
 @pytest.mark.parametrize("confidence", [0.95, 0.8])
 @pytest.mark.parametrize("other", ["alone", "plain sum"])
 def test_differences_are_paired_and_signed(found, other, confidence):
-    others = ALONE if other == "alone" else ARMS[other]
+    others = ALONE if other == "alone" else VARIANTS[other]
     for head, sign in (("kind", 1), ("size", -1)):
         each = found.difference("EqualNorms, equal cost", head, other, confidence)
         paired = stats.ttest_rel(sign * np.array(TWICE[head]), sign * np.array(others[head]))
@@ -43,8 +43,8 @@ def test_differences_are_paired_and_signed(found, other, confidence):
 
 def test_delta_m_is_the_mean_over_heads_of_relative_changes_by_seed(found):
     by_seed = [
-        ((ARMS["plain sum"]["kind"][i] - ALONE["kind"][i]) / ALONE["kind"][i]
-         + (ALONE["size"][i] - ARMS["plain sum"]["size"][i]) / ALONE["size"][i]) / 2
+        ((VARIANTS["plain sum"]["kind"][i] - ALONE["kind"][i]) / ALONE["kind"][i]
+         + (ALONE["size"][i] - VARIANTS["plain sum"]["size"][i]) / ALONE["size"][i]) / 2
         for i in SEEDS
     ]  # fmt: skip
     each = found.delta_m("plain sum")
@@ -65,7 +65,7 @@ def test_words_say_better_worse_and_within_noise(found):
     assert "validation data" not in said
 
 
-def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_data():
+def test_the_variant_that_validation_data_favour_is_not_the_luckiest_on_the_test_data():
     better, halved = {"kind": [0.85, 0.88, 0.84, 0.85], "size": ALONE["size"]}, [1.0, 1.1, 0.95, 1.05]
     hurt = {"kind": [0.70, 0.74, 0.69, 0.70], "size": halved}  # a larger mean change, and a head that pays
     values = {"plain sum": hurt, "size 0.3": better, "EqualNorms": ALONE, "EqualNorms, equal cost": hurt}
@@ -79,14 +79,16 @@ def test_the_arm_that_validation_data_favour_is_not_the_luckiest_on_the_test_dat
         and "1 of 2 heads are better and 1 worse than alone" in said
     )
     lucky = on_validation({**values, "size 0.3": {**better, "kind": [0.85, np.nan, 0.84, 0.85]}})
-    assert lucky.choose() == "EqualNorms"  # an arm that has failed at a seed is not chosen
-    with pytest.raises(ValueError, match="`arms` must have an arm with finite figures of all heads on the validation data"):
+    assert lucky.choose() == "EqualNorms"  # a variant that has failed at a seed is not chosen
+    with pytest.raises(
+        ValueError, match="`variants` must have a variant with finite figures of all heads on the validation data"
+    ):
         lucky.choose(["size 0.3"])
-    with pytest.raises(ValueError, match="`arms` must be one of 'plain sum'.*Received: arms='alone'"):
+    with pytest.raises(ValueError, match="`variants` must be one of 'plain sum'.*Received: variants='alone'"):
         found.choose(["alone"])
 
 
-def test_of_arms_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen():
+def test_of_variants_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen():
     changes = (0.02, -0.012, 0.006, -0.008)  # on average better than alone, by less than a standard error
     noisy = {"kind": [a + b for a, b in zip(ALONE["kind"], changes)], "size": ALONE["size"]}
     values = {"plain sum": TWICE, "size 0.3": ALONE, "EqualNorms": ALONE, "EqualNorms, equal cost": noisy}
@@ -102,7 +104,7 @@ def test_of_arms_that_validation_data_cannot_tell_apart_the_cheapest_is_chosen()
     assert one.choose(["EqualNorms", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # no interval: the best
 
 
-def test_an_arm_is_not_chosen_for_being_noisy():
+def test_a_variant_is_not_chosen_for_being_noisy():
     def shifted(*changes):
         return {"kind": [a + b for a, b in zip(ALONE["kind"], changes)], "size": ALONE["size"]}
 
@@ -120,7 +122,7 @@ def test_an_arm_is_not_chosen_for_being_noisy():
     assert better.choose(["plain sum", "EqualNorms, equal cost"]) == "EqualNorms, equal cost"  # cheaper, and within noise
 
 
-def test_words_say_if_the_favoured_arm_harms_a_head_on_the_validation_data():
+def test_words_say_if_the_favoured_variant_harms_a_head_on_the_validation_data():
     paying = {"kind": [a + 0.06 for a in ALONE["kind"]], "size": [1.05 * each for each in ALONE["size"]]}
     values = dict.fromkeys(("plain sum", "size 0.3", "EqualNorms", "EqualNorms, equal cost"), paying)
     said = "\n".join(on_validation(values).findings)
@@ -138,7 +140,7 @@ def test_tables_show_means_deviations_and_costs(found):
     assert "0.805 ± 0.013" in text and "kind_accuracy ↑" in text and "size_mae ↓" in text
     (title, columns, rows), (_, _, differences) = found.tables()
     assert title == "On the test data: mean ± standard deviation over 4 seeds" and columns[:4] == [
-        "arm",
+        "variant",
         "updates",
         "cost",
         "rate",
@@ -150,12 +152,12 @@ def test_tables_show_means_deviations_and_costs(found):
         ["100", "0.62", "0.01"],
         ["160", "1.00", "0.1"],
     ]
-    assert [row[0] for row in differences] == list(found.arms[1:])
+    assert [row[0] for row in differences] == list(found.variants[1:])
 
 
 def answer(values, seeds=SEEDS, **options):
     of_seeds = range(seeds) if isinstance(seeds, int) else seeds
-    given = [settings(**options), {"arm": "a", "is_fixed": False, "how": {}}]
+    given = [settings(**options), {"variant": "a", "is_fixed": False, "how": {}}]
     for seed in of_seeds:
         part = options.get("split", "test")
         new = [run("alone", seed, {head: each[seed]}, head=head) for head, each in ALONE.items()]
@@ -164,9 +166,9 @@ def answer(values, seeds=SEEDS, **options):
     return "\n".join(Comparison(given).findings)
 
 
-def test_what_is_said_without_an_arm_that_is_as_good_as_alone():
+def test_what_is_said_without_a_variant_that_is_as_good_as_alone():
     worse = {"kind": [0.7, 0.72, 0.69, 0.71], "size": [2.0, 2.2, 1.9, 2.1]}
-    assert "costs a head something in as many updates: with every arm" in answer(worse)
+    assert "costs a head something in as many updates: with every variant" in answer(worse)
     even = {"kind": [0.81, 0.81, 0.80, 0.80], "size": [2.1, 2.1, 1.8, 2.2]}
     assert "costs nothing that 4 seeds can show in as many updates" in answer(even)
 
@@ -181,7 +183,12 @@ def test_too_few_seeds_are_said():
 
 def test_chance_is_said_where_there_are_many_intervals():
     given = lines()
-    many = [{**line, "arm": f"{line['arm']} {i}"} for i in range(9) for line in given if line.get("arm") == "size 0.3"]
+    many = [
+        {**line, "variant": f"{line['variant']} {i}"}
+        for i in range(9)
+        for line in given
+        if line.get("variant") == "size 0.3"
+    ]
     said = "\n".join(Comparison([*given, *many]).findings)
     assert "Of 26 intervals, about 1.3 exclude 0 by chance" in said
 
@@ -189,7 +196,7 @@ def test_chance_is_said_where_there_are_many_intervals():
 def test_runs_that_did_not_stay_finite_are_shown(found):
     given = lines()
     for line in given:
-        if line.get("arm") == "plain sum" and line.get("seed") == 2:
+        if line.get("variant") == "plain sum" and line.get("seed") == 2:
             line["figures"] = {"test": {}, "validation": {}}
     broken = Comparison(given)
     assert np.isnan(broken.values("plain sum", "kind")[2]) and "(1 failed)" in str(broken)
@@ -206,7 +213,7 @@ def test_dict_is_json(found):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda c: c.values("plain", "kind"), r"`arm` must be one of 'alone'.*Received: arm='plain'. Did you mean"),
+        (lambda c: c.values("plain", "kind"), r"`variant` must be one of 'alone'.*Received: variant='plain'. Did you mean"),
         (
             lambda c: c.values("alone", "knd"),
             r"`head` must be one of 'kind', 'size'. Received: head='knd'. Did you mean 'kind'",
@@ -232,14 +239,14 @@ def written(path, given):
 def test_a_file_is_read_without_what_a_crash_has_cut_off(tmp_path, found):
     path = written(tmp_path / "study.jsonl", lines())
     with open(path, "a", encoding="utf-8") as file:
-        file.write('{"run": "final", "arm": "pla')
+        file.write('{"run": "final", "variant": "pla')
     again = comparison.read(path)
     assert again.to_dict() == found.to_dict() and str(again) == str(found)
 
 
 def test_other_files_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="`path` must have runs of all arms for at least one seed. Received"):
-        comparison.read(written(tmp_path / "new.jsonl", [settings(), {"arm": "a", "is_fixed": True, "how": {}}]))
+    with pytest.raises(ValueError, match="`path` must have runs of all variants for at least one seed. Received"):
+        comparison.read(written(tmp_path / "new.jsonl", [settings(), {"variant": "a", "is_fixed": True, "how": {}}]))
     with pytest.raises(ValueError, match="`path` must be the file of a comparison, .*whose line 1 is"):
         comparison.read(written(tmp_path / "ledger.jsonl", [{"step": 1}]))
     with pytest.raises(FileNotFoundError, match=r"`path` must be a file. Received: .*Did you mean '.*ledger.jsonl'\?"):
@@ -286,10 +293,12 @@ def test_the_line_of_fixed_weights_does_not_depend_on_their_order():
 def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
     figure = found.plot()
     texts, axis = texts_of(figure)
-    assert {text.get_text() for text in texts} >= set(found.arms)
+    assert {text.get_text() for text in texts} >= set(found.variants)
     assert not axis.xaxis_inverted() and axis.yaxis_inverted()  # a mean error is better when lower
     line = next(line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-")
-    means = sorted((np.mean(ARMS[arm]["kind"]), np.mean(ARMS[arm]["size"])) for arm in ("plain sum", "size 0.3"))
+    means = sorted(
+        (np.mean(VARIANTS[variant]["kind"]), np.mean(VARIANTS[variant]["size"])) for variant in ("plain sum", "size 0.3")
+    )
     np.testing.assert_allclose(np.transpose([line.get_xdata(), line.get_ydata()]), means)
     star = next(line for line in axis.lines if line.get_marker() == "*")
     assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((np.mean(ALONE["kind"]), np.mean(ALONE["size"])))
@@ -298,8 +307,8 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     assert overlapping(figure) == ([], [])
 
 
-def test_front_of_a_file_and_of_arms_at_one_place(tmp_path):
-    crowded = [line if line.get("arm") in (None, "alone") or "run" not in line else
+def test_front_of_a_file_and_of_variants_at_one_place(tmp_path):
+    crowded = [line if line.get("variant") in (None, "alone") or "run" not in line else
                {**line, "figures": {"test": {"kind_accuracy": 0.8, "size_mae": 2.0}}} for line in lines()]  # fmt: skip
     figure = plots.front(written(tmp_path / "study.jsonl", crowded))
     assert overlapping(figure) == ([], [])
@@ -313,14 +322,14 @@ def test_front_of_three_heads_is_a_line_over_the_heads():
     )
     for line in given:
         if "run" in line and line["head"] in ("", "kind"):
-            line["figures"]["test"]["tag_loss"] = 1.0 if line["arm"] != "EqualNorms" else 0.9
+            line["figures"]["test"]["tag_loss"] = 1.0 if line["variant"] != "EqualNorms" else 0.9
     given += [run("alone", seed, {"tag_loss": 1.2}, head="tag") for seed in SEEDS]
     found = Comparison(given)
     figure = found.plot()
     texts, axis = texts_of(figure)
-    assert {text.get_text() for text in texts} >= set(found.arms) and overlapping(figure) == ([], [])
+    assert {text.get_text() for text in texts} >= set(found.variants) and overlapping(figure) == ([], [])
     assert [text.get_text() for text in axis.get_xticklabels()] == ["kind_accuracy", "size_mae", "tag_loss"]
     changes = found.points()[3].changes  # EqualNorms
-    expected = np.mean((np.array(ALONE["size"]) - ARMS["EqualNorms"]["size"]) / ALONE["size"])
+    expected = np.mean((np.array(ALONE["size"]) - VARIANTS["EqualNorms"]["size"]) / ALONE["size"])
     assert changes[1] == pytest.approx(expected) and changes[2] == pytest.approx(0.25)
     assert any(np.allclose(line.get_ydata(), changes) for line in axis.lines if len(line.get_ydata()) == 3)

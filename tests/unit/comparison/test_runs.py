@@ -18,12 +18,12 @@ from tests.helpers.sources import ROOT
 OPTIONS = {"options": compared.EAGER, "batch_size": 8, "verbose": 0}
 
 
-def a_comparison(arms=None, data=None, **given):
+def a_comparison(variants=None, data=None, **given):
     """A comparison of a few updates, without what takes time."""
     defaults = {"seeds": 2, "budget": 3, "rates": 0.01, "equal_cost": False, **OPTIONS}
-    arms = {"plain sum": {}} if arms is None else arms
+    variants = {"plain sum": {}} if variants is None else variants
     build = given.pop("build", compared.build)
-    return multihead.compare(build, compared.arrays() if data is None else data, arms, **{**defaults, **given})
+    return multihead.compare(build, compared.arrays() if data is None else data, variants, **{**defaults, **given})
 
 
 def build_without_chance():
@@ -46,10 +46,10 @@ def the_batches(seed, number, size=8):
 
 def test_runs_are_what_keras_trains_with_the_same_batches_and_a_rate_that_decays_to_zero():
     seed, rate, updates = 3, 0.05, 7
-    arms = {"size 2": {"weights": {"size": 2.0}}}
-    found = a_comparison(arms, build=build_without_chance, seeds=[seed], budget=updates, rates=rate)
+    variants = {"size 2": {"weights": {"size": 2.0}}}
+    found = a_comparison(variants, build=build_without_chance, seeds=[seed], budget=updates, rates=rate)
     x, y = compared.arrays()["test"]
-    for arm, weights in {
+    for variant, weights in {
         "alone": {"kind": 1.0},
         "also alone": {"size": 1.0},
         "size 2": {"kind": 1.0, "size": 2.0},
@@ -77,7 +77,7 @@ def test_runs_are_what_keras_trains_with_the_same_batches_and_a_rate_that_decays
             "size": lambda p: ((p["size"] - y["size"]) ** 2).mean(),
         }
         for head in weights:
-            assert found.values(arm.removeprefix("also "), head)[0] == pytest.approx(expected[head](predicted), rel=2e-4)
+            assert found.values(variant.removeprefix("also "), head)[0] == pytest.approx(expected[head](predicted), rel=2e-4)
 
 
 def small_sizes():
@@ -127,7 +127,9 @@ def test_heads_may_have_the_learning_rates_that_were_chosen_for_them_alone(tmp_p
 
 
 def test_rates_of_heads_that_cannot_be_as_alone():
-    with pytest.raises(ValueError, match=r"`arms\['a'\]\['head_rates'\]` must be 'alone'.*Received: 0.1. Give other rates"):
+    with pytest.raises(
+        ValueError, match=r"`variants\['a'\]\['head_rates'\]` must be 'alone'.*Received: 0.1. Give other rates"
+    ):
         a_comparison({"a": {"head_rates": 0.1}})
 
     def build():
@@ -150,7 +152,7 @@ class Stopped(RuntimeError):
 @pytest.mark.programs
 @pytest.mark.parametrize("build", [compared.build, pytest.param(compared.build_with_dropout, marks=pytest.mark.thorough)])
 def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_path, build):
-    arms = {"size 0.1": {"weights": {"size": 0.1}}}
+    variants = {"size 0.1": {"weights": {"size": 0.1}}}
     calls = {"left": 0, "all": 0}
 
     def measure(trainer, part):
@@ -170,32 +172,32 @@ def test_a_comparison_that_was_stopped_goes_on_and_ends_with_the_same_lines(tmp_
         "build": build,
     }
     calls["left"] = 1000
-    expected = a_comparison(arms, **given)
+    expected = a_comparison(variants, **given)
     for_all, calls["all"] = calls["all"], 0
     file = tmp_path / "lines.jsonl"
     calls["left"] = 9
     with pytest.raises(Stopped):
-        a_comparison(arms, **given, file=file)
+        a_comparison(variants, **given, file=file)
     with open(file, "a", encoding="utf-8") as lines:
         lines.write('{"run": "final", "ar')
     calls["left"] = 1000
-    found = a_comparison(arms, **given, file=file)
+    found = a_comparison(variants, **given, file=file)
     assert compared.without_times(found.lines) == compared.without_times(expected.lines)
     assert calls["all"] == for_all + 1  # one of two parts was measured when it stopped
     before = calls["all"]
-    assert str(a_comparison(arms, **given, file=file)) == str(found) and calls["all"] == before
+    assert str(a_comparison(variants, **given, file=file)) == str(found) and calls["all"] == before
     with pytest.raises(ValueError, match=r"`file` must belong to the same settings.*batch_size: 8 in the file, 4 now"):
-        a_comparison(arms, **given, file=file, **{"batch_size": 4})
-    with pytest.raises(ValueError, match=r"`arms\['size 0.1'\]` must be the same as in `file`.*another name"):
+        a_comparison(variants, **given, file=file, **{"batch_size": 4})
+    with pytest.raises(ValueError, match=r"`variants\['size 0.1'\]` must be the same as in `file`.*another name"):
         a_comparison({"size 0.1": {"weights": {"size": 0.2}}}, **given, file=file)
 
 
 @pytest.mark.programs
-def test_arms_differ_by_weights_and_options_and_leave_the_objects_of_the_user_alone():
+def test_variants_differ_by_weights_and_options_and_leave_the_objects_of_the_user_alone():
     balancer = multihead.balancing.EqualNorms()
-    arms = {"one": {"balancer": balancer}, "by name": {"balancer": "EqualNorms", "balance_at": "parameters"}, "sum": {}}
-    found = a_comparison(arms, seeds=1)
-    assert len({tuple(found.values(arm, "size")) for arm in found.arms}) == 4
+    variants = {"one": {"balancer": balancer}, "by name": {"balancer": "EqualNorms", "balance_at": "parameters"}, "sum": {}}
+    found = a_comparison(variants, seeds=1)
+    assert len({tuple(found.values(variant, "size")) for variant in found.variants}) == 4
     trainer = compared.build()
     trainer.compile("sgd", balancer=balancer, run_eagerly=True)  # a balancer that another trainer had would be refused
     trainer.fit(*compared.arrays()["train"], verbose=0)
@@ -207,8 +209,8 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
 
     config = tmp_path / "my_small_study.py"
     config.write_text(
-        "from tests.helpers.compared import ARMS, EAGER, arrays, build\n"
-        "data, arms, seeds, budget = arrays(), {'EqualNorms': ARMS['EqualNorms']}, 1, 1\n"
+        "from tests.helpers.compared import VARIANTS, EAGER, arrays, build\n"
+        "data, variants, seeds, budget = arrays(), {'EqualNorms': VARIANTS['EqualNorms']}, 1, 1\n"
         "rates, equal_cost, options, batch_size = 0.01, False, EAGER, 8\n",
         encoding="utf-8",
     )
@@ -217,7 +219,7 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
     assert "against each head alone" in printed and "100%" in printed
     assert (tmp_path / "my_small_study.png").read_bytes().startswith(b"\x89PNG")
     found = comparison.read(tmp_path / "my_small_study.jsonl")
-    expected = a_comparison({"EqualNorms": compared.ARMS["EqualNorms"]}, seeds=1, budget=1)
+    expected = a_comparison({"EqualNorms": compared.VARIANTS["EqualNorms"]}, seeds=1, budget=1)
     assert compared.without_times(found.lines) == compared.without_times(expected.lines)
     with pytest.raises(SystemExit, match="python -m multihead compare: `config` must be a file of Python"):
         main(["compare", str(tmp_path / "none.py")])
@@ -229,9 +231,9 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
 def test_an_epoch_of_a_weighting_is_a_pass_over_the_training_data():
     """20 rows in batches of 8 are a pass of three updates."""
     dwa = weighting.DWA
-    arms = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=3)}, "plain sum": {}}
-    found = a_comparison(arms, build=build_without_chance, seeds=1, budget={"epochs": 4}, rates=0.1)
-    figures = {line["arm"]: line["figures"]["test"] for line in found.lines if line.get("run") == "final"}
+    variants = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=3)}, "plain sum": {}}
+    found = a_comparison(variants, build=build_without_chance, seeds=1, budget={"epochs": 4}, rates=0.1)
+    figures = {line["variant"]: line["figures"]["test"] for line in found.lines if line.get("run") == "final"}
     assert figures["by passes"] == figures["by updates"] != figures["plain sum"]
 
 
@@ -278,4 +280,4 @@ def test_the_results_of_the_tutorial_are_what_its_recorded_lines_say():
     settings = found.lines[0]["settings"]
     assert settings["rates"] == list(program["rates"]) and settings["batch_size"] == program["batch_size"]
     assert settings["updates"] == 20 * program["budget"]["epochs"] and len(found.seeds) == program["seeds"]
-    assert {line["arm"] for line in found.lines if "is_fixed" in line} == set(program["arms"])
+    assert {line["variant"] for line in found.lines if "is_fixed" in line} == set(program["variants"])

@@ -1,4 +1,4 @@
-"""Arms of a comparison: the ways to train that are compared, as data that can be sent to another process."""
+"""Variants of a comparison: the ways to train that are compared, as data that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from multihead._ground.validation import check_choice, is_number, quoted
 from multihead._trainer.options import CompileOptions
 
 ALONE = "alone"
-"""The arm of the single-task models: each head with an encoder of its own."""
+"""The variant of the single-task models: each head with an encoder of its own."""
 AT_EQUAL_COST = ", equal cost"
-"""What follows the name of an arm that is trained for the time of all single-task models together."""
+"""What follows the name of a variant that is trained for the time of all single-task models together."""
 WEIGHTS, BUILD, HEAD_RATES = "weights", "build", "head_rates"
 OWN = (WEIGHTS, BUILD, HEAD_RATES)
-"""What the dict of an arm may have besides options of `compile`."""
+"""What the dict of a variant may have besides options of `compile`."""
 _RULES = ("balancer", "weighting", "head_schedule")
 OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 """The options of joint training, which a single-task model does not have."""
@@ -48,7 +48,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to train.
 
     Attributes:
@@ -72,7 +72,7 @@ class Arm:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The arm in words, by which a later call sees that it is the same."""
+        """The variant in words, by which a later call sees that it is the same."""
         weights = {WEIGHTS: in_words(dict(self.weights))} if self.weights else {}
         build = {BUILD: in_words(self.build)} if self.build is not None else {}
         rates = {HEAD_RATES: ALONE} if self.as_alone else {}
@@ -100,52 +100,53 @@ def in_words(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def read_arms(arms: Any) -> dict[str, Arm]:
-    """The arms by name, checked as far as this can be done without a trainer.
+def read_variants(variants: Any) -> dict[str, Variant]:
+    """The variants by name, checked as far as this can be done without a trainer.
 
     Raises:
-        ValueError: There is none, a name is reserved, or an option does not exist or cannot differ between arms.
+        ValueError: There is none, a name is reserved, or an option does not exist or cannot differ between variants.
         TypeError: They are no dict of dicts.
     """
-    if not isinstance(arms, Mapping) or not arms:
+    if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
-            "`arms` must be a dict of at least one arm, by its name. "
-            f"Received: arms={arms!r}. Pass, for example, {{'plain sum': {{}}, 'EqualNorms': {{'balancer': 'EqualNorms'}}}}."
+            "`variants` must be a dict of at least one variant, by its name. "
+            f"Received: variants={variants!r}. "
+            "Pass, for example, {'plain sum': {}, 'EqualNorms': {'balancer': 'EqualNorms'}}."
         )
-    return {name: _read_arm(name, given) for name, given in arms.items()}
+    return {name: _read_variant(name, given) for name, given in variants.items()}
 
 
-def _read_arm(name: Any, given: Any) -> Arm:
+def _read_variant(name: Any, given: Any) -> Variant:
     if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
         raise ValueError(
-            f"The name of an arm in `arms` must be a string other than {ALONE!r}, which is always compared, and not "
+            f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and not "
             f"end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
         )
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"`arms[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
+            f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
             f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights "
             "of `build`."
         )
     weights = given.get(WEIGHTS) or {}
     if not isinstance(weights, Mapping) or not all(is_number(value) and value >= 0 for value in weights.values()):
         raise ValueError(
-            f"`arms[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
+            f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
             f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
         )
     build = given.get(BUILD)
     if build is not None:
-        check_build(f"arms[{name!r}]['build']", build)
+        check_build(f"variants[{name!r}]['build']", build)
     as_alone = given.get(HEAD_RATES)
     if as_alone not in (None, ALONE):
         raise ValueError(
-            f"`arms[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
+            f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
             f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
             "`add_head(learning_rate_multiplier=)` "
-            "in a `build` of the arm's own."
+            "in a `build` of the variant's own."
         )
     options = {option: value for option, value in given.items() if option not in OWN}
-    return Arm(name, dict(weights), read_options(f"arms[{name!r}]", options, OWN), build, as_alone == ALONE)
+    return Variant(name, dict(weights), read_options(f"variants[{name!r}]", options, OWN), build, as_alone == ALONE)
 
 
 def check_build(argument: str, build: Any) -> None:
@@ -196,11 +197,13 @@ def read_options(
     known = [each.name for each in fields(CompileOptions) if each.name not in without]
     for name in options:
         if name not in known:
-            elsewhere = f"`{name}` is the same for all arms: it is an argument of `compare`, or belongs in its `options`."
+            elsewhere = (
+                f"`{name}` is the same for all variants: it is an argument of `compare`, or belongs in its `options`."
+            )
             is_common = name in (*without, "optimizer")
             hint = elsewhere if is_common else did_you_mean([name], [*known, *others], "Correct its name, or omit it.")
             raise ValueError(
-                f"`{argument}` must have options of `compile` that an arm can choose: {quoted([*others, *known])}. "
+                f"`{argument}` must have options of `compile` that a variant can choose: {quoted([*others, *known])}. "
                 f"Received: {name!r}. {hint}"
             )
     for name, module in (("balancer", balancing), ("weighting", weighting)):
@@ -210,18 +213,18 @@ def read_options(
     return {name: Recipe(type(value), value.get_config()) if is_object[name] else value for name, value in options.items()}
 
 
-def chosen(equal_cost: Any, arms: Mapping[str, Arm]) -> list[str]:
-    """The names of the arms that are trained at equal cost, too.
+def chosen(equal_cost: Any, variants: Mapping[str, Variant]) -> list[str]:
+    """The names of the variants that are trained at equal cost, too.
 
     Raises:
-        ValueError: One is not the name of an arm.
+        ValueError: One is not the name of a variant.
         TypeError: It is neither True, False nor a list of names.
     """
     if isinstance(equal_cost, bool):
-        return list(arms) if equal_cost else []
+        return list(variants) if equal_cost else []
     if isinstance(equal_cost, str) or not isinstance(equal_cost, Sequence):
         raise TypeError(
-            "`equal_cost` must be True, False or a list of names of arms. "
-            f"Received: equal_cost={equal_cost!r}. Pass, for example, {list(arms)[:1]!r}."
+            "`equal_cost` must be True, False or a list of names of variants. "
+            f"Received: equal_cost={equal_cost!r}. Pass, for example, {list(variants)[:1]!r}."
         )
-    return [check_choice("equal_cost", name, list(arms)) for name in equal_cost]
+    return [check_choice("equal_cost", name, list(variants)) for name in equal_cost]

@@ -1,4 +1,4 @@
-"""The arms of the study: the ways of combining the losses and gradients of the two heads."""
+"""The variants of the study: the ways of combining the losses and gradients of the two heads."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from multihead import balancing, clipping, schedules
 
 BOTH = ("reply", "price")
 RATES = {"adam": 12e-3, "adadelta": 1.0, "sgd": 1.0}
-"""Learning rate of each optimizer; the same for all arms that use it."""
+"""Learning rate of each optimizer; the same for all variants that use it."""
 CLIP = 1.0
 """The limit on the global norm of an update's gradients."""
 GRID = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Candidate weights of the price loss, compared on a separate seed."""
 REFERENCES = "references"
-"""The group of the arms that train one head alone."""
+"""The group of the variants that train one head alone."""
 TUNED = "tuned_weight"
 DEVIATION = 0.35
 """The standard deviation of the initial weights in the original setup."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to train.
 
     Attributes:
-        name: Its name in `--arms` and in all results.
+        name: Its name in `--variants` and in all results.
         about: What it does, in a few words.
         group: Its column in the figure.
         heads: The heads that it trains.
@@ -80,52 +80,56 @@ class ByPart(clipping.Clipping):
         return {"limit": self.limit, "sizes": list(self._sizes)}
 
 
-def make_optimizer(arm: Arm) -> Any:
-    """Creates an optimizer for an arm."""
+def make_optimizer(variant: Variant) -> Any:
+    """Creates an optimizer for a variant."""
     makers = {"adam": keras.optimizers.Adam, "adadelta": keras.optimizers.Adadelta, "sgd": keras.optimizers.SGD}
-    return makers[arm.optimizer](RATES[arm.optimizer])
+    return makers[variant.optimizer](RATES[variant.optimizer])
 
 
-def references(optimizer: str, main: str) -> tuple[Arm, Arm]:
-    """The arms that train each head alone with an optimizer."""
+def references(optimizer: str, main: str) -> tuple[Variant, Variant]:
+    """The variants that train each head alone with an optimizer."""
     ending = "" if optimizer == main else f"_{optimizer}"
     return (
-        Arm(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
-        Arm(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer),
+        Variant(f"decoder_alone{ending}", "the decoder alone", REFERENCES, ("reply",), optimizer),
+        Variant(f"price_alone{ending}", "the price alone", REFERENCES, ("price",), optimizer),
     )
 
 
-def all_arms(main: str) -> dict[str, Arm]:
-    """All arms except the references, by name, with their optimizers filled in.
+def all_variants(main: str) -> dict[str, Variant]:
+    """All variants except the references, by name, with their optimizers filled in.
 
     Args:
         main: The study's optimizer, a key of `RATES`.
     """
     together = "one total loss"
-    first = Arm("two_optimizers", "two optimizers, price loss summed over the batch", "ways", optimizer="adadelta")
-    arms = [
+    first = Variant("two_optimizers", "two optimizers, price loss summed over the batch", "ways", optimizer="adadelta")
+    variants = [
         replace(first, unreduced=True, by_hand=True, deviation=DEVIATION),
-        Arm("two_optimizers_mean", "two optimizers, mean losses", "ways", by_hand=True),
-        Arm("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
-        Arm("while_conflicting", "alternating while gradients conflict", "ways", schedule=schedules.WhileConflicting),
-        Arm("sum", f"{together}, plain sum", "ways"),
+        Variant("two_optimizers_mean", "two optimizers, mean losses", "ways", by_hand=True),
+        Variant("turns", "one update for the price, nine for the decoder", "ways", schedule=_turns),
+        Variant("while_conflicting", "alternating while gradients conflict", "ways", schedule=schedules.WhileConflicting),
+        Variant("sum", f"{together}, plain sum", "ways"),
     ]
     for optimizer in RATES:
-        arm = Arm(f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True)
-        repaired = replace(arm, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped separately, {optimizer}")
-        arms += [arm, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
-    arms += [
-        Arm("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
-        Arm("norm_budget", "NormBudget, at most half for the price", "balancers", balancer=_budget),
-        Arm("upgrad", "UPGrad", "balancers", balancer=balancing.UPGrad),
-        Arm("nash_mtl", "NashMTL", "balancers", balancer=balancing.NashMTL),
-        Arm("imtlg", "IMTLG", "balancers", balancer=balancing.IMTLG),
-        Arm("meta_balance", "MetaBalance, for the decoder", "balancers", balancer=_for_the_decoder),
-        *(Arm(f"weight_{w}", f"{together}, price weight {w}", "weights and clips", price_weight=w) for w in (4, 16, 64)),
-        Arm(TUNED, f"{together}, tuned weight", "weights and clips"),
-        Arm("clip_by_part", f"{together}, encoder and heads clipped separately", "weights and clips", by_part=True),
+        variant = Variant(
+            f"unreduced_{optimizer}", f"price loss summed, {optimizer}", "summed", optimizer=optimizer, unreduced=True
+        )
+        repaired = replace(
+            variant, name=f"repaired_{optimizer}", about=f"the same, EqualNorms, clipped separately, {optimizer}"
+        )
+        variants += [variant, replace(repaired, balancer=balancing.EqualNorms, by_part=True)]
+    variants += [
+        Variant("equal_norms", "EqualNorms", "balancers", balancer=balancing.EqualNorms),
+        Variant("norm_budget", "NormBudget, at most half for the price", "balancers", balancer=_budget),
+        Variant("upgrad", "UPGrad", "balancers", balancer=balancing.UPGrad),
+        Variant("nash_mtl", "NashMTL", "balancers", balancer=balancing.NashMTL),
+        Variant("imtlg", "IMTLG", "balancers", balancer=balancing.IMTLG),
+        Variant("meta_balance", "MetaBalance, for the decoder", "balancers", balancer=_for_the_decoder),
+        *(Variant(f"weight_{w}", f"{together}, price weight {w}", "weights and clips", price_weight=w) for w in (4, 16, 64)),
+        Variant(TUNED, f"{together}, tuned weight", "weights and clips"),
+        Variant("clip_by_part", f"{together}, encoder and heads clipped separately", "weights and clips", by_part=True),
     ]
-    return {arm.name: arm if arm.optimizer else replace(arm, optimizer=main) for arm in arms}
+    return {variant.name: variant if variant.optimizer else replace(variant, optimizer=main) for variant in variants}
 
 
 def _turns() -> Any:
