@@ -46,7 +46,7 @@ def test_it_shows_modules_losses_weights_and_what_an_update_is_made_of(with_rich
     trainer = configured()
     trainer.summary()
     assert "not built yet" in capsys.readouterr().out
-    trainer.compute_gradients((np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])}))
+    trainer.compute_gradients([(np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])})])
     trainer.summary()
     found = cells(capsys.readouterr().out)
     assert found["encoder"] == ["Dense", "16"]
@@ -104,7 +104,7 @@ def test_it_takes_the_arguments_of_keras(capsys):
     trainer, written = configured(), []
     trainer.summary(print_fn=lambda text, **options: written.append(text))
     assert len(written) == 2 and "Modules of" in written[0] and capsys.readouterr().out == ""
-    trainer.compute_gradients((np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])}))
+    trainer.compute_gradients([(np.ones([2, 3], np.float32), {"price": np.array([0, 1]), "size": np.ones([2, 1])})])
     trainer.summary(120)
     text = capsys.readouterr().out
     assert all(f"{name} (Dense)" in text for name in ("encoder", "price", "size"))

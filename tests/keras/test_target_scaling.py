@@ -223,8 +223,9 @@ def test_equal_labels_keep_their_scale_and_whole_numbers_their_digits():
     seconds = np.array([1_700_000_001, 1_700_000_003], "int64")  # float32 cannot tell them apart
     trainer = fitted(X[:2], {"a": seconds})
     assert trainer.heads["a"].target_scaling.mean == 1_700_000_002.0
-    clean, weights = trainer.heads["a"].mask_missing(tf.constant(seconds), None, tf.TensorSpec([None, 1]), None)
-    assert trainer.heads["a"].scaled(clean, weights, tf.TensorSpec([None, 1])).numpy().tolist() == [-1.0, 1.0]
+    head = trainer._setup.head("a")
+    clean, weights = head.mask_missing(tf.constant(seconds), None, tf.TensorSpec([None, 1]), None)
+    assert head.scaled(clean, weights, tf.TensorSpec([None, 1])).numpy().tolist() == [-1.0, 1.0]
 
 
 def test_nothing_is_learned_a_second_time_but_by_a_head_added_anew():
