@@ -11,6 +11,8 @@ from multihead import MultiHeadTrainer
 from tests.helpers import coupled, tiny
 from tests.helpers.cases import quick
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 NAMES = sorted(coupled.COUPLED)
 QUICK = ("pairs_by_row", "Decorrelated", "batch_hard", "pairs")
 RATE = 0.1

@@ -14,6 +14,8 @@ from multihead import MultiHeadTrainer, clipping, scaling, schedules
 from multihead._ground.keras import KERAS_3
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.first_cases(2)  # the others are thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[4, 4, 3]).astype("float32")
 A, B = RNG.normal(size=[4, 4, 2]).astype("float32"), RNG.normal(size=[4, 4, 1]).astype("float32")

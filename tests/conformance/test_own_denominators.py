@@ -13,6 +13,8 @@ from multihead import MultiHeadTrainer
 from tests.helpers import tiny
 from tests.helpers.cases import quick
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 ANCHORS, RATE = 5, 0.2
 
 

@@ -12,7 +12,7 @@ from tests.helpers import tiny
 from tests.helpers.balancers import ALL, make
 from tests.helpers.cases import quick
 
-pytestmark = pytest.mark.usefixtures("eager_updates")
+pytestmark = [pytest.mark.usefixtures("eager_updates"), pytest.mark.first_cases(2)]  # the other cases are thorough
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 6)).astype("float32")

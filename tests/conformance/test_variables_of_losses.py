@@ -13,6 +13,8 @@ from multihead import MultiHeadTrainer
 from multihead._ground.keras import KERAS_3, tensor_variable
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 6)).astype("float32")
 Y = {name: RNG.normal(size=(12, 1)).astype("float32") for name in "ab"}

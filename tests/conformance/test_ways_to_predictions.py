@@ -11,6 +11,8 @@ from multihead import MultiHeadTrainer, losses
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder, TransformerDecoder, TransformerEncoder
 from tests.helpers.cases import pairwise, quick
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 POLICIES = ("mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64", "float32")
 MODES = {"graph": {}, "eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
 # The digits that a graph may round differently than eager mode.

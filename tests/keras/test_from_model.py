@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 layers = keras.layers
 NUM_EXAMPLES = 16
 # Keras 3 compiles predictions by XLA, which rounds one graph in another way than two halves of it.

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, schedules
 from multihead.callbacks import HeadEarlyStopping
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
 Y = {"price": X[:, :1], "code": np.where(X[:, :3] > 1, np.nan, X[:, :3]).astype("float32")}
 

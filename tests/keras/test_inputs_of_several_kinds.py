@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, mix_datasets
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 IMAGES = np.random.default_rng(0).normal(size=(8, 10)).astype("float32")
 TEXTS = np.arange(40).reshape(8, 5) % 9
 LABELS = IMAGES[:, :1].copy()

@@ -14,6 +14,8 @@ from multihead.models import Classifier, Seq2SeqDecoder, Seq2SeqEncoder, TokenTa
 from tests.helpers.cases import pairwise, quick
 from tests.helpers.seq2seq import ENGINES, grow
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 VOCABULARY = 9
 ENCODERS = {
     "gru": lambda **ids: Seq2SeqEncoder(VOCABULARY, 3, 4, cell="gru", num_layers=2, **ids),

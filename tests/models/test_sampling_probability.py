@@ -12,6 +12,8 @@ from multihead.callbacks import Checkpoint
 from multihead.models import Seq2SeqDecoder, Seq2SeqEncoder
 from tests.helpers.seq2seq import ENGINES
 
+pytestmark = pytest.mark.first_cases(1)  # the others are thorough
+
 X = np.concatenate([np.random.default_rng(0).integers(4, 9, (8, 4)), np.full((8, 1), 3)], axis=1)
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer
 from tests.helpers.cases import pairwise, quick
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = {"a": X[:, :1].copy(), "b": X[:, 1:2].copy()}
 

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, balancing
 
+pytestmark = pytest.mark.first_cases(2)  # the others are thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 5)).astype("float32")
 Y = {

@@ -11,6 +11,8 @@ import pytest
 
 from multihead import Head, MultiHeadTrainer
 
+pytestmark = pytest.mark.first_cases(4)  # the others are thorough
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype("float32")
 Y = {

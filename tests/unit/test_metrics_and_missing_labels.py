@@ -13,6 +13,8 @@ from multihead import MultiHeadTrainer
 from multihead.heads import NamedHead
 from tests.helpers.addons import addons
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 M = keras.metrics
 KERAS_3 = keras.__version__.startswith("3")
 C = 3

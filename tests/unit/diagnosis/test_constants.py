@@ -12,6 +12,8 @@ import tensorflow as tf
 from multihead import MultiHeadTrainer, class_weights
 from tests.helpers.cases import quick
 
+pytestmark = pytest.mark.first_cases(3)  # the others are thorough
+
 ROWS, WEIGHTS = 240, ("none", "classes", "samples", "both")
 
 
