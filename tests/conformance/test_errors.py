@@ -49,7 +49,10 @@ ERRORS = {
         lambda: add(empty_trainer()).compile(keras.optimizers.SGD(0.1, global_clipnorm=2.0)),
         r"`optimizer` must leave clipping.*global_clipnorm=2.0.*clip=clipping.ByGlobalNorm\(2.0\)",
     ),
-    "optimizer": (lambda: add(empty_trainer()).compile("adamm"), r"`optimizer` must be a Keras optimizer or its name"),
+    "optimizer": (
+        lambda: add(empty_trainer()).compile("adamm"),
+        r"`optimizer` must be a Keras optimizer, its name or its configuration",
+    ),
     "schedule": (
         lambda: add(empty_trainer()).compile("sgd", head_schedule=schedules.Alternate({"b": 1})),
         r"`turns` must name every head, and nothing else: 'b' is not a head; the head 'a' is missing",

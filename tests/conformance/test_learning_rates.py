@@ -63,7 +63,10 @@ def compiled(optimizer, rates, decays=None, **options):
     losses = {"tag": tiny.losses.SequenceCrossentropy(), "price": "sparse_categorical_crossentropy", "size": "mse"}
     for name, module in modules.items():
         extra = {"ignore_label": -1} if name == "price" else {}
-        by_part = {"learning_rate": rates.get(name, 1.0), "weight_decay": (decays or {}).get(name, 1.0)}
+        by_part = {
+            "learning_rate_multiplier": rates.get(name, 1.0),
+            "weight_decay_multiplier": (decays or {}).get(name, 1.0),
+        }
         trainer.add_head(name, module, losses[name], weight=tiny.WEIGHTS[name], **by_part, **extra)
     by_part = {
         "encoder_learning_rate_multiplier": rates.get("encoder", 1.0),

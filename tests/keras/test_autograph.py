@@ -202,7 +202,7 @@ OURS = {
     "observe": lambda rule: {"balancer": Observe(rule)},
     "total": lambda rule: {"weighting": Total(rule)},
     "objective and regularizer": lambda rule: {"weighting": Learned(rule)},
-    "schedule": lambda rule: {"head_schedule": Active(rule)},
+    "head_schedule": lambda rule: {"head_schedule": Active(rule)},
     "clipping": lambda rule: {"clip": Clipping(rule)},
 }
 KINDS = {**OF_KERAS, **OURS}

@@ -76,7 +76,7 @@ OF_THE_LOOP = ["initial_epoch", "steps_per_epoch", "validation_freq", "validatio
 """The factors of how many steps `fit` makes, whose second values have rows of their own."""
 
 ARGUMENTS: dict[str, dict[str, str | None]] = {
-    "__init__": {"encoder": "encoder", "name": None},
+    "__init__": {"encoder": "encoder", "heads": None, "name": None},
     "add_head": {
         "name": None,
         "module": "teacher_forcing",
@@ -87,13 +87,17 @@ ARGUMENTS: dict[str, dict[str, str | None]] = {
         "ignore_label": "labels",
         "class_weight": "class_weight_of_head",
         "reads": "encoder",
-        "learning_rate": "head_rate",
-        "weight_decay": "head_decay",
+        "learning_rate_multiplier": "head_rate",
+        "weight_decay_multiplier": "head_decay",
         "target_scaling": "target_scaling",
+        "trains_encoder": None,
+        "couples_rows": None,
     },
     "compile": {
         "optimizer": "optimizer",
         "others": None,
+        "head_schedule": "schedule",
+        "target_scaling": "target_scaling",
         "encoder_learning_rate_multiplier": "encoder_rate",
         "encoder_weight_decay_multiplier": "encoder_decay",
         "run_eagerly": "mode",
@@ -102,7 +106,7 @@ ARGUMENTS: dict[str, dict[str, str | None]] = {
         **{
             name: name
             for name in (
-                *("weighting", "balancer", "balance_at", "balance_every", "schedule", "clip", "micro_batches"),
+                *("weighting", "balancer", "balance_at", "balance_every", "clip", "micro_batches"),
                 *(
                     "gradient_accumulation_steps",
                     "telemetry",

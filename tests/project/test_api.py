@@ -15,5 +15,5 @@ def test_the_list_of_the_api_is_that_of_the_code() -> None:
 def test_the_list_has_parameters_and_defaults_and_is_the_same_on_every_stack() -> None:
     lines = list(api_list.lines())
     assert "multihead.clipping.ByGlobalNorm(limit)" in lines
-    assert "multihead.schedules.Sample(proportions, *, seed=0)" in lines
+    assert "multihead.schedules.Sample(turns, *, seed=0)" in lines
     assert not [line for line in lines if "<" in line or " at 0x" in line]

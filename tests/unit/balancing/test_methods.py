@@ -211,7 +211,7 @@ def test_for_two_heads_upgrad_is_pcgrad(rows):
 @given(gradients())
 def test_each_head_of_upgrad_scales_with_its_gradient(rows):
     factors = 10.0 ** np.random.default_rng(0).uniform(-2, 2, len(rows))
-    parts = np.stack([update_of(balancing.UPGrad(one), rows) for one in np.eye(len(rows))])
+    parts = np.stack([update_of(preferring(balancing.UPGrad, one), rows) for one in np.eye(len(rows))])
     close(update_of(balancing.UPGrad(), rows * factors[:, None]), factors @ parts, 1e-6)
 
 
@@ -464,7 +464,7 @@ def test_aligned_mtl_has_condition_number_one_at_all_scales(num_heads):
     for spread in (0.0, 3.0, 6.0) if num_heads <= 3 else (0.0, 6.0):
         rows = zoo.matrix("random", num_heads, spread)
         some = np.eye(num_heads)[-3:]  # of many heads the last three show it
-        aligned = np.stack([update_of(balancing.AlignedMTL(one), rows) for one in some])
+        aligned = np.stack([update_of(preferring(balancing.AlignedMTL, one), rows) for one in some])
         singular = np.linalg.svd(aligned)[1]
         assert singular.max() / singular.min() - 1 < 1e-8, spread
 

@@ -132,7 +132,7 @@ def test_shapes_have_the_structure_of_the_result():
         flat, wanted = tf.nest.flatten(found), tf.nest.flatten(shapes)
         assert len(flat) == len(wanted)
         for tensor, shape in zip(flat, wanted):
-            if tensor is not None:
+            if tensor is not None and shape is not None:
                 assert tensor.shape.as_list() == shape.numpy().tolist()
 
 
