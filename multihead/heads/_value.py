@@ -90,7 +90,10 @@ def named(name: str, head: Head) -> NamedHead:
 
 def value_of(head: NamedHead) -> Head:
     """The value of a trainer's head, with its present weight and what was learned of its target scaling."""
-    return Head(**head.arguments)
+    value = object.__new__(Head)  # checked already, and perhaps asked for in a graph, where a check must not create metrics
+    for name, each in head.arguments.items():
+        object.__setattr__(value, name, each)
+    return value
 
 
 def check_heads(heads: Any) -> dict[str, Head]:

@@ -191,6 +191,7 @@ def test_a_trainer_of_either_kind_is_saved_and_goes_on_as_the_other(make, form, 
         assert_same_predictions(loaded, expected)
 
 
+@pytest.mark.filterwarnings("ignore:.build.* was called on layer:UserWarning")  # Keras 3, of one that was not fitted
 def test_heads_are_read_only_and_show_what_is_present():
     trainer = by_heads()
     given = trainer.heads
