@@ -126,7 +126,7 @@ def by_heads(kind: str, num_heads: int, rounds: int) -> dict[str, float]:
         for name in y:
             trainer.add_head(name, keras.layers.Dense(1), "mse")
         trainer.compile("sgd", telemetry=None, **options)
-        trainer.compute_gradients((x[:8], {name: values[:8] for name, values in y.items()}))  # builds
+        trainer.compute_gradients([(x[:8], {name: values[:8] for name, values in y.items()})])  # builds
         return tf.function(lambda x, y: trainer.train_step((x, y)), autograph=False, reduce_retracing=True)
 
     size, plain = len(x) // PARTS, step(1)

@@ -105,7 +105,7 @@ def train(case: str, size: Size, seed: int) -> Outcome:
     batches = stream(size, seed)
     data = joined(batches) if case in (LARGE, "fit, micro_batches") else batches
     first = next(iter(batches))
-    pairs = trainer.compute_gradients(tf.nest.map_structure(lambda tensor: tensor[:1], first))
+    pairs = trainer.compute_gradients([tf.nest.map_structure(lambda tensor: tensor[:1], first)])
     start = flat([variable for _, variable in pairs])
     before = peak_megabytes()
     if case == BY_HAND:
