@@ -70,8 +70,9 @@ def build_modules(
         if head.name in traced.predictions and head.name in specs.targets:
             is_new, targets, found = head.metrics is None, specs.targets[head.name], traced.predictions[head.name]
             head.build(targets, found.spec)
-            read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
-            traced.predictions[head.name] = found._replace(read_by_loss=read)
+            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
+                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
+                traced.predictions[head.name] = found._replace(read_by_loss=read)
             if is_new:
                 check_rows_apart(head, traced.representation, targets, found.spec)
     return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
