@@ -3,8 +3,7 @@
 An update of a variable is `v_new = v_old + factor * (v_opt - v_old)`, where `v_opt` is the value that the optimizer would
 give it. The factor multiplies the applied step, weight decay included, because Adam and its relatives undo a factor of the
 gradient. The encoder's factors are given to `compile(encoder_learning_rate_multiplier=)`, a head's to
-`add_head(learning_rate_multiplier=)`; each
-is
+`add_head(learning_rate_multiplier=)`; each is
 
 - a number: 1 is the optimizer's own step, 0 freezes;
 - a function of the step, an int64 scalar: the number of updates applied so far;
@@ -16,8 +15,7 @@ batch normalization whose variables are all frozen runs in inference mode, as wi
 function returns 0, the variables and slots do not change either, but their gradients are computed.
 
 Factors of weight decay (`encoder_weight_decay_multiplier=`, `weight_decay_multiplier=`) have the same forms; they multiply
-the `weight_decay` of
-the optimizer.
+the `weight_decay` of the optimizer.
 """
 
 from __future__ import annotations

@@ -410,9 +410,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 or `Stages`.
             gradient_accumulation_steps: Computes one update, and one step of Keras, from this many consecutive batches of
                 any shapes; a shorter last window of an epoch is also an update. The update is that of all their examples in
-                one batch.
-                `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data` on to
-                `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
+                one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
+                on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
                 update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
                 encoder, or one encoder backward pass per head: see "How an update is computed".

@@ -245,8 +245,7 @@ def apply_reduced_gradients(
 
 def _without_reduction(optimizer: Any) -> Any:
     """The optimizer, with the same attributes, of a class that does not add up gradients over replicas once more."""
-    method = "_all_reduce_sum_gradients" if KERAS_3 else "aggregate_gradients"
-    changed = type(type(optimizer).__name__, (type(optimizer),), {method: lambda self, pairs: list(pairs)})
+    changed = type(type(optimizer).__name__, (type(optimizer),), dict.fromkeys(BY_REPLICAS, lambda self, pairs: list(pairs)))
     same: Any = object.__new__(changed)
     object.__setattr__(same, "__dict__", vars(optimizer))
     return same

@@ -62,9 +62,8 @@ class Built:
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with figures that are read again; figures of others stay as they are."""
-        has_counted = (
-            int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
-        )  # else a `train_step` of the user logs by itself
+        # Where no update was counted, a `train_step` of the user's own logs by itself.
+        has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
         return _read_again(logs, self.logs.training_logs() if has_counted else {})
 
     def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:

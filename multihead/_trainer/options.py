@@ -253,6 +253,9 @@ class Setup:
         options: The options of `compile`; None before it, and again after `add_head` and `remove_head`.
     """
 
+    heads: tuple[NamedHead, ...] = ()
+    options: CompileOptions | None = None
+
     @property
     def trained(self) -> tuple[NamedHead, ...]:
         """The heads that have a loss."""
@@ -276,9 +279,6 @@ class Setup:
     def names(self) -> list[str]:
         """The names of the heads that have a loss."""
         return [head.name for head in self.trained]
-
-    heads: tuple[NamedHead, ...] = ()
-    options: CompileOptions | None = None
 
 
 def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:

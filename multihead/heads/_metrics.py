@@ -14,6 +14,7 @@ from multihead._ground.keras import options_of, wrapped_function
 from multihead._ground.names import did_you_mean, names_known_to, snake_case
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
+from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
@@ -27,8 +28,7 @@ OF_PAIRS = ("cosine",)
 
 TOTALS = (
     "loss added_loss regularizer encoder_learning_rate_multiplier update_norm update_norm_clipped clipped_updates "
-    "skipped_updates "
-    "learning_rate lr"
+    "skipped_updates learning_rate lr"
 ).split()
 """The figures that belong to no head, of the trainer or of Keras."""
 
@@ -118,7 +118,7 @@ class HeadMetric(NamedTuple):
         num_axes = {ELEMENTS: shape.rank, None: 1}.get(self.over, shape.rank - 1)
         reading = None
         if self.over is None:
-            reading = Reading(self.metric, head).find(targets, predictions, rank, loss)
+            reading = find_reading(self.metric, head, targets, predictions, rank, loss)
             num_axes = reading.rank
         is_counted |= rank > num_axes and shape[num_axes:].num_elements() != 1
         counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32") if is_counted else None

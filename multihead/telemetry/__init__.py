@@ -17,8 +17,7 @@ balancer) and `d` the combined gradient:
 - `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
   head;
 - `{head}_learning_rate_multiplier` and `encoder_learning_rate_multiplier`, if one of them can change: the factor of the
-  steps that are applied to
-  the head's own variables, or to the encoder's; where it differs by variable, the largest;
+  steps that are applied to the head's own variables, or to the encoder's; where it differs by variable, the largest;
 - `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
 - `added_loss`, if a layer adds losses: the sum of regularization and `add_loss` losses, as a mean over examples;
 - `loss`: the total loss: the sum of the heads' losses above times their weights, and `added_loss`; with a weighting, in
