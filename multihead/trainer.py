@@ -73,13 +73,14 @@ from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import Clipping
-from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads import Head, NamedHead
+from multihead.diagnosis import Diagnosis
+from multihead.diagnosis._conclude import diagnose
+from multihead.heads import Head
 from multihead.heads._metrics import check_apart
-from multihead.heads._named import weigh_classes
+from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import check_heads, named, value_of
 from multihead.heads._weights import Weight, check_weight, is_zero
-from multihead.telemetry import LogMetrics, with_report
+from multihead.telemetry._logs import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -216,12 +217,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     @property
     def metrics(self) -> list[Any]:
-        """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
+        """All metrics: losses, values of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of the figures that `evaluate` returns as a list, for data with targets for all heads."""
+        """The names of the values that `evaluate` returns as a list, for data with targets for all heads."""
         return [] if self._built is None else self._built.logs.names_in_order()
 
     def add_head(
@@ -264,7 +265,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             weight_decay_multiplier: The factor of the optimizer's `weight_decay` for them.
 
         Raises:
-            ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
+            ValueError: There is already a head with this name, an argument is out of range, two values of the heads
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
@@ -429,7 +430,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 A head that has the same one already keeps what it has learned.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
-            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
+            layers_every: With `telemetry="full"`, the same values are measured in each layer of the encoder once in this
                 many updates, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. An epoch's

@@ -227,7 +227,7 @@ class Replay(Saving):
 
 
 def draw(iterator: Any, number: int) -> dict[str, Any]:
-    """Draws the batches of a step, of which all but the first may be missing; returns logs without figures."""
+    """Draws the batches of a step, of which all but the first may be missing; returns logs without statistics."""
     next(iterator)
     for _ in range(number - 1):
         next(iterator, None)

@@ -53,7 +53,7 @@ def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     built = trainer._built
     own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state, built.spec.faults.of_epoch]
-    return [*own, built.logs.sums.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
+    return [*own, built.logs.sums.batches.value, *(metric.number_variable for metric in built.logs.statistics.metrics)]
 
 
 def found_in(root: Any) -> list[Any]:
@@ -85,7 +85,7 @@ _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.o
 
 
 def names_of_logs(trainer: Any) -> list[str]:
-    """The names of the figures that a training step logs; none before the trainer is built."""
+    """The names of the statistics that a training step logs; none before the trainer is built."""
     return [] if trainer._built is None else trainer._built.logs.names()
 
 

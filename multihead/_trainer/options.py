@@ -19,7 +19,7 @@ from multihead._ground.validation import check_choice, check_positive_whole, quo
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._kinds import every
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
