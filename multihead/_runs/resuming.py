@@ -114,7 +114,7 @@ class Saving(keras.callbacks.CallbackList):
             self._trainer,
             {
                 "place": [epoch, batch],
-                "updates": self._trainer._num_updates(),
+                "updates": self._trainer.num_updates,
                 "stopped": bool(self._trainer.stop_training),
                 "callbacks": self._states.save(arrays),
                 "random": random_numbers(),

@@ -79,16 +79,16 @@ class PerUpdate(keras.callbacks.Callback):
         # Without statistics of the run, which `Checkpoint(strict=False)` may have left out, there are none to wait for.
         self._seen, self._calls = (state["seen"], state["calls"]) if state["seen"] <= recorded else (recorded, 0)
         self._step, self._layers = state["step"], state["layers"]
-        self.resume(statistics, self.model._num_updates(), state["place"])
+        self.resume(statistics, self.model.num_updates, state["place"])
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
-        if self.model._setup.options.telemetry is None:
+        if self.model.options.telemetry is None:
             raise ValueError(
                 f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
                 "them to `compile`."
             )
-        if self.model._setup.options.steps_per_execution == "auto":
+        if self.model.options.steps_per_execution == "auto":
             raise ValueError(
                 f"`steps_per_execution` must be a number for {type(self).__name__}, which reads as many updates at once. "
                 "Received: steps_per_execution='auto'. Pass a number to `compile`."
@@ -104,14 +104,14 @@ class PerUpdate(keras.callbacks.Callback):
         if not self._is_begun:  # now callbacks that load weights have done so
             self._is_begun, self._layers = True, []
             statistics = self._statistics()
-            self._seen, self._step, self._calls = statistics.num_recorded if statistics else 0, self.model._num_updates(), 0
+            self._seen, self._step, self._calls = statistics.num_recorded if statistics else 0, self.model.num_updates, 0
             self.begin(statistics, self._step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
         self._calls += 1
         # Reading waits for the device, so it is done only after the step that may hold the next multiple.
-        if self._calls * self.model._setup.options.updates_at_once >= self.every - self._step % self.every:
+        if self._calls * self.model.options.updates_at_once >= self.every - self._step % self.every:
             self._read()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -124,10 +124,10 @@ class PerUpdate(keras.callbacks.Callback):
             self.write_validation({"step": self._step, "epoch": epoch, **validation})
 
     def _statistics(self) -> Any:
-        return None if self.model._built is None else self.model._built.logs.statistics
+        return None if self.model.log_metrics is None else self.model.log_metrics.statistics
 
     def _read(self) -> None:
-        statistics, number = self._statistics(), self.model._num_updates()
+        statistics, number = self._statistics(), self.model.num_updates
         lines, new = statistics.latest(), statistics.num_recorded - self._seen
         lines = lines[len(lines) - min(new, len(lines)) :]
         step = number - sum(line["applied"] for line in lines)
