@@ -297,8 +297,8 @@ def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
     if weighted and invariant:
         warnings.warn(
             "The weights of heads do not change the direction of the encoder's update with "
-            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a method that "
-            "depends on them, such as UPGrad.",
+            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
+            "method that depends on them, such as UPGrad.",
             UserWarning,
             stacklevel=4,
         )
