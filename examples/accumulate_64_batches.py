@@ -46,7 +46,7 @@ def main() -> dict[str, float]:
     pairs = zip(large.get_weights(), accumulated.get_weights())
     difference = max(float(np.max(np.abs(one - other))) for one, other in pairs)
     updates = accumulated.num_updates
-    print(f"{updates} update from 64 batches; the weights differ by at most {difference:.1e} from those of one batch")
+    print(f"{updates} update of 64 batches: weights differ by at most {difference:.1e} from one batch")
     return {"difference": difference, "updates": updates}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from multihead import Head, MultiHeadTrainer, scaling
 
-NAMES = ("kind_norm", "size_norm", "kind_share", "size_share", "kind_size_cosine", "update_norm")
+NAMES = ("kind_norm", "size_norm", "kind_share", "size_share")
 
 
 def data() -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -26,7 +26,7 @@ def data() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def main() -> dict[str, dict[str, float]]:
     """Trains with both units; returns the statistics of the last epoch."""
     found = {}
-    for unit, target_scaling in (("raw", None), ("standardized", scaling.Standardize())):
+    for unit, target_scaling in (("raw", None), ("scaled", scaling.Standardize())):
         keras.utils.set_random_seed(0)
         heads = {
             "kind": Head(keras.layers.Dense(4, activation="softmax"), "sparse_categorical_crossentropy"),
