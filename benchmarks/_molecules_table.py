@@ -81,7 +81,7 @@ def _sklearn(path: Path) -> dict[str, tuple[dict[str, list[float]], str]]:
     for line in read_lines(path):
         figures, _ = found.setdefault(line["model"], ({part: [] for part in PARTS}, line["scikit-learn"]))
         for part in PARTS:
-            figures[part].append(float(np.mean(list(line["figures"][part].values()))))
+            figures[part].append(float(np.mean(list(line["metrics"][part].values()))))
     return found
 
 

@@ -209,7 +209,7 @@ def run_sklearn(name: str, data: Molecules, options: Namespace) -> None:
             for part in figures:
                 x, y = data.parts[part]
                 figures[part][f"{head}_area"] = area(y[head], fitted.predict_proba(x)[:, 1])
-        line = {"model": model, "seed": seed, "figures": figures, "scikit-learn": sklearn.__version__}
+        line = {"model": model, "seed": seed, "metrics": figures, "scikit-learn": sklearn.__version__}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"{name}: {model}, seed {seed}: {np.mean(list(figures['validation'].values())):.3f}", flush=True)

@@ -22,25 +22,25 @@ PATH = ROOT / "docs" / "api.txt"
 
 
 def lines() -> Iterator[str]:
-    """One line for each public name, in alphabetical order."""
+    """One line for each public name, in alphabetical order; what has two names stands under the shorter one."""
     import multihead
-    from multihead import models, testing
 
-    found = dict(_names("multihead", multihead))
-    for module in (models, models.search, testing):
-        found.update(_names(module.__name__, module))
-    yield from (name + text for name, text in sorted(found.items()))
+    yield from (name + text for name, text in sorted(_names("multihead", multihead, set())))
 
 
-def _names(path: str, module: ModuleType) -> Iterator[tuple[str, str]]:
-    for name in module.__all__:
+def _names(path: str, module: ModuleType, seen: set[int]) -> Iterator[tuple[str, str]]:
+    for name in sorted(module.__all__, key=lambda name: inspect.ismodule(getattr(module, name))):
         value = getattr(module, name)
         if inspect.ismodule(value):
-            yield from _names(f"{path}.{name}", value) if hasattr(value, "__all__") else ()
+            yield from _names(f"{path}.{name}", value, seen) if hasattr(value, "__all__") else ()
+        elif callable(value) and id(value) in seen:
+            continue
         elif inspect.isclass(value):
+            seen.add(id(value))
             yield f"{path}.{name}", _parameters(value)
             yield from ((f"{path}.{name}.{member}", text) for member, text in _members(value))
         else:
+            seen.add(id(value))
             yield f"{path}.{name}", _parameters(value) if callable(value) else ""
 
 
@@ -65,8 +65,12 @@ def _parameters(function: Any) -> str:
 def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     """A parameter without its type, and with the name of a class that is its default."""
     default = parameter.default
-    if inspect.isclass(default) and default is not parameter.empty:
+    if default is parameter.empty:
+        return parameter.replace(annotation=parameter.empty)
+    if inspect.isclass(default):
         default = _Name(default.__name__)
+    elif repr(default).startswith("<"):  # of a dataclass: made for each instance
+        default = _Name("...")
     return parameter.replace(annotation=parameter.empty, default=default)
 
 

@@ -10,7 +10,8 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from multihead import accumulation, balancing, clipping, losses, scaling, schedules, weighting
+from multihead import accumulation, balancing, clipping, heads, losses, mixing, rates, scaling, schedules, telemetry
+from multihead import trainer, weighting
 from multihead._ground.autograph import mark_functions as _mark_functions
 from multihead._version import __version__
 from multihead.heads import Head
@@ -20,7 +21,7 @@ from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer
 
 if _TYPE_CHECKING:  # the names of `_LATER`
-    from multihead import callbacks, comparison, plots
+    from multihead import callbacks, comparison, diagnosis, plots, testing
     from multihead.comparison._compare import compare
 
 __all__ = [
@@ -37,26 +38,35 @@ __all__ = [
     "clipping",
     "compare",
     "comparison",
+    "diagnosis",
+    "heads",
     "losses",
     "mix_datasets",
+    "mixing",
+    "models",
     "plots",
+    "rates",
     "scaling",
     "schedules",
+    "telemetry",
+    "testing",
+    "trainer",
     "weighting",
 ]
 
-_LATER = {"callbacks": "callbacks", "compare": "comparison._compare", "comparison": "comparison", "plots": "plots"}
-"""The names that are imported where they are first used, and their modules: a step of training needs none of them."""
+_LATER = ("callbacks", "comparison", "diagnosis", "models", "plots", "testing")
+"""The modules that are imported where they are first used: a step of training needs none of them."""
 
 
 _mark_functions(__name__)
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "compare":
+        return _importlib.import_module(f"{__name__}.comparison._compare").compare
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
-    return getattr(module, name) if name == "compare" else module
+    return _importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -73,13 +73,14 @@ from multihead._update.roll_back import RollBack
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import Clipping
-from multihead.diagnosis import Diagnosis, diagnose
-from multihead.heads import Head, NamedHead
+from multihead.diagnosis import Diagnosis
+from multihead.diagnosis._conclude import diagnose
+from multihead.heads import Head
 from multihead.heads._metrics import check_apart
-from multihead.heads._named import weigh_classes
+from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import check_heads, named, value_of
 from multihead.heads._weights import Weight, check_weight, is_zero
-from multihead.telemetry import LogMetrics, with_report
+from multihead.telemetry._logs import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -204,6 +205,27 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         return earlier + tf.cast(tensor_variable(self.optimizer.iterations), tf.int64)
 
     @property
+    def num_updates(self) -> int:
+        """The number of updates applied so far, as a Python number; reading waits for the device."""
+        with tf.init_scope():
+            return int(self.distribute_strategy.experimental_local_results(self.update_count)[0].numpy())
+
+    @property
+    def options(self) -> CompileOptions | None:
+        """The checked arguments of `compile`; None before it, and after heads have changed."""
+        return self._setup.options
+
+    @property
+    def update_spec(self) -> UpdateSpec | None:
+        """How updates are computed; None before the first data."""
+        return None if self._built is None else self._built.spec
+
+    @property
+    def log_metrics(self) -> LogMetrics | None:
+        """The metrics behind the logs; None before the first data."""
+        return None if self._built is None else self._built.logs
+
+    @property
     def stage(self) -> int:
         """The number of the present period of training, from 0, if learning rates have `Stages`; otherwise 0.
 
@@ -212,16 +234,16 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         if self._built is None or len(self._built.spec.periods) == 1:
             return 0
-        return self._built.spec.period_at(self._num_updates())
+        return self._built.spec.period_at(self.num_updates)
 
     @property
     def metrics(self) -> list[Any]:
-        """All metrics: losses, figures of updates, and those of the heads; Keras resets them in every epoch."""
+        """All metrics: losses, values of updates, and those of the heads; Keras resets them in every epoch."""
         return [] if self._built is None else self._built.logs.all
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of the figures that `evaluate` returns as a list, for data with targets for all heads."""
+        """The names of the values that `evaluate` returns as a list, for data with targets for all heads."""
         return [] if self._built is None else self._built.logs.names_in_order()
 
     def add_head(
@@ -264,7 +286,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             weight_decay_multiplier: The factor of the optimizer's `weight_decay` for them.
 
         Raises:
-            ValueError: There is already a head with this name, an argument is out of range, two figures of the heads
+            ValueError: There is already a head with this name, an argument is out of range, two values of the heads
                 would have the same name in the logs, or `target_scaling` does not suit the loss.
             TypeError: An argument has the wrong type.
         """
@@ -429,7 +451,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 A head that has the same one already keeps what it has learned.
             telemetry: `"norms"` logs gradient norm, share and coefficient per head; `"full"` also cosines between heads and
                 with the update, norms of the update before and after clipping, and running averages; None logs losses.
-            layers_every: With `telemetry="full"`, the same figures are measured in each layer of the encoder once in this
+            layers_every: With `telemetry="full"`, the same values are measured in each layer of the encoder once in this
                 many updates, for `callbacks.UpdateLogger`; such an update costs one encoder backward pass per head.
             on_nonfinite: What happens to an update with an infinite or NaN loss or gradient. `"skip"`: it is not applied,
                 and counts as a skipped update; `"raise"`: it is not applied, and training ends with an error. An epoch's
@@ -626,7 +648,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             return {}  # the validation of an epoch before the place of the checkpoint
         self._build_for(call.data)
         self.make_test_function().trace_for(call.data.specs)
-        call = with_progress(call._replace(data=self._with_checked_labels(call.data)), self._log_metrics)
+        call = with_progress(call._replace(data=self._with_checked_labels(call.data)), lambda: self.log_metrics)
         with self._in_session(None if session is None else replace(session, is_evaluating=True)):
             return super().evaluate(**call.for_keras())
 
@@ -792,8 +814,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             options = self._assert_ready("fit")
             self.train_function = TrainFunction(
                 partial(self._made_by_keras, "train_function"),
-                spec=lambda: None if self._built is None else self._built.spec,
-                num_updates=self._num_updates,
+                spec=lambda: self.update_spec,
+                num_updates=lambda: self.num_updates,
                 at_once=partial(steps_at_once, self),
                 is_constant=options.steps_per_execution != "auto",
                 asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
@@ -1129,11 +1151,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             )
         return self._setup.options
 
-    def _num_updates(self) -> int:
-        """The number of updates applied so far, as known to Python."""
-        with tf.init_scope():
-            return int(self.distribute_strategy.experimental_local_results(self.update_count)[0].numpy())
-
     # ------------------------------------------------------------------------------------------- building
 
     def _require_built(self) -> Built:
@@ -1248,8 +1265,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         validates = call.validation is not None
         is_ours = type(self).train_step is MultiHeadTrainer.train_step  # another one may change labels, or log by itself
         given = call.others["callbacks"]
-        call = call.with_others(callbacks=with_report(self._log_metrics, given, validates=validates, counts=is_ours))
-        call = with_progress(call, self._log_metrics)
+        call = call.with_others(callbacks=with_report(lambda: self.log_metrics, given, validates=validates, counts=is_ours))
+        call = with_progress(call, lambda: self.log_metrics)
         if options.gradient_accumulation_steps > 1:
             call = call.in_windows(Windows(options.gradient_accumulation_steps, self.distribute_strategy, ahead))
         self._idle.set([], self._setup.names)
@@ -1327,9 +1344,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             self._build_for(data)
             return self._with_checked_labels(data)
         return data
-
-    def _log_metrics(self) -> LogMetrics | None:
-        return None if self._built is None else self._built.logs
 
     # ------------------------------------------------------------------------------------------- what Keras calls
 

@@ -46,7 +46,7 @@ def draw_model(trainer: Any) -> Any:
 
 
 def _balances_parameters(trainer: Any) -> bool:
-    options = trainer._setup.options
+    options = trainer.options
     return options is not None and options.balancer is not None and options.balance_at == "parameters"
 
 

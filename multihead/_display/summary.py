@@ -64,7 +64,7 @@ def _size(variable: Any) -> int:
 
 def parts_of(trainer: Any) -> list[Part]:
     """The encoder, and the heads' modules."""
-    rate = 1.0 if trainer._setup.options is None else trainer._setup.options.encoder_learning_rate_multiplier
+    rate = 1.0 if trainer.options is None else trainer.options.encoder_learning_rate_multiplier
     heads = [part(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
     return [part("encoder", trainer.encoder, rate), *heads]
 
@@ -98,7 +98,7 @@ def factor_of(rate: Any) -> str:
 
 def update_of(trainer: Any) -> list[tuple[str, str]]:
     """The stages of an update, as pairs of a name and a description; empty for a trainer that is not compiled."""
-    options = trainer._setup.options
+    options = trainer.options
     if options is None:
         return []
     replicas = trainer.distribute_strategy.num_replicas_in_sync
@@ -122,7 +122,7 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
 
 def balancing_of(trainer: Any) -> str:
     """How and where the heads' gradients are combined, in words."""
-    options = trainer._setup.options
+    options = trainer.options
     if options is None or options.balancer is None:
         return "plain sum of the heads' gradients"
     every = "" if options.balance_every == 1 else f", solved in every {options.balance_every}th update"
@@ -134,12 +134,10 @@ def passes_of(trainer: Any) -> str | None:
 
     None for a trainer that is not built, and where it is once forward and once backward.
     """
-    options, built = trainer._setup.options, trainer._built
-    if built is None:
+    options, spec = trainer.options, trainer.update_spec
+    if spec is None:
         return None
-    passes = built.spec.passes(
-        options.gradient_accumulation_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile)
-    )
+    passes = spec.passes(options.gradient_accumulation_steps, eagerly=trainer.run_eagerly, in_xla=bool(trainer.jit_compile))
     if passes.num_forward == 1 and not passes.per_head:
         return None
     words = "forward once and backward once for each head" if passes.per_head else "forward twice and backward once"

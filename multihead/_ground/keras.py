@@ -127,7 +127,7 @@ def callbacks_of(callbacks: Any) -> list[Any]:
 
 
 def choose_direction(callback: Any) -> None:
-    """Lets a callback that monitors a figure find out whether lower is better, as it does at the end of its first epoch.
+    """Lets a callback that monitors a value find out whether lower is better, as it does at the end of its first epoch.
 
     On Keras 3 this also changes the sign of its `min_delta`.
     """

@@ -11,7 +11,7 @@ from tensorflow.python.eager import context
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """A context, or a decorator, for operations whose results may be NaN, such as figures of nothing.
+    """A context, or a decorator, for operations whose results may be NaN, such as values of nothing.
 
     `tf.debugging.enable_check_numerics` checks the results of all other operations, constants included.
     """

@@ -95,7 +95,7 @@ class Opening:
             "seed": zlib.crc32(repr(random.getstate()).encode()),
             "random": random_numbers(),
             "entered": self._entered,
-            "updates": trainer._num_updates(),
+            "updates": trainer.num_updates,
             "data": described(call),
             "first": digest_of_first(call.data),
         }
@@ -170,7 +170,7 @@ def opened(trainer: Any, checkpoint: Checkpoint | None) -> Iterator[Opening | No
         finally:
             opening.stream.end()
             if opening.has_begun:
-                _LATEST[trainer] = checkpoint.path.resolve(), trainer._num_updates()
+                _LATEST[trainer] = checkpoint.path.resolve(), trainer.num_updates
 
 
 @contextmanager

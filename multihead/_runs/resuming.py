@@ -114,7 +114,7 @@ class Saving(keras.callbacks.CallbackList):
             self._trainer,
             {
                 "place": [epoch, batch],
-                "updates": self._trainer._num_updates(),
+                "updates": self._trainer.num_updates,
                 "stopped": bool(self._trainer.stop_training),
                 "callbacks": self._states.save(arrays),
                 "random": random_numbers(),
@@ -227,7 +227,7 @@ class Replay(Saving):
 
 
 def draw(iterator: Any, number: int) -> dict[str, Any]:
-    """Draws the batches of a step, of which all but the first may be missing; returns logs without figures."""
+    """Draws the batches of a step, of which all but the first may be missing; returns logs without statistics."""
     next(iterator)
     for _ in range(number - 1):
         next(iterator, None)

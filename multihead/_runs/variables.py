@@ -51,9 +51,9 @@ def variables_of(trainer: Any) -> dict[str, tf.Variable]:
 
 def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
-    built = trainer._built
-    own = [tensor_variable(trainer.updates_before), trainer._idle.awake, built.spec.faults.state, built.spec.faults.of_epoch]
-    return [*own, built.logs.sums.batches.value, *(metric.number_variable for metric in built.logs.figures.metrics)]
+    spec, logs = trainer.update_spec, trainer.log_metrics
+    own = [tensor_variable(trainer.updates_before), spec.awake, spec.faults.state, spec.faults.of_epoch]
+    return [*own, logs.sums.batches.value, *(metric.number_variable for metric in logs.statistics.metrics)]
 
 
 def found_in(root: Any) -> list[Any]:
@@ -85,8 +85,8 @@ _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.o
 
 
 def names_of_logs(trainer: Any) -> list[str]:
-    """The names of the figures that a training step logs; none before the trainer is built."""
-    return [] if trainer._built is None else trainer._built.logs.names()
+    """The names of the statistics that a training step logs; none before the trainer is built."""
+    return [] if trainer.log_metrics is None else trainer.log_metrics.names()
 
 
 def draw_from_variables(trainer: Any) -> None:
@@ -108,7 +108,7 @@ def describe(trainer: Any, variables: Mapping[str, tf.Variable]) -> dict[str, st
     optimizer = type(optimizer_core(trainer.optimizer)).__name__
     parts = {"stack": STACK, "heads": ", ".join(trainer.heads), "optimizer": optimizer}
     for name in ("balance_at", "gradient_accumulation_steps"):
-        parts[name] = str(getattr(trainer._setup.options, name))
+        parts[name] = str(getattr(trainer.options, name))
     for name in _METHODS:
         parts[name] = "none" if getattr(trainer, name) is None else _in_words(getattr(trainer, name))
     modules = {"encoder": trainer.encoder, **{f"head {name!r}": head.module for name, head in trainer.heads.items()}}

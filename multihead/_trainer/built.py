@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground.validation import as_python
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
-from multihead.telemetry import LogMetrics
+from multihead.telemetry._logs import LogMetrics
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Built:
         return spec.in_period(period), [check]
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """The logs of a training step, with figures that are read again; figures of others stay as they are."""
+        """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""
         # Where no update was counted, a `train_step` of the user's own logs by itself.
         has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
         return _read_again(logs, self.logs.training_logs() if has_counted else {})

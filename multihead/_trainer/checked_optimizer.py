@@ -23,7 +23,7 @@ from multihead._ground.optimizers import (
     optimizer_takes_over,
 )
 from multihead._ground.validation import is_number, quoted
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 INSTEAD = {
     "clipnorm": "clip=clipping.ByNorm({value})",

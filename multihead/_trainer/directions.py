@@ -1,4 +1,4 @@
-"""Whether a figure of the logs is better if it is lower or higher."""
+"""Whether a metric of the logs is better if it is lower or higher."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from multihead._ground.keras import metric_direction, wrapped_function
-from multihead.heads import NamedHead
 from multihead.heads._metrics import log_name
+from multihead.heads._named import NamedHead
 from multihead.losses._known import is_keras
 
 _LOWER = (
@@ -31,14 +31,14 @@ _BY_NAME = {
 }
 
 
-def direction(figure: str, head: NamedHead) -> str | None:
-    """`"min"` or `"max"` for a figure of a head in the logs, such as `val_price_accuracy`; None if it is not known.
+def direction(metric: str, head: NamedHead) -> str | None:
+    """`"min"` or `"max"` for a metric of a head in the logs, such as `val_price_accuracy`; None if it is not known.
 
     Args:
-        figure: The name of the figure.
+        metric: The name of the metric.
         head: The head.
     """
-    name = figure.removeprefix("val_").removeprefix(f"{head.name}_")
+    name = metric.removeprefix("val_").removeprefix(f"{head.name}_")
     if name == "loss":
         return "min"
     found = [spec for spec in head.metric_specs if log_name(spec) == name]
@@ -46,20 +46,20 @@ def direction(figure: str, head: NamedHead) -> str | None:
 
 
 def tell_directions(callbacks: Sequence[Any], heads: Sequence[NamedHead]) -> None:
-    """Tells callbacks that monitor a figure of a head whether it is better lower or higher.
+    """Tells callbacks that monitor a metric of a head whether it is better lower or higher.
 
     Keras 3 looks for the direction in the metrics that `compile` was given, by names without that of an output, so that it
     finds none for a model with several outputs.
 
     Args:
-        callbacks: Callbacks. Those with a figure `monitor` and the `mode` `"auto"` get another mode, if it is known.
+        callbacks: Callbacks. Those with a metric `monitor` and the `mode` `"auto"` get another mode, if it is known.
         heads: The trainer's heads.
     """
     for callback in callbacks:
-        figure = getattr(callback, "monitor", None)
-        if isinstance(figure, str) and getattr(callback, "mode", None) == "auto":
-            name = figure.removeprefix("val_")
-            found = [direction(figure, head) for head in heads if name.startswith(f"{head.name}_")]
+        metric = getattr(callback, "monitor", None)
+        if isinstance(metric, str) and getattr(callback, "mode", None) == "auto":
+            name = metric.removeprefix("val_")
+            found = [direction(metric, head) for head in heads if name.startswith(f"{head.name}_")]
             callback.mode = next((each for each in found if each is not None), "auto")
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.keras import all_layers, call_module, temporarily
 from multihead._ground.validation import check_choice, check_head_names, quoted
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 Step = Callable[[Any], Any] | None
 

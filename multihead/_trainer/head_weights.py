@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import add_state
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 class HeadWeights(keras.layers.Layer):

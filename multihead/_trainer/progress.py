@@ -9,7 +9,7 @@ import keras
 
 from multihead._data.arguments import Call
 from multihead._ground.keras import ProgressLine, callbacks_of
-from multihead.telemetry import LogMetrics
+from multihead.telemetry._logs import LogMetrics
 
 
 def with_progress(call: Call, metrics: Callable[[], LogMetrics | None]) -> Call:

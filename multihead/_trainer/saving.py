@@ -13,7 +13,7 @@ from multihead._ground.keras import classes_of_shared_layers, restorable, seed_v
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import Batch, decode_specs, encode_specs
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.heads._reads import decode_reads
 
 

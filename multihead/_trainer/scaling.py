@@ -18,7 +18,7 @@ from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
 from multihead._update.spec import UpdateSpec
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.heads._scaling import Moments
 
 _ROWS_AT_ONCE = 2**16

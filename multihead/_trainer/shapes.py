@@ -11,7 +11,7 @@ from multihead._ground.keras import run_in_graphs
 from multihead._trainer.trace import read_by_loss, trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.heads._rows_apart import check_rows_apart
 
 

@@ -26,7 +26,7 @@ from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 def build_spec(

@@ -23,7 +23,7 @@ from multihead._update.batch import Batch, batch_size, sample_of
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.heads._reads import described
 
 

@@ -68,7 +68,7 @@ class StepFunction:
     def _run(self, iterator: Any) -> Any:
         before, self._is_running = self._is_running, True
         try:
-            with results_unchecked():  # figures of nothing are NaN
+            with results_unchecked():  # values of nothing are NaN
                 return self._function(iterator)
         finally:
             self._is_running = before

@@ -14,7 +14,7 @@ from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Labels, count_labels, rows_for, with_counts
 from multihead._update.network import Network
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 class Evaluated(NamedTuple):

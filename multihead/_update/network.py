@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Gradient, all_layers, tensor_variable
 from multihead._ground.state import own_state, state_variables
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 class Variables(NamedTuple):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground import replicas
 from multihead._ground.validation import quoted
 from multihead._ground.where import where
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.weighting import Weighting
 
 

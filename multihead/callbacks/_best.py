@@ -1,4 +1,4 @@
-"""The best figure so far, copies of weights, and options by head."""
+"""The best metric so far, copies of weights, and options by head."""
 
 from __future__ import annotations
 

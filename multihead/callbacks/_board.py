@@ -28,20 +28,20 @@ class Board:
         self._heads = heads
 
     def add_scalars(self, line: Mapping[str, Any]) -> None:
-        """Writes the figures of an update, or of a validation."""
+        """Writes the statistics of an update, or of a validation."""
         with self._writer.as_default(step=line["step"]):
             for name, value in line.items():
                 if isinstance(value, float):
                     _write(self.tag(name), tf.constant(value, tf.float32), "scalars")
-            for layer, figures in line.get("layers", {}).items():
-                for name, value in figures.items():
+            for layer, statistics in line.get("layers", {}).items():
+                for name, value in statistics.items():
                     if value is not None:
                         _write(f"layers/{layer}/{name}", tf.constant(value, tf.float32), "scalars")
         self._writer.flush()
 
-    def add_cosines(self, figures: Mapping[str, Any], step: int) -> None:
+    def add_cosines(self, statistics: Mapping[str, Any], step: int) -> None:
         """Writes the heat map of an epoch's mean cosines as an image, if there are any and matplotlib is installed."""
-        names, values = cosines(figures, self._heads)
+        names, values = cosines(statistics, self._heads)
         if not names or optional("matplotlib") is None:
             return
         size = 2.2 + 0.7 * len(names)
@@ -55,7 +55,7 @@ class Board:
         self._writer.flush()
 
     def tag(self, name: str) -> str:
-        """The name in TensorBoard of a figure: its group (its head, if it has one) and the rest."""
+        """The name in TensorBoard of a statistic: its group (its head, if it has one) and the rest."""
         if name.startswith("val_"):
             group, _, rest = self.tag(name.removeprefix("val_")).partition("/")
             return f"{group}/val_{rest}"
@@ -73,8 +73,8 @@ class Board:
         self._writer.close()
 
 
-def cosines(figures: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """The matrix of cosines between heads, and with the update, from figures by name.
+def cosines(statistics: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The matrix of cosines between heads, and with the update, from statistics by name.
 
     Returns:
         The names of rows and columns, and the matrix; NaN for unknown cosines. Nothing if no cosine is known.
@@ -87,8 +87,8 @@ def cosines(figures: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str]
         for j, name in [(len(heads), f"{one}_update_cosine")] + [
             (j, f"{one}_{heads[j]}_cosine") for j in range(i + 1, len(heads))
         ]:
-            if figures.get(name) is not None:
-                values[i, j] = values[j, i] = float(figures[name])
+            if statistics.get(name) is not None:
+                values[i, j] = values[j, i] = float(statistics[name])
                 is_any = True
     return (names, values) if is_any else ([], values)
 

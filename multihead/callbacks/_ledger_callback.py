@@ -1,4 +1,4 @@
-"""Callbacks that record the figures of updates: in a file, or for TensorBoard."""
+"""Callbacks that record the statistics of updates: in a file, or for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from multihead.callbacks._per_update import PerUpdate
 
 
 class UpdateLogger(PerUpdate):
-    """Writes the figures of updates to a file, one line of JSON per update, during training.
+    """Writes the statistics of updates to a file, one line of JSON per update, during training.
 
-    A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the figures of
+    A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the statistics of
     `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the
-    norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same figures in each
-    layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached. After
-    each epoch with validation, a line with the `val_...` figures follows.
+    norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in
+    each layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached.
+    After each epoch with validation, a line with the `val_...` metrics follows.
 
     Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
     length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
     exists is continued, too: lines of updates after the trainer's current step are dropped first, and a run from step 0
     starts over.
-    `python -m multihead plot run.jsonl` draws the figures, and `multihead.plots.read` reads them.
+    `python -m multihead plot run.jsonl` draws the statistics, and `multihead.plots.read` reads them.
 
     Args:
         path: The file. Its folder is created.
-        every: Write a line once in this many updates. (Reading the figures of an update waits for the device.)
+        every: Write a line once in this many updates. (Reading the statistics of an update waits for the device.)
 
     Raises:
         ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or the file is no ledger.
@@ -47,7 +47,7 @@ class UpdateLogger(PerUpdate):
         self.path = Path(path)
         self._writes = False
 
-    def begin(self, figures: Any, step: int) -> None:
+    def begin(self, statistics: Any, step: int) -> None:
         """Continues the file at a step."""
         self._writes = is_chief(self.model)
         if not self._writes:
@@ -58,14 +58,14 @@ class UpdateLogger(PerUpdate):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lines = [line for line in keep_until(self.path, step) if "applied" in line]
             self.path.touch()
-        averaged = () if figures is None else figures.layout.averaged
-        if averaged and lines and not figures.has_averages:
+        averaged = () if statistics is None else statistics.layout.averaged
+        if averaged and lines and not statistics.has_averages:
             last: dict[str, Any] = next((line for line in reversed(lines) if line["applied"]), {})
             values = {name: last.get(f"{name}_average") for name in averaged}
             counts = {name: self.every * sum(line.get(name) is not None for line in lines) for name in averaged}
-            figures.restore_averages(values, counts)
+            statistics.restore_averages(values, counts)
 
-    def resume(self, figures: Any, step: int, place: Any) -> None:
+    def resume(self, statistics: Any, step: int, place: Any) -> None:
         """Cuts the file to its length at the checkpoint."""
         self._writes = is_chief(self.model)
         if self._writes and place is not None and not cut(self.path, place):
@@ -75,7 +75,7 @@ class UpdateLogger(PerUpdate):
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self.begin(figures, step)
+            self.begin(statistics, step)
 
     def place(self) -> int | None:
         """The length of the file, which is on the disk."""
@@ -93,9 +93,9 @@ class UpdateLogger(PerUpdate):
 
 
 class HeadTensorBoard(PerUpdate):
-    """Shows the figures of updates in TensorBoard during training, grouped by head.
+    """Shows the statistics of updates in TensorBoard during training, grouped by head.
 
-    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for figures of no
+    Scalars are `{head}/loss`, `{head}/norm` and so on, `cosines/{head} and {other}`, and `update/...` for statistics of no
     head; their step is the number of updates. At the end of each epoch an image, `cosines`, shows the mean cosines between
     the heads' gradients so far, and of each with the update; it needs `telemetry="full"` and matplotlib. Keras's own
     `TensorBoard` can be used as well, with the same folder.
@@ -113,7 +113,7 @@ class HeadTensorBoard(PerUpdate):
         self.log_dir = Path(log_dir)
         self._board: Board | None = None
 
-    def begin(self, figures: Any, step: int) -> None:
+    def begin(self, statistics: Any, step: int) -> None:
         """Opens the folder."""
         if is_chief(self.model):
             self._board = Board(self.log_dir, list(self.model.heads))

@@ -1,4 +1,4 @@
-"""`HeadEarlyStopping`: each head's best epoch, stopping and selecting by the heads' own figures."""
+"""`HeadEarlyStopping`: each head's best epoch, stopping and selecting by the heads' own metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     training stops.
 
     The callback adds one number to the logs of each epoch, `val_score`, for which higher is always better. With `M_k` the
-    monitored figure of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean `1/K sum_k s_k M_k`
+    monitored metric of head `k`, and `s_k` 1 if it is better when higher and -1 if lower, it is the mean `1/K sum_k s_k M_k`
     or, with the values `B_k` of single-task models, the mean relative gain `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|`
-    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any figure so far,
+    (0.05 is 5%). Callbacks that come later in the list can monitor it, with `mode="max"`. A head without any metric so far,
     because there are no labels for it, does not count and stays trained, with a warning; when it gets one, the search for
-    the best score begins anew. An idle head that is monitored in training keeps its last figure. In an epoch where another
-    figure is NaN, the score is NaN, and the epoch is not selected.
+    the best score begins anew. An idle head that is monitored in training keeps its last metric. In an epoch where another
+    metric is NaN, the score is NaN, and the epoch is not selected.
 
     Args:
-        monitor: The name in the logs of each head's figure, by head name. Heads that are not named are trained to the end
+        monitor: The name in the logs of each head's metric, by head name. Heads that are not named are trained to the end
             and do not count. None: `val_{head}_loss` of all heads.
         min_delta: The smallest change that is an improvement; a number, or numbers by head name.
         patience: The number of epochs without an improvement after which a head is idle.
@@ -46,18 +46,18 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         start_from_epoch: Epochs before this one do not count.
         idle: Whether a head that has stopped improving becomes idle. False: it is trained further, and training stops when
             no head has improved for `patience` epochs.
-        single_task: The figures of single-task models, by head name, for `delta_m`.
+        single_task: The metrics of single-task models, by head name, for `delta_m`.
 
     Attributes:
-        best: The best figure of each head.
-        best_epoch: The epoch of each head's best figure.
+        best: The best metric of each head.
+        best_epoch: The epoch of each head's best metric.
         best_score: The best `val_score`.
         best_score_epoch: Its epoch.
         idle_heads: The heads that are idle.
         stopped_epoch: The epoch after which training was stopped; 0 if it was not.
 
     Raises:
-        ValueError: An option is out of range, names an unknown head, or the direction of a figure is not known.
+        ValueError: An option is out of range, names an unknown head, or the direction of a metric is not known.
 
     Source: delta_m by Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
     """
@@ -96,15 +96,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         )
         self.patience, self.start_from_epoch = patience, start_from_epoch
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
-        self._figures: dict[str, str] = {}
+        self._metrics: dict[str, str] = {}
         self._modes: dict[str, str] = {}
         self._validates = True
         self._num_epochs = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._figures}
-        self._score = Score(self._figures, self._modes, self.single_task)
+        self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._metrics}
+        self._score = Score(self._metrics, self._modes, self.single_task)
         self._rows: dict[int, dict[str, float]] = {}
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
         self.idle_heads: list[str] = []
@@ -128,7 +128,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     @property
     def score_name(self) -> str:
-        """The name of the score in the logs: `val_score`, or `score` if all figures are those of training."""
+        """The name of the score in the logs: `val_score`, or `score` if all metrics are those of training."""
         return self._score.name
 
     def restore(self, head: str) -> None:
@@ -153,16 +153,16 @@ class HeadEarlyStopping(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
         heads = self.model.heads
-        figures = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
-        check_head_names("monitor", figures, list(heads))
+        metrics = self.monitor or {name: f"val_{name}_loss" for name, head in heads.items() if head.loss is not None}
+        check_head_names("monitor", metrics, list(heads))
         for name in ("min_delta", "mode", "single_task"):
             value = getattr(self, name)
             if isinstance(value, Mapping):
-                check_head_names(name, value, list(figures), complete=name == "single_task" and bool(value))
-        self._figures, self._num_epochs = dict(figures), 0
+                check_head_names(name, value, list(metrics), complete=name == "single_task" and bool(value))
+        self._metrics, self._num_epochs = dict(metrics), 0
         if self.idle:
             self.model.set_idle([])
-        self._modes = {head: self._mode_of(head, name) for head, name in figures.items()}
+        self._modes = {head: self._mode_of(head, name) for head, name in metrics.items()}
         self._clear()
 
     def check_fit(self, others: Sequence[Any], *, validates: bool) -> None:
@@ -180,7 +180,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             raise ValueError(
                 "`validation_data` must be given for HeadEarlyStopping, which monitors `val_{head}_loss`. Received: a `fit` "
                 "without "
-                "validation data. Pass them, or other figures by head name as `monitor`."
+                "validation data. Pass them, or other metrics by head name as `monitor`."
             )
         for place, callback in enumerate(others):
             if getattr(callback, "monitor", None) not in ("val_score", "score"):
@@ -211,7 +211,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         for name in improved if self.restore_best_weights else []:
             self._weights[name] = values_of(self.model, list(self.model.heads) if name is None else [name])
         for head in newly_idle:
-            self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._figures[head]} was {self.best[head]}")
+            self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -227,7 +227,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             restore(self.model, list(self.model.heads), self._weights[None])
 
     def get_run_state(self) -> dict[str, Any]:
-        """Called by `Checkpoint`: the figures of all epochs and the kept weights."""
+        """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
         return {"rows": self._rows, "weights": [[name, values] for name, values in self._weights.items()]}
 
     def set_run_state(self, state: Mapping[str, Any]) -> None:
@@ -239,7 +239,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         self._apply()
 
     def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str]]:
-        """Adds the figures of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
+        """Adds the metrics of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
         self._rows[epoch] = values
         self._score.add(epoch, values, self.idle_heads)
         if epoch < self.start_from_epoch:
@@ -262,9 +262,9 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def _values(self, logs: Mapping[str, Any]) -> dict[str, float] | None:
-        absent = [name for name in self._figures.values() if name not in logs]
+        absent = [name for name in self._metrics.values() if name not in logs]
         if not absent:
-            return {head: float(logs[name]) for head, name in self._figures.items()}
+            return {head: float(logs[name]) for head, name in self._metrics.items()}
         are_of_validation = all(name.startswith("val_") for name in absent)
         if self._validates and are_of_validation and not any(name.startswith("val_") for name in logs):
             return None  # an epoch without validation
@@ -274,28 +274,28 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             f"{remedy if are_of_validation and not self._validates else did_you_mean(absent, logs, remedy)}"
         )
 
-    def _mode_of(self, head: str, figure: str) -> str:
+    def _mode_of(self, head: str, metric: str) -> str:
         mode = by_head(self.mode, head, "auto")
-        mode = direction(figure, named(head, self.model.heads[head])) if mode == "auto" else mode
+        mode = direction(metric, named(head, self.model.heads[head])) if mode == "auto" else mode
         if mode is None:
-            self._check_figure(head, figure)
+            self._check_metric(head, metric)
             raise ValueError(
-                f"`mode` must say whether {figure!r} is better if it is higher or lower, which is known only for losses and "
+                f"`mode` must say whether {metric!r} is better if it is higher or lower, which is known only for losses and "
                 f"Keras's metrics. Received: mode={self.mode!r}. Pass `mode={{{head!r}: 'max'}}`, or 'min'."
             )
         return mode
 
-    def _check_figure(self, head: str, figure: str) -> None:
-        """Refuses a figure that no part of the library logs, if its name is similar to one that the head has."""
-        name = figure.removeprefix("val_").removeprefix(f"{head}_")
+    def _check_metric(self, head: str, metric: str) -> None:
+        """Refuses a metric that no part of the library logs, if its name is similar to one that the head has."""
+        name = metric.removeprefix("val_").removeprefix(f"{head}_")
         found = self.model.heads[head]
         own = [*(["loss"] if found.loss is not None else []), *(log_name(spec) for spec in found.metrics)]
         near = nearest(name, own)
         if near is not None and name not in own:
             raise ValueError(
-                f"`monitor` must have names in the logs. Received: {figure!r}; the figures of head {head!r} are "
-                f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{figure.removesuffix(name)}{near}'? For a "
-                "figure of another callback, pass its `mode`."
+                f"`monitor` must have names in the logs. Received: {metric!r}; the metrics of head {head!r} are "
+                f"{quoted(f'val_{head}_{each}' for each in own)}. Did you mean '{metric.removesuffix(name)}{near}'? For a "
+                "metric of another callback, pass its `mode`."
             )
 
     def _say(self, text: str) -> None:

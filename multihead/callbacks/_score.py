@@ -1,4 +1,4 @@
-"""The score of an epoch: one number from the figures of all heads, for which higher is always better."""
+"""The score of an epoch: one number from the metrics of all heads, for which higher is always better."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from multihead.callbacks._best import Best
 
 
 class Score:
-    """The mean of the heads' figures with their signs, or their mean relative gain; see `HeadEarlyStopping`.
+    """The mean of the heads' metrics with their signs, or their mean relative gain; see `HeadEarlyStopping`.
 
     Args:
-        figures: The name in the logs of each head's figure.
+        metrics: The name in the logs of each head's metric.
         modes: `"min"` or `"max"` for each of them.
-        single_task: The figures of single-task models by head name; empty for the plain mean.
+        single_task: The metrics of single-task models by head name; empty for the plain mean.
 
     Attributes:
         best: The best score so far.
-        last: The last figure, other than NaN, of each head that has had one.
+        last: The last metric, other than NaN, of each head that has had one.
         of_epochs: The score of each epoch.
     """
 
-    def __init__(self, figures: Mapping[str, str], modes: Mapping[str, str], single_task: Mapping[str, float]) -> None:
-        self._figures = figures
+    def __init__(self, metrics: Mapping[str, str], modes: Mapping[str, str], single_task: Mapping[str, float]) -> None:
+        self._metrics = metrics
         self._modes = modes
         self._single_task = single_task
         self.best = Best("max", 0.0)
@@ -36,19 +36,19 @@ class Score:
 
     @property
     def name(self) -> str:
-        """The name in the logs: `val_score`, or `score` if all figures are those of training."""
-        return "val_score" if any(name.startswith("val_") for name in self._figures.values()) else "score"
+        """The name in the logs: `val_score`, or `score` if all metrics are those of training."""
+        return "val_score" if any(name.startswith("val_") for name in self._metrics.values()) else "score"
 
     def add(self, epoch: int, values: Mapping[str, float], idle: Collection[str]) -> None:
-        """Adds the figures of an epoch before which some heads were idle."""
+        """Adds the metrics of an epoch before which some heads were idle."""
         known = {head: value for head, value in values.items() if not math.isnan(value)}
         if known.keys() - self.last.keys():
             self.best = Best("max", 0.0)  # scores of more heads cannot be compared with those before
         self.last.update(known)
         gains = []
         for head, last in self.last.items():
-            # A head that is not trained has no figure of training.
-            value = last if head in idle and not self._figures[head].startswith("val_") else values[head]
+            # A head that is not trained has no metric of training.
+            value = last if head in idle and not self._metrics[head].startswith("val_") else values[head]
             base = self._single_task.get(head)
             gain = value if base is None else (value - base) / abs(base)
             gains.append(gain if self._modes[head] == "max" else -gain)
@@ -56,10 +56,10 @@ class Score:
 
     def warn_of_missing(self) -> None:
         """After the first epoch, warns of heads without a value."""
-        missing = [head for head in self._figures if head not in self.last]
+        missing = [head for head in self._metrics if head not in self.last]
         if not missing or len(self.of_epochs) > 1:
             return
-        names = quoted(self._figures[head] for head in missing)
+        names = quoted(self._metrics[head] for head in missing)
         warnings.warn(
             f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no labels "
             f"for it, or its loss is not finite. Until there is a value, the head does not count in {self.name}, and is "

@@ -49,19 +49,19 @@ def favoured(
     error. (The noise of a variant that fails at some seeds hides that its heads are worse.) If no variant is harmless, it is
     the best of all. A variant of the same set counts as equal if its delta-m is at most one standard error of the best one's
     below that, and the two differ, seed by seed, by no more than the noise. Of the equal variants, the one with the lowest
-    cost is chosen, and of equally cheap ones that with the larger delta-m. A variant that lacks a figure, because training
+    cost is chosen, and of equally cheap ones that with the larger delta-m. A variant that lacks a metric, because training
     did not stay finite, is not chosen.
 
     Args:
-        values: By variant, the heads' figures, `[heads, seeds]`.
+        values: By variant, the heads' metrics, `[heads, seeds]`.
         alone: Those of each head alone, `[heads, seeds]`.
-        signs: `[heads]`, 1 for a figure that is better when higher, otherwise -1.
+        signs: `[heads]`, 1 for a metric that is better when higher, otherwise -1.
         costs: By variant, what it takes to train it; compared after rounding to hundredths.
         counts: `[heads]`: which heads have enough labels; the others are ignored, and without any the cheapest variant is
             chosen.
 
     Returns:
-        Its name; None if no variant has all figures.
+        Its name; None if no variant has all metrics.
 
     Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees, 1984.
     """

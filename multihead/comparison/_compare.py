@@ -75,7 +75,7 @@ def compare(
             own, made from the configuration of those given.
         seeds: The reported seeds: a number of them, counted from 0, or a list.
         budget: The number of updates of a run, or `{"epochs": number}`: so many passes over the training data.
-        metrics: Each head's figure, by head name: the name of a figure of `evaluate`, or a pair of a name and `"min"` or
+        metrics: Each head's metric, by head name: the name of a metric of `evaluate`, or a pair of a name and `"min"` or
             `"max"`. None: each head's first metric whose direction is known, otherwise its loss.
         optimizer: A class of optimizers, or another function of the learning rate that returns an optimizer, such as
             `functools.partial(keras.optimizers.AdamW, weight_decay=0.01)`.
@@ -87,7 +87,7 @@ def compare(
         options: Options of `compile` for all variants and the single-task models, such as `clip` or
             `gradient_accumulation_steps`.
         equal_cost: Whether all variants are trained at equal cost, too, or the names of those that are.
-        measure: A function of a trained trainer and a part of the data that returns figures by name, in place of
+        measure: A function of a trained trainer and a part of the data that returns metrics by name, in place of
             `evaluate`. The part is as it was given; for a single-task model, trainer and part have one head.
         file: A file of JSON lines, to which every finished run is written. A call with the same file goes on where the last
             one stopped, also with further variants, seeds, rates or tuning seeds; runs in it are not repeated. None: nothing
@@ -329,7 +329,7 @@ class _Steps:
 
     def _mean(self, lines: Sequence[Line], head: str) -> float:
         """The mean of a head's metric on the validation data over runs; NaN if one of them has none."""
-        values = [line["figures"].get(VALIDATION, {}).get(self._metrics[head][0]) for line in lines]
+        values = [line["metrics"].get(VALIDATION, {}).get(self._metrics[head][0]) for line in lines]
         return math.nan if None in values else float(np.mean(values))
 
     def _sign(self, head: str) -> float:

@@ -9,7 +9,7 @@ from multihead._data.data import Data
 from multihead._update.batch import as_tensors, unpack
 from multihead._update.labels import Labels, read_labels
 from multihead._update.spec import UpdateSpec
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.losses._known import CLASSES, ROWS
 
 FEW = 10

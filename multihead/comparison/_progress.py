@@ -43,9 +43,9 @@ class Progress:
         self._done += job.updates
         spent = time.monotonic() - self._since
         left = spent / self._done * max(self._total - self._known - self._done, 0)
-        figures = line["figures"].get(VALIDATION, {})
-        names = [metric for metric, _ in metrics.values() if figures.get(metric) is not None]
-        found = ", ".join(f"{name} {plain(figures[name])}" for name in names) or "not finite"
+        values = line["metrics"].get(VALIDATION, {})
+        names = [metric for metric, _ in metrics.values() if values.get(metric) is not None]
+        found = ", ".join(f"{name} {plain(values[name])}" for name in names) or "not finite"
         which = f"rate {job.rate:g}" if job.kind == TUNE else f"seed {job.seed}"
         share = (self._known + self._done) / max(self._total, 1)
         self.say(f"{share:4.0%} {job.label}, {which}: {found} ({line['seconds']:.0f} s; about {_duration(left)} left)")

@@ -33,8 +33,8 @@ class Comparison:
 
     Attributes:
         heads: The heads' names.
-        metrics: Each head's figure, by head name.
-        directions: By head name, `"max"` if the figure is better when higher, or `"min"`.
+        metrics: Each head's metric, by head name.
+        directions: By head name, `"max"` if the metric is better when higher, or `"min"`.
         split: The part of the data on which variants are compared: `"test"`, or `"validation"` if there are no test data.
             Learning rates are always chosen on the validation data.
         variants: The names of the variants, `"alone"` first.
@@ -101,7 +101,7 @@ class Comparison:
         check_choice("head", head, self.heads)
         where = self.split if part is None else check_choice("part", part, sorted({VALIDATION, self.split}))
         found = (self._runs[variant, head if variant == ALONE else "", seed] for seed in self.seeds)
-        values = [line["figures"].get(where, {}).get(self.metrics[head]) for line in found]
+        values = [line["metrics"].get(where, {}).get(self.metrics[head]) for line in found]
         return np.array([np.nan if value is None else value for value in values], np.float64)
 
     def difference(self, variant: str, head: str, other: str = ALONE, confidence: float = CONFIDENCE) -> Difference:
@@ -109,7 +109,7 @@ class Comparison:
 
         Both have the same order of data at each seed and, unless a variant has a `build` of its own, the same initial
         weights, so that the differences of seeds `s_k (M_variant - M_other)` vary less than the values. The sign `s_k` is 1
-        for a figure that is better when higher, otherwise -1: above 0, the variant is better.
+        for a metric that is better when higher, otherwise -1: above 0, the variant is better.
 
         Args:
             variant: The name of the variant.
@@ -124,7 +124,7 @@ class Comparison:
         return difference_of(self._sign(head) * (self.values(variant, head) - self.values(other, head)), confidence)
 
     def choose(self, variants: Sequence[str] | None = None) -> str:
-        """The variant that the validation data favour, so that its figures on the test data are not those of the luckiest.
+        """The variant that the validation data favour, so that its metrics on the test data are not those of the luckiest.
 
         It is the cheapest variant that the validation data cannot tell from the best one. The best one has the largest
         delta-m there, among the variants in which no head is worse than alone beyond its 95 % interval and whose delta-m is
@@ -133,14 +133,14 @@ class Comparison:
         below that, and the two differ, seed by seed, by no more than the noise. The cost is the measured time of
         training, or the number of updates where that is not known of all variants.
 
-        Heads in `few_labels` are ignored: their figures on the validation data are too noisy. If no other head is left, it
+        Heads in `few_labels` are ignored: their metrics on the validation data are too noisy. If no other head is left, it
         is the cheapest variant.
 
         Args:
             variants: The names of the variants that may be chosen. Default: all that share an encoder.
 
         Raises:
-            ValueError: There is no such variant, or none of them has finite figures of all heads on the validation data.
+            ValueError: There is no such variant, or none of them has finite metrics of all heads on the validation data.
 
         Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees,
         1984.
@@ -150,7 +150,7 @@ class Comparison:
         found = self._favoured(known)
         if found is None:
             raise ValueError(
-                "`variants` must have a variant with finite figures of all heads on the validation data, and so must the "
+                "`variants` must have a variant with finite metrics of all heads on the validation data, and so must the "
                 f"single-task models. Received: variants={known!r}. Name others, or look at the values of {ALONE!r}."
             )
         return found
@@ -170,7 +170,7 @@ class Comparison:
         return harms(self._on_validation(variant)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
 
     def _on_validation(self, variant: str) -> np.ndarray:
-        """The figures of a variant on the validation data, `[heads, seeds]`."""
+        """The metrics of a variant on the validation data, `[heads, seeds]`."""
         return np.array([self.values(variant, head, VALIDATION) for head in self.heads])
 
     def _signs(self) -> np.ndarray:
@@ -180,7 +180,7 @@ class Comparison:
         """The mean relative change against single-task models, with a confidence interval over seeds.
 
         `delta_m = 1/K sum_k s_k (M_k - B_k) / |B_k|` for each seed, with `M_k` the variant's metric of head `k`, `B_k` that
-        of the head alone at the same seed, and `s_k` 1 for a figure that is better when higher, otherwise -1. 0.05 is 5 %
+        of the head alone at the same seed, and `s_k` 1 for a metric that is better when higher, otherwise -1. 0.05 is 5 %
         better.
 
         Args:
@@ -270,7 +270,7 @@ class Comparison:
         return difference_of(relative_changes(values, baselines, sign), CONFIDENCE).mean
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
+        """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
         joint = [variant for variant in self.variants if variant != ALONE]
         return {
             "heads": list(self.heads),

@@ -229,7 +229,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
         failed = str(error)
     seconds = time.perf_counter() - since
     parts = [name for name in started.data if name == VALIDATION or (name == TEST and job.kind == FINAL)]
-    figures = {name: {} if failed else figures_of(study, started, name) for name in parts}
+    metrics = {name: {} if failed else metrics_of(study, started, name) for name in parts}
     line = {
         "run": job.kind,
         "variant": job.variant,
@@ -238,7 +238,7 @@ def run(study: Study, job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "rate": job.rate,
         "updates": job.updates,
-        "figures": figures,
+        "metrics": metrics,
         "failed": failed,
         **({"head_rates": dict(job.head_rates)} if job.head_rates else {}),
         "start": started.start,
@@ -250,8 +250,8 @@ def run(study: Study, job: Job) -> dict[str, Any]:
     return line
 
 
-def figures_of(study: Study, started: Started, part: str) -> dict[str, float]:
-    """The figures of a trainer on a part of the data, by name."""
+def metrics_of(study: Study, started: Started, part: str) -> dict[str, float]:
+    """The metrics of a trainer on a part of the data, by name."""
     trainer, data = started.trainer, started.data[part]
     if study.measure is not None:
         found = study.measure(trainer, part_of_heads(started.given[part], data, list(trainer.heads), started.all_heads))
@@ -319,7 +319,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
         if differ:
             shown = "; ".join(f"{key}: {_judged(each)[key]}" for key in differ for each in (head, of_other))
             raise ValueError(
-                f"{argument} must judge head {name!r} as `build` does, or their figures could not be compared. Received: "
+                f"{argument} must judge head {name!r} as `build` does, or their metrics could not be compared. Received: "
                 f"another {quoted(differ)} ({shown}). Give the head the same loss, metrics and scaling."
             )
     started, again = (start(study, job).start for _ in range(2))
@@ -332,7 +332,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
 
 
 def _judged(head: Any) -> dict[str, str]:
-    """What a head's figures depend on besides its predictions, as text by name; of the loss, the function alone."""
+    """What a head's metrics depend on besides its predictions, as text by name; of the loss, the function alone."""
     function = head.loss._function
     return {
         "loss": in_words(getattr(function, "func", function)),
@@ -343,20 +343,20 @@ def _judged(head: Any) -> dict[str, str]:
 
 
 def _read_metrics(metrics: Any, heads: Mapping[str, Any], *, free: bool) -> dict[str, tuple[str, str]]:
-    """Each head's figure and its direction, `"min"` or `"max"`.
+    """Each head's metric and its direction, `"min"` or `"max"`.
 
     Args:
         metrics: The argument of `compare`.
         heads: The heads by name.
-        free: Whether figures have other names than those of `evaluate`.
+        free: Whether metrics have other names than those of `evaluate`.
 
     Raises:
-        ValueError: A figure does not exist, or its direction is not known.
+        ValueError: A metric does not exist, or its direction is not known.
     """
     if metrics is None:
         if free:
             raise ValueError(
-                "`metrics` must name a figure of each head with `measure`. Received: metrics=None. Pass, for example, "
+                "`metrics` must name a metric of each head with `measure`. Received: metrics=None. Pass, for example, "
                 "{'price': ('price_r2', 'max')}."
             )
         return {name: _first_metric(head) for name, head in heads.items()}
@@ -374,26 +374,26 @@ def _names(head: Any) -> list[str]:
 
 
 def _first_metric(head: Any) -> tuple[str, str]:
-    for figure in [*_names(head)[1:], f"{head.name}_loss"]:
-        found = direction(figure, head)
+    for metric in [*_names(head)[1:], f"{head.name}_loss"]:
+        found = direction(metric, head)
         if found is not None:
-            return figure, found
+            return metric, found
     return f"{head.name}_loss", "min"
 
 
 def _read_metric(head: Any, given: Any, *, free: bool) -> tuple[str, str]:
-    figure, *rest = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+    metric, *rest = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
     known = _names(head)
-    if not isinstance(figure, str) or (not free and figure not in known):
-        hint = did_you_mean([figure], known, "Add the metric to the head, or compute it with `measure`.")
+    if not isinstance(metric, str) or (not free and metric not in known):
+        hint = did_you_mean([metric], known, "Add the metric to the head, or compute it with `measure`.")
         raise ValueError(
-            f"`metrics[{head.name!r}]` must be one of the figures of `evaluate` for this head: {quoted(known)}. "
+            f"`metrics[{head.name!r}]` must be one of the metrics of `evaluate` for this head: {quoted(known)}. "
             f"Received: {given!r}. {hint}"
         )
-    found = rest[0] if rest else direction(figure, head)
+    found = rest[0] if rest else direction(metric, head)
     if found not in ("min", "max"):
         raise ValueError(
-            f"`metrics[{head.name!r}]` must say whether the figure is better when lower or higher. "
-            f"Received: {given!r}. Pass ({figure!r}, 'min') or ({figure!r}, 'max')."
+            f"`metrics[{head.name!r}]` must say whether the metric is better when lower or higher. "
+            f"Received: {given!r}. Pass ({metric!r}, 'min') or ({metric!r}, 'max')."
         )
-    return figure, found
+    return metric, found

@@ -26,7 +26,7 @@ class Study:
         optimizer: Creates an optimizer from a learning rate.
         options: Options of `compile` for all variants, the single-task models among them.
         batch_size: The number of examples in a batch of arrays.
-        measure: Further figures of a trainer, or None for those of `evaluate`.
+        measure: Further metrics of a trainer, or None for those of `evaluate`.
         accumulate: The number of batches of one update.
     """
 
@@ -164,7 +164,7 @@ def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
         )
     if measure is not None and not callable(measure):
         raise TypeError(
-            "`measure` must be a function of a trainer and a part of the data that returns figures by name. "
+            "`measure` must be a function of a trainer and a part of the data that returns metrics by name. "
             f"Received: measure={measure!r}. Omit it to use `evaluate`."
         )
 

@@ -1,6 +1,5 @@
 """Measures the heads' gradients without training, and suggests what to change."""
 
-from multihead.diagnosis._conclude import diagnose
 from multihead.diagnosis._report import Diagnosis, Finding
 
-__all__ = ["Diagnosis", "Finding", "diagnose"]
+__all__ = ["Diagnosis", "Finding"]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._update.labels import Labels
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from multihead.losses._known import CLASSES, ELEMENTS
 from multihead.losses._shapes import Elements, aligned, with_columns
 

@@ -22,7 +22,7 @@ from multihead.losses._shapes import with_columns
 
 
 class Measured(NamedTuple):
-    """Raw figures; the first axis of arrays is the batch unless stated otherwise.
+    """Raw measurements; the first axis of arrays is the batch unless stated otherwise.
 
     Attributes:
         losses: `[batches, heads]` loss sums.
@@ -69,7 +69,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
     alone = replace(spec, network=network)
     names, layers = spec.layers
 
-    def figures(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
+    def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
         gradients = update.gradients.of_losses
         rows = _dense_rows(network, by_head)
@@ -88,7 +88,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         }
         return found, rows, labels
 
-    measure = graph_function(figures, reduce_retracing=True)
+    measure = graph_function(measurements, reduce_retracing=True)
     by_batch, labels = [], []
     sums: list[tf.Tensor] = []
     for batch in batches:

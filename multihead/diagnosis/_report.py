@@ -1,4 +1,4 @@
-"""The result of `diagnose`: figures, findings, and the arguments of `compile` that follow from them."""
+"""The result of `diagnose`: measurements, findings, and the arguments of `compile` that follow from them."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class Diagnosis:
         for k, head in enumerate(self.heads):
             loss, constant, weight = (f"{values[k]:.4g}" for values in (self.losses, self.constant_losses, self.weights))
             losses.append([head, loss, constant, self.progress[k], weight, f"{self.labelled[k]:.0%}"])
-            figures = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
-            gradients.append([head, *(f"{figure:.3g}" for figure in (*figures, self.signal_to_noise[k]))])
+            measurements = [values[k] for level in LEVELS for values in (self.norms[level], self.shares[level])]
+            gradients.append([head, *(f"{measurement:.3g}" for measurement in (*measurements, self.signal_to_noise[k]))])
         of_losses = ["head", "loss", "constant", "progress", "weight", "labelled"]
         of_gradients = ["head", "norm (repr.)", "share", "norm (param.)", "share", "signal/noise"]
         found = [
@@ -156,7 +156,7 @@ class Diagnosis:
         return plot(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
+        """All measurements, findings and the suggestion, in lists, dicts, numbers and strings, as JSON takes them.
 
         Non-finite numbers are None.
         """

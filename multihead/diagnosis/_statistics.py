@@ -1,4 +1,4 @@
-"""From raw figures of batches to norms, shares, cosines with their spread, and the ratio of signal to noise."""
+"""From raw measurements of batches to norms, shares, cosines with their spread, and the ratio of signal to noise."""
 
 from __future__ import annotations
 

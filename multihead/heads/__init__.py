@@ -1,6 +1,5 @@
 """Heads: their modules, losses, labels and metrics."""
 
-from multihead.heads._named import NamedHead
 from multihead.heads._value import Head
 
-__all__ = ["Head", "NamedHead"]
+__all__ = ["Head"]

@@ -20,17 +20,17 @@ from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 
-FIGURES = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
-"""The figures of a head that the trainer itself may log, as `{head}_{figure}`."""
+STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
+"""The values of a head that the trainer itself may log, as `{head}_{value}`."""
 
 OF_PAIRS = ("cosine",)
-"""The figures of a pair of heads, as `{head}_{other}_{figure}`."""
+"""The values of a pair of heads, as `{head}_{other}_{value}`."""
 
 TOTALS = (
     "loss added_loss regularizer encoder_learning_rate_multiplier update_norm update_norm_clipped clipped_updates "
     "skipped_updates learning_rate lr"
 ).split()
-"""The figures that belong to no head, of the trainer or of Keras."""
+"""The values that belong to no head, of the trainer or of Keras."""
 
 _OVER_ELEMENTS = (
     "Accuracy BinaryAccuracy BinaryCrossentropy Hinge SquaredHinge LogCoshError MeanAbsoluteError MeanSquaredError Poisson "
@@ -206,10 +206,10 @@ def check_metrics(metrics: Any, head: str) -> list[Any]:
         if isinstance(spec, str) and spec not in _BY_SHAPE:
             _found(spec, head)
     names = [log_name(spec) for spec in specs]
-    taken = [name for i, name in enumerate(names) if name in FIGURES or name in names[:i]]
+    taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
         raise ValueError(
-            f"`metrics` of head {head!r} must have names of their own, and none of {quoted(FIGURES)}. "
+            f"`metrics` of head {head!r} must have names of their own, and none of {quoted(STATISTICS)}. "
             f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
         )
     for spec in specs:
@@ -298,13 +298,13 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
-    """Checks that no two figures of a trainer have one name in the logs, and no metric serves two heads.
+    """Checks that no two values of a trainer have one name in the logs, and no metric serves two heads.
 
     Args:
         heads: Pairs of a head's name and its metrics or their specifications.
 
     Raises:
-        ValueError: Two figures would overwrite each other, or a metric object would mix two heads.
+        ValueError: Two values would overwrite each other, or a metric object would mix two heads.
     """
     owners: dict[str, str] = {}
     objects: dict[int, str] = {}
@@ -313,7 +313,7 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
             other = owners.setdefault(logged, owner)
             if other != owner:
                 raise ValueError(
-                    f"`name` of heads and metrics must tell their figures apart in the logs. Received: {logged!r} would "
+                    f"`name` of heads and metrics must tell their values apart in the logs. Received: {logged!r} would "
                     f"stand for {other} and for {owner}. Rename one of them."
                 )
     for head, metrics in heads:
@@ -328,14 +328,16 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
 def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with their meanings."""
     heads = list(heads)
-    yield from ((f"{name}{end}", "a figure of no head") for name in TOTALS for end in ("", "_average"))
+    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in ("", "_average"))
     for one, other in itertools.combinations([head for head, _ in heads], 2):
         whose = f"of heads {one!r} and {other!r}"
         yield from (
-            (f"{one}_{other}_{figure}{end}", f"the {figure} {whose}") for figure in OF_PAIRS for end in ("", "_average")
+            (f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in ("", "_average")
         )
     for head, metrics in heads:
-        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in FIGURES for end in ("", "_average"))
+        yield from (
+            (f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in ("", "_average")
+        )
         for metric in metrics:
             name = log_name(metric)
             yield f"{head}_{name}", f"the metric {name!r} of head {head!r}"

@@ -26,9 +26,9 @@ OneRun = Run | str | os.PathLike[str] | Any
 """A run: from `read`, the file of a ledger, or Keras's `History`."""
 
 
-def _of_heads(run: Run, figure: str) -> dict[str, np.ndarray]:
-    """The values of a figure by head, in the order of the heads."""
-    return {head: run.figures.get(f"{head}_{figure}", np.full(len(run.steps), np.nan)) for head in run.heads}
+def _of_heads(run: Run, name: str) -> dict[str, np.ndarray]:
+    """The values of a statistic by head, in the order of the heads."""
+    return {head: run.values.get(f"{head}_{name}", np.full(len(run.steps), np.nan)) for head in run.heads}
 
 
 def _last(values: np.ndarray) -> float:
@@ -118,14 +118,14 @@ def norms(run: OneRun | Sequence[OneRun]) -> Any:
     return _draw("norms", found, [_norms], (8, 4.5), over=True)
 
 
-def _has(run: Run, figure: str) -> bool:
-    return any(f"{head}_{figure}" in run.figures for head in run.heads)
+def _has(run: Run, name: str) -> bool:
+    return any(f"{head}_{name}" in run.values for head in run.heads)
 
 
-def _require_by_head(runs: Sequence[Run], figure: str) -> list[Run]:
-    """The runs that have a figure of heads."""
+def _require_by_head(runs: Sequence[Run], name: str) -> list[Run]:
+    """The runs that have a statistic of heads."""
     remedy = 'Train with `compile(telemetry="norms")`.'
-    return _require(runs, lambda run: _has(run, figure), f"{figure}s", remedy)
+    return _require(runs, lambda run: _has(run, name), f"{name}s", remedy)
 
 
 def _norms(axis: Any, run: Run) -> None:
@@ -224,7 +224,7 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Any:
 
 def _matrix(run: Run) -> tuple[list[str], np.ndarray]:
     """The names of the rows of the matrix of mean cosines, and the matrix."""
-    means = {name: mean(list(values)) for name, values in run.figures.items()}
+    means = {name: mean(list(values)) for name, values in run.values.items()}
     return matrix_of({name: value for name, value in means.items() if np.isfinite(value)}, run.heads)
 
 
@@ -242,7 +242,7 @@ def layers(run: OneRun | Sequence[OneRun]) -> Any:
         run: A run, or a list of runs.
 
     Raises:
-        ValueError: The run has no figures by layer, as an epoch has none.
+        ValueError: The run has no values by layer, as an epoch has none.
     """
     remedy = 'Pass a ledger of `compile(telemetry="full", layers_every=...)`, with at least `layers_every` updates.'
     found = _require(runs_of(run), lambda each: bool(_by_layer(each)), "cosines by layer", remedy)
@@ -253,7 +253,7 @@ def layers(run: OneRun | Sequence[OneRun]) -> Any:
 def _by_layer(run: Run) -> dict[str, np.ndarray]:
     """The mean cosines in each layer by pair of heads."""
     found = {
-        f"{one} and {other}": np.array([figures.get(f"{one}_{other}_cosine", np.nan) for figures in run.layers.values()])
+        f"{one} and {other}": np.array([values.get(f"{one}_{other}_cosine", np.nan) for values in run.layers.values()])
         for one, other in itertools.combinations(run.heads, 2)
     }
     pairs = sorted((pair for pair in found if np.isfinite(found[pair]).any()), key=lambda pair: np.nanmin(found[pair]))[:6]
@@ -298,7 +298,7 @@ _PICTURES: tuple[Callable[[Any], Any], ...] = (losses, norms, shares, weights, c
 
 
 def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".") -> list[Path]:
-    """Draws every picture that a run has figures for, as `{name}.png` in a folder.
+    """Draws every picture that a run has values for, as `{name}.png` in a folder.
 
     Args:
         run: A run, or a list of runs.
@@ -313,7 +313,7 @@ def all_of(run: OneRun | Sequence[OneRun], folder: str | os.PathLike[str] = ".")
     for picture in _PICTURES:
         try:
             figure = picture(runs)
-        except ValueError:  # the runs do not have these figures
+        except ValueError:  # the runs do not have these values
             continue
         files.append(folder / f"{picture.__name__}.png")
         figure.savefig(files[-1], dpi=150)

@@ -1,4 +1,4 @@
-"""A run as figures over its updates or epochs, from a ledger or from Keras's `History`."""
+"""A run as statistics over its updates or epochs, from a ledger or from Keras's `History`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Run:
     Attributes:
         heads: The heads' names, including heads that were added or dropped during the run.
         steps: `[lines]`: the number of updates after each line's, or of epochs.
-        figures: By name, `[lines]` values; NaN where an update does not have one.
+        values: By name, `[lines]` statistics; NaN where an update does not have one.
         layers: By encoder layer and by name, the mean over the updates that measured it.
         validation_steps: `[epochs]`: the number of updates after each epoch with validation.
         validation: By name (`val_...`), `[epochs]` values.
         name: What the run is called beside others.
-        unit: What `steps` count: `"updates"`, or `"epochs"`, whose figures are means already.
+        unit: What `steps` count: `"updates"`, or `"epochs"`, whose values are means already.
     """
 
     heads: tuple[str, ...]
     steps: np.ndarray
-    figures: Mapping[str, np.ndarray]
+    values: Mapping[str, np.ndarray]
     layers: Mapping[str, Mapping[str, float]]
     validation_steps: np.ndarray
     validation: Mapping[str, np.ndarray]
@@ -65,14 +65,14 @@ def read(path: str | os.PathLike[str]) -> Run:
     heads = tuple(name.removesuffix(_LOSS) for name in names if name.endswith(_LOSS))
     by_layer: dict[str, dict[str, list[float]]] = {}
     for line in updates:
-        for layer, figures in line.get("layers", {}).items():
-            for name, value in figures.items():
+        for layer, of_layer in line.get("layers", {}).items():
+            for name, value in of_layer.items():
                 by_layer.setdefault(layer, {}).setdefault(name, []).append(np.nan if value is None else value)
     return Run(
         heads,
         np.array([line["step"] for line in updates]),
         _columns(updates),
-        {layer: {name: mean(values) for name, values in figures.items()} for layer, figures in by_layer.items()},
+        {layer: {name: mean(values) for name, values in found.items()} for layer, found in by_layer.items()},
         np.array([line["step"] for line in epochs]),
         _columns(epochs),
         Path(path).stem,

@@ -1,8 +1,7 @@
-"""The figures of updates: the statistics of each head in Keras's logs, the ledger and TensorBoard.
+"""The statistics of updates in Keras's logs, in the ledger and in TensorBoard. `LEVELS` has the values of `telemetry=`.
 
-`FIGURES` lists them, and docs/watching.md explains each. For head `k`, with `g_k` the gradient of its weighted loss at the
-level where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a
-balancer) and `d` the combined gradient:
+For head `k`, with `g_k` the gradient of its weighted loss at the level where the heads are combined (representation or
+parameters), `a_k` the coefficient of the balancer (1 without a balancer) and `d` the combined gradient:
 
 - `{head}_loss`: its unweighted loss, over all labelled elements of the epoch's updates so far, skipped ones left out;
 - `{head}_norm`: `|g_k|`;
@@ -13,7 +12,7 @@ balancer) and `d` the combined gradient:
 - `{head}_update_cosine`: the cosine of `g_k` and `d`;
 - `update_norm`, and `update_norm_clipped` with clipping: the norm of the gradients of all variables before and after
   clipping; `clipped_updates`: the fraction of updates whose norm clipping has made smaller;
-- `{figure}_average`: the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0;
+- `{statistic}_average`: the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0;
 - `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
   head;
 - `{head}_learning_rate_multiplier` and `encoder_learning_rate_multiplier`, if one of them can change: the factor of the
@@ -25,12 +24,12 @@ balancer) and `d` the combined gradient:
 - `{head}_updates`: the number of updates in the epoch so far that have trained the head;
 - `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
   heads had labels. It is there even if it is 0, since Keras's `CSVLogger` has the columns of the first epoch, and `History`
-  does not say which epochs a figure is of.
+  does not say which epochs a statistic is of.
 
 `telemetry=None` leaves out all that needs gradients. `"norms"` adds norms, shares, coefficients and counts; `"full"` also
-cosines, norms of the update and averages, and the same figures in each encoder layer in every `layers_every`-th update,
-which only the ledger holds. All figures are of the gradient of a whole update: over all micro-batches, accumulated batches
-and replicas, and without loss scaling.
+cosines, norms of the update and averages, and the same statistics in each encoder layer in every `layers_every`-th
+update, which only the ledger holds. All are of the gradient of a whole update: over all micro-batches, accumulated
+batches and replicas, and without loss scaling.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
@@ -38,7 +37,6 @@ with that head's metrics. 0 would be the best value that a callback can see (`Ea
 finite shows as such.
 """
 
-from multihead.telemetry._layout import Figure
-from multihead.telemetry._logs import FIGURES, LEVELS, LogMetrics, with_report
+from multihead.telemetry._logs import LEVELS
 
-__all__ = ["FIGURES", "LEVELS", "Figure", "LogMetrics", "with_report"]
+__all__ = ["LEVELS"]

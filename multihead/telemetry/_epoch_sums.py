@@ -1,4 +1,4 @@
-"""The metric that holds the losses, the counts and the figures of an epoch or of an evaluation."""
+"""The metric that holds the losses, the counts and the statistics of an epoch or of an evaluation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Sums(NamedTuple):
 
     Attributes:
         losses: For each head, the loss.
-        figures: For each figure of updates, its value.
+        statistics: For each statistic of updates, its value.
         added: The losses that layers add, times the number of examples that they count for.
         total: The total by a weighting, times the same number.
         weighted: For each head, the loss times the weight of the head.
     """
 
     losses: list[Any]
-    figures: list[Any]
+    statistics: list[Any]
     added: Any
     total: Any
     weighted: list[Any]
@@ -60,7 +60,7 @@ class Read:
 
     @cached_property
     def sums(self) -> Sums:
-        """The sums, which only some figures need."""
+        """The sums, which only some statistics need."""
         return Sums.of(self._sums, self._num_heads)
 
     @property
@@ -80,7 +80,7 @@ class EpochSums(keras.metrics.Metric):
 
     Args:
         num_heads: The number of heads.
-        num_figures: The number of figures of updates.
+        num_statistics: The number of statistics of updates.
         faults: Counts updates that are not finite, epoch by epoch.
 
     Attributes:
@@ -88,11 +88,11 @@ class EpochSums(keras.metrics.Metric):
         batches: The variable that counts the batches of the epoch.
     """
 
-    def __init__(self, num_heads: int, num_figures: int, faults: Faults) -> None:
+    def __init__(self, num_heads: int, num_statistics: int, faults: Faults) -> None:
         super().__init__(name="loss", dtype="float32")
-        self._num_heads, self._num_figures = num_heads, num_figures
+        self._num_heads, self._num_statistics = num_heads, num_statistics
         self._faults = Untracked(faults)
-        size = 2 * (2 * num_heads + num_figures + 2)
+        size = 2 * (2 * num_heads + num_statistics + 2)
         self.sums = self.add_weight(name="sums", shape=(size,), initializer="zeros", dtype="float32")
         self.batches = Untracked(first_replica_variable(tf.constant(0, tf.int64)))
 
@@ -105,7 +105,7 @@ class EpochSums(keras.metrics.Metric):
         weighted: tf.Tensor | None = None,
         added: tf.Tensor | None = None,
         total: tf.Tensor | None = None,
-        figures: tuple[tf.Tensor, tf.Tensor] | None = None,
+        statistics: tuple[tf.Tensor, tf.Tensor] | None = None,
     ) -> None:
         """Adds this replica's part of an update, or of a batch of an evaluation.
 
@@ -116,11 +116,11 @@ class EpochSums(keras.metrics.Metric):
             weighted: The loss sums times the weights of their heads; None counts as 0.
             added: The losses that layers add, times the number of examples; None counts as 0.
             total: The total by a weighting, times the number of examples; None counts as 0.
-            figures: The figures of an update, and for how many updates each counts; None counts as 0.
+            statistics: The statistics of an update, and for how many updates each counts; None counts as 0.
         """
-        if figures is None and self._num_figures:
-            figures = (tf.zeros([self._num_figures]),) * 2
-        values, numbers = ([], []) if figures is None else map(list, zip(figures))
+        if statistics is None and self._num_statistics:
+            statistics = (tf.zeros([self._num_statistics]),) * 2
+        values, numbers = ([], []) if statistics is None else map(list, zip(statistics))
         if added is None and total is None:
             of_examples = tf.zeros([2])
         else:

@@ -1,4 +1,4 @@
-"""Figures of updates, and the position of each in the vector that holds all of them."""
+"""Statistics of updates, and the position of each in the vector that holds all of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 
 OF_LAYER = {"norm": "head", "share": "head", "update_cosine": "head", "cosine": "pair", "update_norm": "update"}
-"""The figures of an encoder layer, by name: whether there is one per head, per pair of heads, or one."""
+"""The statistics of an encoder layer, by name: whether there is one per head, per pair of heads, or one."""
 
 
-class Figure(NamedTuple):
-    """A figure in the logs, over the applied updates of the epoch so far.
+class Statistic(NamedTuple):
+    """A statistic in the logs, over the applied updates of the epoch so far.
 
     Attributes:
         name: Its name; logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair.
         value: Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the
-            update does not provide it. Of several replicas, each returns the whole figure.
+            update does not provide it. Of several replicas, each returns the whole statistic.
         is_shown: Whether a trainer with this spec and level logs it.
         per: `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that
             train both; `"update"`: one.
@@ -43,26 +43,26 @@ class Figure(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A figure that is recorded, with the names of its values in the logs.
+    """A statistic that is recorded, with the names of its values in the logs.
 
     Attributes:
-        figure: The figure.
+        statistic: The statistic.
         names: One name, one per head, or one per pair of heads.
     """
 
-    figure: Figure
+    statistic: Statistic
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The vector of an update: its figures, their running averages, the figures of each layer, and whether it was applied.
+    """The vector of an update: statistics, their running averages, those of each layer, and whether it was applied.
 
     Attributes:
-        shown: The recorded figures, in the order of their values.
+        shown: The recorded statistics, in the order of their values.
         averaged: The names of the values that have a running average.
         layers: The names of the measured encoder layers.
-        of_layer: The names of the figures of each layer, in the order of their values.
+        of_layer: The names of the statistics of each layer, in the order of their values.
     """
 
     shown: tuple[Shown, ...]
@@ -71,15 +71,15 @@ class Layout:
     of_layer: tuple[str, ...]
 
     @classmethod
-    def of(cls, spec: UpdateSpec, level: str | None, figures: Sequence[Figure]) -> Layout:
-        """The layout of a trainer with this spec and level; see `UpdateFigures`."""
+    def of(cls, spec: UpdateSpec, level: str | None, statistics: Sequence[Statistic]) -> Layout:
+        """The layout of a trainer with this spec and level; see `UpdateStatistics`."""
         heads = [head.name for head in spec.network.heads]
         shown = [
-            Shown(figure, _names(figure.name, figure.per, heads, spec.pairs))
-            for figure in figures
-            if figure.is_shown(spec, level)
+            Shown(statistic, _names(statistic.name, statistic.per, heads, spec.pairs))
+            for statistic in statistics
+            if statistic.is_shown(spec, level)
         ]
-        averaged = [name for each in shown if level == "full" and each.figure.averaged for name in each.names]
+        averaged = [name for each in shown if level == "full" and each.statistic.averaged for name in each.names]
         pairs = list(itertools.combinations(range(len(heads)), 2))
         of_layer = [each for name, per in OF_LAYER.items() for each in _names(name, per, heads, pairs)]
         layers = spec.layers.names if spec.layers_every else []
@@ -87,12 +87,12 @@ class Layout:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of all figures, without averages and layers."""
+        """The names of all statistics, without averages and layers."""
         return [name for each in self.shown for name in each.names]
 
     @cached_property
     def columns(self) -> dict[Any, int]:
-        """The position of each value in the vector, by its name or, for a figure of a layer, by the layer and the name."""
+        """The position of each value in the vector, by its name or, in a layer, by the layer and the name."""
         averages = [f"{name}_average" for name in self.averaged]
         return {name: k for k, name in enumerate([*self.names, *averages, *self._of_layers, "applied"])}
 
@@ -102,30 +102,30 @@ class Layout:
 
     @property
     def num_of_layers(self) -> int:
-        """The number of figures of all layers."""
+        """The number of statistics of all layers."""
         return len(self.layers) * len(self.of_layer)
 
     @property
     def is_sum(self) -> list[bool]:
         """For each name, whether its values are added up over the updates of an epoch."""
-        return [each.figure.metric is keras.metrics.Sum for each in self.shown for _ in each.names]
+        return [each.statistic.metric is keras.metrics.Sum for each in self.shown for _ in each.names]
 
     def logged(self, per: str, position: int | None = None) -> list[str]:
-        """The names in the logs of the figures of updates, of one head or of pairs, each before its average.
+        """The names in the logs of the statistics of updates, of one head or of pairs, each before its average.
 
         Args:
             per: `"update"`, `"head"` or `"pair"`.
             position: The position of the head; None for all.
         """
         found = []
-        for figure, names in self.shown:
-            for name in names[position : None if position is None else position + 1] if figure.per == per else ():
-                found += [name] if figure.metric is not None else []
+        for statistic, names in self.shown:
+            for name in names[position : None if position is None else position + 1] if statistic.per == per else ():
+                found += [name] if statistic.metric is not None else []
                 found += [f"{name}_average"] if name in self.averaged else []
         return found
 
     def line(self, row: np.ndarray) -> dict[str, Any]:
-        """A vector by name: `applied`, figures and averages, and `layers` if they were measured; None for missing values."""
+        """A vector by name: `applied`, statistics, averages, and `layers` if they were measured; None for missing values."""
         values = {name: float(row[k]) if np.isfinite(row[k]) else None for name, k in self.columns.items()}
         named = [name for name, is_sum in zip(self.names, self.is_sum) if not is_sum]
         line: dict[str, Any] = {"applied": bool(row[self.columns["applied"]] > 0.5)}
@@ -136,7 +136,7 @@ class Layout:
 
 
 def _names(name: str, per: str, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    """The names in the logs of the values of a figure."""
+    """The names in the logs of the values of a statistic."""
     if per == "update":
         return (name,)
     if per == "head":

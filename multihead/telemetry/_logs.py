@@ -1,4 +1,4 @@
-"""The figures that are logged, and the metrics behind the logs."""
+"""The statistics that are logged, and the metrics behind the logs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from multihead._update.network import Gradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
-from multihead.heads import NamedHead
-from multihead.heads._named import or_nan
+from multihead.heads._named import NamedHead, or_nan
 from multihead.telemetry._epoch_sums import EpochSums
-from multihead.telemetry._figures import UpdateFigures
-from multihead.telemetry._layout import Figure
+from multihead.telemetry._layout import Statistic
+from multihead.telemetry._statistics import UpdateStatistics
 
 LEVELS = (None, "norms", "full")
-"""The values of `telemetry=`, from the fewest to the most figures."""
+"""The values of `telemetry=`, from the fewest to the most statistics."""
 
 
 ADDED_LOSS = "added_loss"
@@ -98,30 +97,30 @@ def _losses(update: Update) -> tf.Tensor:
 
 
 LOSSES = (
-    Figure("loss", lambda update: update.total_loss, _shows_norms, "update", None, averaged=True),
-    Figure("loss", _losses, _shows_norms, metric=None, averaged=True),
+    Statistic("loss", lambda update: update.total_loss, _shows_norms, "update", None, averaged=True),
+    Statistic("loss", _losses, _shows_norms, metric=None, averaged=True),
 )
 """The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
 
-# To add a figure, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
-FIGURES = (
-    Figure("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
-    Figure(
+# To add a statistic, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
+STATISTICS = (
+    Statistic("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
+    Statistic(
         "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
     ),
-    Figure("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
-    Figure("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
-    Figure("clipped_updates", _is_clipped, _shows_clipping, "update"),
-    Figure("weight", lambda update: update.total.weights, _has_changing_weights),
-    Figure("norm", lambda update: update.norms, _shows_norms, averaged=True),
-    Figure("share", _shares, _shows_norms, averaged=True),
-    Figure("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
-    Figure("update_cosine", _cosines_with_update, _shows_all, averaged=True),
-    Figure("cosine", _cosines, _shows_all, "pair", averaged=True),
-    Figure("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
-    Figure("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
+    Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
+    Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
+    Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
+    Statistic("weight", lambda update: update.total.weights, _has_changing_weights),
+    Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
+    Statistic("share", _shares, _shows_norms, averaged=True),
+    Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
+    Statistic("update_cosine", _cosines_with_update, _shows_all, averaged=True),
+    Statistic("cosine", _cosines, _shows_all, "pair", averaged=True),
+    Statistic("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
+    Statistic("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
 )
-"""The figures of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
+"""The statistics of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
 
 
 class LogMetrics:
@@ -130,7 +129,7 @@ class LogMetrics:
     Args:
         spec: How updates are computed.
         level: One of `LEVELS`.
-        latest: The number of latest updates whose figures are kept.
+        latest: The number of latest updates whose statistics are kept.
     """
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
@@ -138,8 +137,8 @@ class LogMetrics:
         self.measured = spec.network.measured
         self.weighting = spec.weighting
         self.faults = spec.faults
-        self.figures = UpdateFigures(spec, level, (*LOSSES, *FIGURES), latest)
-        self.sums = EpochSums(len(self.heads), len(self.figures.layout.names), self.faults)
+        self.statistics = UpdateStatistics(spec, level, (*LOSSES, *STATISTICS), latest)
+        self.sums = EpochSums(len(self.heads), len(self.statistics.layout.names), self.faults)
         self._adds_losses = adds_losses(spec.network)
         self._names_in_logs: list[str] | None = None
         self._main_names: list[str] | None = None
@@ -148,7 +147,7 @@ class LogMetrics:
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
         own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
-        return [self.sums, *self.figures.metrics, *own]
+        return [self.sums, *self.statistics.metrics, *own]
 
     @unchecked()
     def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
@@ -176,7 +175,7 @@ class LogMetrics:
             counts=where(is_counted, update.counts, 0.0),
             **parts,
             examples=examples if num_replicas == 1 else examples / num_replicas,
-            figures=self.figures.update(update, applied),
+            statistics=self.statistics.update(update, applied),
         )
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
@@ -218,13 +217,13 @@ class LogMetrics:
         return None
 
     def names(self) -> list[str]:
-        """The names of all figures of an epoch."""
+        """The names of all statistics of an epoch."""
         if self._names_in_logs is None:
             self._names_in_logs = list(self.training_logs())
         return self._names_in_logs
 
     def names_in_order(self) -> list[str]:
-        """The names of the figures of an evaluation, in the order in which Keras puts them into a list."""
+        """The names of the statistics of an evaluation, in the order in which Keras puts them into a list."""
         of_heads = [name for head in (*self.heads, *self.measured) for name in _names_of(head)]
         losses = [f"{head.name}_loss" for head in self.heads]
         added = [ADDED_LOSS] if self._adds_losses else []
@@ -239,9 +238,9 @@ class LogMetrics:
 
     @unchecked()
     def training_logs(self) -> dict[str, Any]:
-        """All figures of the epoch so far."""
-        read, layout = self.sums.read(), self.figures.layout
-        found = self.figures.by_name(read)
+        """All statistics of the epoch so far."""
+        read, layout = self.sums.read(), self.statistics.layout
+        found = self.statistics.by_name(read)
         logs: dict[str, Any] = {"loss": read.total_loss}
         if self._adds_losses:
             logs[ADDED_LOSS] = read.known.added
@@ -257,7 +256,7 @@ class LogMetrics:
 
     @unchecked()
     def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
-        """The figures of an evaluation.
+        """The statistics of an evaluation.
 
         Args:
             weights: `[num_heads]`: the heads' own weights.

@@ -1,4 +1,4 @@
-"""The metric that holds the running averages of figures, and those of the latest updates."""
+"""The metric that holds the running averages of statistics, and those of the latest updates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DECAY = 0.98
 
 
 class Recorded(keras.metrics.Metric):
-    """Running averages of figures and the figures of the latest updates, in a few vectors: any number costs few operations.
+    """Running averages of statistics, and the statistics of the latest updates, in a few vectors to save operations.
 
-    A replica holds its part of each figure; a read from outside adds up the parts.
+    A replica holds its part of each statistic; a read from outside adds up the parts.
 
     Args:
-        layout: Where each figure lies in the vectors.
+        layout: Where each statistic lies in the vectors.
         latest: The number of latest updates that are kept.
     """
 
@@ -43,9 +43,9 @@ class Recorded(keras.metrics.Metric):
         """Adds one update.
 
         Args:
-            values: This replica's part of each figure.
+            values: This replica's part of each statistic.
             counts: Whether each of them counts in this update.
-            of_layers: This replica's part of the figures of all layers; NaN where there is none.
+            of_layers: This replica's part of the statistics of all layers; NaN where there is none.
             applied: Whether the update was applied.
         """
         columns = [where(counts, values, float("nan"))]
@@ -109,7 +109,7 @@ class Recorded(keras.metrics.Metric):
         return bool(tf.reduce_any(tf.convert_to_tensor(tensor_variable(self.average_counts)) > 0))
 
     def restore_averages(self, values: Mapping[str, float], counts: Mapping[str, int]) -> None:
-        """Sets the running averages of a resumed run, by the names of their figures; 0 for figures without a value."""
+        """Sets the running averages of a resumed run, by the names of their statistics; 0 for statistics without a value."""
         known = {name: value for name, value in values.items() if value is not None}
         new = [known.get(name, 0.0) for name in self._layout.averaged]
         numbers = [counts.get(name, 0) if name in known else 0 for name in self._layout.averaged]

@@ -74,7 +74,7 @@ def trained(row):
 
 
 def renamed(name, single):
-    """Our name of a figure of Keras's, which does not name the only output."""
+    """Our name of a statistic of Keras's, which does not name the only output."""
     return name.replace("accuracy", "kind_accuracy") if single and "kind" not in name else name
 
 
@@ -82,13 +82,13 @@ def renamed(name, single):
 def test_a_trainer_is_as_a_model(row):
     (model, trainer), (wanted, found), (x, y, weights) = trained(row)
     single = row["weights"] == "classes"
-    wanted = {renamed(name, single): figures for name, figures in wanted.items()}
+    wanted = {renamed(name, single): statistics for name, statistics in wanted.items()}
     own = {"skipped_updates", *(["kind_loss", "val_kind_loss"] if single else [])}
     added = ["added_loss"] if row["regularization"] else []
     assert set(found) - own == {*wanted, *added, *(f"val_{name}" for name in added if "val_loss" in wanted)}
-    for name, figures in wanted.items():
-        np.testing.assert_allclose(found[name], figures, rtol=2e-5, atol=1e-6, err_msg=name)
-        assert all(type(figure) is float for figure in found[name])
+    for name, statistics in wanted.items():
+        np.testing.assert_allclose(found[name], statistics, rtol=2e-5, atol=1e-6, err_msg=name)
+        assert all(type(statistic) is float for statistic in found[name])
     for one, other in zip(values(model.trainable_variables), weights_of(trainer), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
     predictions = model.predict(x, verbose=0)
@@ -119,5 +119,5 @@ def test_two_replicas_log_what_one_device_does(two_replicas):
         _, trainer = keras_twin.twins(regularization="kernels", run_eagerly=True)
     parts, validation = keras_twin.examples(22), keras_twin.examples(keras_twin.VALIDATION, seed=1)
     wanted, found = (keras_twin.fitted(each, "arrays", parts, validation, epochs=1) for each in (model, trainer))
-    for name, figures in wanted.items():
-        np.testing.assert_allclose(found[name], figures, rtol=2e-5, atol=1e-6, err_msg=name)
+    for name, statistics in wanted.items():
+        np.testing.assert_allclose(found[name], statistics, rtol=2e-5, atol=1e-6, err_msg=name)

@@ -126,8 +126,8 @@ def test_training_goes_on_as_without(switch, options, eagerly):
     with switch():
         found, others = trained(options, eagerly=eagerly)
     assert set(found) == set(wanted)
-    for name, figures in wanted.items():
-        np.testing.assert_allclose(found[name], figures, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, statistics in wanted.items():
+        np.testing.assert_allclose(found[name], statistics, rtol=1e-4, atol=1e-5, err_msg=name)
     for one, other in zip(weights, others):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 

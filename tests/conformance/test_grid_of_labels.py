@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead.heads import NamedHead
 from multihead.heads._metrics import HeadMetric, resolve_metric
+from multihead.heads._named import NamedHead
 from tests.helpers.cases import quick
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
 

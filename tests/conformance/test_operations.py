@@ -39,14 +39,14 @@ def counted(name):
 
 CONFIGURATIONS = {
     "plain": {},
-    "without figures": {"telemetry": None},
-    "all figures": {"telemetry": "full"},
+    "without statistics": {"telemetry": None},
+    "all statistics": {"telemetry": "full"},
     "UPGrad": {"balancer": balancing.UPGrad},
     "UPGrad at the parameters": {"balancer": balancing.UPGrad, "balance_at": "parameters"},
     "micro-batches": {"micro_batches": 4},
     "labels checked before": {"check_labels": False},
     "fit on arrays": {},
-    "fit on arrays, without figures": {"telemetry": None},
+    "fit on arrays, without statistics": {"telemetry": None},
 }
 
 COLUMNS = (
@@ -58,7 +58,7 @@ COLUMNS = (
     "optimizer",
     "apply",
     "faults",
-    "figures",
+    "statistics",
     "others",
     "conditions",
     "assignments",
@@ -66,14 +66,14 @@ COLUMNS = (
 
 MOST = {
     "plain": (32, 66, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
-    "without figures": (23, 66, 46, 18, 35, 242, 122, 85, 42, 21, 1, 35),
-    "all figures": (74, 66, 46, 18, 267, 242, 122, 88, 193, 56, 5, 39),
+    "without statistics": (23, 66, 46, 18, 35, 242, 122, 85, 42, 21, 1, 35),
+    "all statistics": (74, 66, 46, 18, 267, 242, 122, 88, 193, 56, 5, 39),
     "UPGrad": (31, 66, 46, 18, 207, 242, 122, 88, 78, 29, 1, 37),
     "UPGrad at the parameters": (26, 66, 46, 18, 238, 242, 122, 88, 78, 29, 1, 37),
     "micro-batches": (33, 135, 70, 18, 168, 242, 122, 88, 78, 195, 3, 37),
     "labels checked before": (32, 23, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
     "fit on arrays": (32, 21, 46, 25, 40, 254, 62, 88, 78, 27, 1, 25),
-    "fit on arrays, without figures": (23, 21, 46, 25, 35, 254, 62, 85, 42, 21, 1, 23),
+    "fit on arrays, without statistics": (23, 21, 46, 25, 35, 254, 62, 85, 42, 21, 1, 23),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 
@@ -117,8 +117,8 @@ def test_for_three_heads_a_solver_tries_all_subsets_without_a_loop(name, most):
 
 
 def test_what_no_log_shows_is_not_computed():
-    norms, nothing = counted("plain"), counted("without figures")
-    assert nothing["figures"] < norms["figures"] and nothing["combine"] < norms["combine"]
+    norms, nothing = counted("plain"), counted("without statistics")
+    assert nothing["statistics"] < norms["statistics"] and nothing["combine"] < norms["combine"]
 
 
 def test_where_nothing_can_be_idle_only_the_optimizer_is_under_a_condition():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from tests.helpers.cases import quick
 
 RNG = np.random.default_rng(0)

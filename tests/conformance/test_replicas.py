@@ -62,7 +62,7 @@ def test_two_replicas_make_the_update_of_a_tape_by_hand(strategy, gathering, bal
 @pytest.mark.thorough
 def test_logs_and_evaluation_are_over_all_replicas(strategy):
     data = tf.data.Dataset.from_tensor_slices(tiny.data(14)).batch(7)
-    figures = []
+    statistics = []
     for scope in (None, strategy):
         if scope is None:
             trainer = tiny.trainer("sgd", metrics=True, run_eagerly=True)
@@ -70,8 +70,8 @@ def test_logs_and_evaluation_are_over_all_replicas(strategy):
             with scope.scope():
                 trainer = tiny.trainer("sgd", metrics=True)
         history = trainer.fit(data, epochs=1, verbose=0, shuffle=False).history
-        figures.append((history, trainer.evaluate(data, verbose=0, return_dict=True)))
-    for alone, both in zip(*figures):
+        statistics.append((history, trainer.evaluate(data, verbose=0, return_dict=True)))
+    for alone, both in zip(*statistics):
         assert alone.keys() == both.keys()
         for name in alone:
             np.testing.assert_allclose(alone[name], both[name], rtol=2e-5, atol=1e-6, err_msg=name)

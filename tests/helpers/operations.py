@@ -20,7 +20,7 @@ STAGES = {
     "optimizer": ("_ground/optimizers",),
     "apply": ("_update/apply", "_update/roll_back", "_update/update", "_ground/replicas"),
     "faults": ("_update/broken", "_update/faults"),
-    "figures": ("telemetry/",),
+    "statistics": ("telemetry/",),
 }
 """The beginnings of the paths of each stage's files, the first that fits counts; the rest is `"others"`."""
 

@@ -26,7 +26,7 @@ def settings(**others):
 
 def run(variant, seed, values, *, head="", at_equal_cost=False, rate=0.01, kind="final"):
     names = {"kind": "kind_accuracy", "size": "size_mae"}
-    figures = {names.get(each, each): value for each, value in values.items()}
+    metrics = {names.get(each, each): value for each, value in values.items()}
     return {
         "run": kind,
         "variant": variant,
@@ -35,7 +35,7 @@ def run(variant, seed, values, *, head="", at_equal_cost=False, rate=0.01, kind=
         "seed": seed,
         "rate": rate,
         "updates": 160 if at_equal_cost else 100,
-        "figures": {"test": figures, "validation": {}},
+        "metrics": {"test": metrics, "validation": {}},
     }
 
 
@@ -53,7 +53,7 @@ def lines():
 
 
 def on_validation(values):
-    """The lines with figures of variants on the validation data."""
+    """The lines with metrics of variants on the validation data."""
     given = lines()
     for line in given:
         if line.get("run") == "final" and line["seed"] in SEEDS:
@@ -61,5 +61,5 @@ def on_validation(values):
             of_heads = ALONE if label == "alone" else values[label]
             heads = [line["head"]] if line["head"] else list(of_heads)
             names = {"kind": "kind_accuracy", "size": "size_mae"}
-            line["figures"]["validation"] = {names[head]: of_heads[head][line["seed"]] for head in heads}
+            line["metrics"]["validation"] = {names[head]: of_heads[head][line["seed"]] for head in heads}
     return Comparison(given)

@@ -241,7 +241,7 @@ def trainer_of(parts, strategy=None, **options):
 
 
 def trained(kinds, rule, batch_size=4, **options):
-    """The figures of two steps, and the variables after them."""
+    """The statistics of two steps, and the variables after them."""
     trainer = trainer_of(lambda: {name: part for kind in kinds for name, part in KINDS[kind](rule).items()}, **options)
     history = trainer.fit(X, Y, batch_size=batch_size, shuffle=False, verbose=0).history
     return {name: values[-1] for name, values in history.items()}, [np.array(each) for each in trainer.get_weights()]

@@ -49,7 +49,7 @@ def test_callbacks_and_a_resumed_run(tmp_path):
 @pytest.mark.parametrize(
     ("monitor", "is_better"), [("val_size_loss", "less"), ("price_loss", "less"), ("val_price_accuracy", "greater")]
 )
-def test_callbacks_know_whether_a_figure_of_a_head_is_better_lower_or_higher(monitor, is_better, tmp_path):
+def test_callbacks_know_whether_a_statistic_of_a_head_is_better_lower_or_higher(monitor, is_better, tmp_path):
     inputs, targets = tiny.data(8)
     callbacks = [
         keras.callbacks.EarlyStopping(monitor, patience=0),

@@ -259,4 +259,4 @@ def test_an_update_of_frozen_parts_counts_and_changes_nothing(missing):
     trainer.train_on_batch(X, targets)
     assert int(trainer.update_count) == 1
     changed = [old.shape for old, new in zip(before, tiny.values(trainer.variables)) if (old != new).any()]
-    assert set(changed) <= {()}  # counts and figures
+    assert set(changed) <= {()}  # counts and statistics

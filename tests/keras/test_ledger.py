@@ -1,4 +1,4 @@
-"""The figures of every update, in a file that survives a crash, and in TensorBoard."""
+"""The statistics of every update, in a file that survives a crash, and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_run_that_crashed_and_resumed_has_the_ledger_of_one_that_did_not(tmp_p
     assert [line["step"] for line in lines_of(path)] == [1, 2, 3]
 
 
-def test_lines_tensorboard_and_logs_show_the_same_figures(tmp_path):
+def test_lines_tensorboard_and_logs_show_the_same_statistics(tmp_path):
     path = tmp_path / "run.jsonl"
     made = trainer(layers_every=2)
     fit(made, UpdateLogger(path, every=2), HeadTensorBoard(tmp_path), validation_data=(X, Y))
@@ -126,7 +126,7 @@ def test_a_file_goes_on_with_heads_that_come_and_go(tmp_path):
     assert "price_norm" in lines[2] and "price_norm" not in lines[3] and lines[3]["kind_norm"] > 0
 
 
-def test_what_has_no_figures_or_is_no_ledger_is_refused(tmp_path):
+def test_what_has_no_statistics_or_is_no_ledger_is_refused(tmp_path):
     with pytest.raises(ValueError, match="`telemetry` must be 'norms' or 'full' for UpdateLogger. Received: telemetry=None"):
         fit(trainer(None), UpdateLogger(tmp_path / "run.jsonl"))
     (tmp_path / "notes.txt").write_text("not this\n", encoding="utf-8")

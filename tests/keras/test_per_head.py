@@ -1,4 +1,4 @@
-"""`HeadEarlyStopping`: beside Keras's own callbacks, figures computed by hand, and runs that were not interrupted."""
+"""`HeadEarlyStopping`: beside Keras's own callbacks, metrics computed by hand, and runs that were not interrupted."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def fit(model, callbacks, epochs=40, **options):
     return model.fit(**{**data, **options}, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
 
 
-def told(callback, model, figures):
+def told(callback, model, metrics):
     """Calls the callback as `fit` does, with logs that are given; the epochs that it lets run, and the scores."""
     callback.set_model(model)
     model.stop_training = False
     callback.on_train_begin()
     scores = []
-    for epoch, logs in enumerate(figures):
+    for epoch, logs in enumerate(metrics):
         callback.on_epoch_begin(epoch)
         callback.on_epoch_end(epoch, logs)
         scores.append(logs.get("val_score"))
@@ -96,8 +96,8 @@ def two():
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_with_one_head_it_stops_where_early_stopping_stops(options, mode, one):
     for seed in range(20):
-        figures = np.random.default_rng(seed).normal(size=30).cumsum().astype("float32")
-        logs = [{"val_price_mae": float(figure)} for figure in figures]
+        metrics = np.random.default_rng(seed).normal(size=30).cumsum().astype("float32")
+        logs = [{"val_price_mae": float(metric)} for metric in metrics]
         ours = HeadEarlyStopping({"price": "val_price_mae"}, mode=mode, restore_best_weights=False, **options)
         keras_own = keras.callbacks.EarlyStopping("val_price_mae", mode=mode, **options)
         told(keras_own, one, [dict(row) for row in logs])
@@ -122,13 +122,13 @@ def test_with_one_head_it_restores_what_early_stopping_restores():
         np.testing.assert_array_equal(a, b)
 
 
-FIGURES = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0), (0.9, 2.2), (0.6, 1.0), (0.6, 1.5))]
+METRICS = [{"val_price_accuracy": a, "val_size_loss": b} for a, b in ((0.5, 2.0), (0.9, 2.2), (0.6, 1.0), (0.6, 1.5))]
 
 
-def test_the_score_is_the_mean_with_each_figures_sign(two):
+def test_the_score_is_the_mean_with_each_statistics_sign(two):
     monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
     callback = HeadEarlyStopping(monitor, mode=mode, patience=9, restore_best_weights=False)
-    scores = told(callback, two, [dict(row) for row in FIGURES])
+    scores = told(callback, two, [dict(row) for row in METRICS])
     assert scores == pytest.approx([(0.5 - 2) / 2, (0.9 - 2.2) / 2, (0.6 - 1) / 2, (0.6 - 1.5) / 2])
     assert callback.best == {"price": 0.9, "size": 1.0} and callback.best_epoch == {"price": 1, "size": 2}
     assert (callback.best_score, callback.best_score_epoch) == (pytest.approx(-0.2), 2)
@@ -138,7 +138,7 @@ def test_the_score_is_the_mean_gain_over_single_tasks(two):
     monitor, mode = {"price": "val_price_accuracy", "size": "val_size_loss"}, {"price": "max"}
     single = {"price": 0.8, "size": 1.25}
     callback = HeadEarlyStopping(monitor, mode=mode, patience=9, single_task=single, restore_best_weights=False)
-    scores = told(callback, two, [dict(row) for row in FIGURES])
+    scores = told(callback, two, [dict(row) for row in METRICS])
     # (0.5 - 0.8) / 0.8 = -0.375 and -(2 - 1.25) / 1.25 = -0.6, and so on
     assert scores == pytest.approx([(-0.375 - 0.6) / 2, (0.125 - 0.76) / 2, (-0.25 + 0.2) / 2, (-0.25 - 0.2) / 2])
     assert callback.best_score_epoch == 2
@@ -370,24 +370,24 @@ class Closeness(keras.metrics.Mean):
         return super().update_state(closeness(y_true, y_pred), sample_weight)
 
 
-@pytest.mark.parametrize("figure", ["val_price_{}", "price_{}"])
+@pytest.mark.parametrize("log", ["val_price_{}", "price_{}"])
 @pytest.mark.parametrize(
     "metric",
     [closeness, Closeness(name="close"), Closeness, keras.metrics.MeanMetricWrapper(closeness, name="wrapped")],
     ids=["function", "metric", "class", "wrapped"],
 )
-def test_the_mode_of_a_metric_of_ones_own_is_asked_for(metric, figure):
+def test_the_mode_of_a_metric_of_ones_own_is_asked_for(metric, log):
     """The message does not suggest the name that was given."""
     model = MultiHeadTrainer(keras.layers.Dense(4))
     model.add_head("price", keras.layers.Dense(1), "mse", metrics=[metric])
     model.compile("sgd")
-    name = figure.format(log_name(metric))
+    name = log.format(log_name(metric))
     data = X, {"price": TARGETS["price"]}
     with pytest.raises(ValueError, match=rf"^`mode` must say whether '{name}' is .*Pass `mode=\{{'price': 'max'\}}`"):
         model.fit(*data, verbose=0, validation_data=data, callbacks=[HeadEarlyStopping({"price": name})])
 
 
-def test_a_figure_that_is_not_in_the_logs(two):
+def test_a_statistic_that_is_not_in_the_logs(two):
     callback = HeadEarlyStopping({"price": "val_price_f2"}, mode="max")
     with pytest.raises(
         ValueError, match=r"`monitor` must have names in the logs\. Received: 'val_price_f2'; the logs have 'val"

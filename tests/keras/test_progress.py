@@ -1,4 +1,4 @@
-"""What is printed: the progress line, and the names of metrics; all figures stay in the logs."""
+"""What is printed: the progress line, and the names of metrics; all statistics stay in the logs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_line_shows_losses_and_first_metrics_and_the_history_everything(mode
         X, TARGETS, batch_size=4, validation_data=(X, TARGETS), verbose=2, epochs=1, callbacks=callbacks
     ).history
     assert printed_names(capsys) == [*SHOWN, *(f"val_{name}" for name in SHOWN), "val_f1"]
-    of_heads = {f"{head}_{figure}" for head in TARGETS for figure in ("loss", "norm", "share", "updates")}
+    of_heads = {f"{head}_{statistic}" for head in TARGETS for statistic in ("loss", "norm", "share", "updates")}
     of_training = {"loss", "skipped_updates", "price_mae", "price_MeanSquaredError", *of_heads}
     of_validation = {f"val_{name}" for name in ("loss", "f1", "price_MeanSquaredError", *SHOWN)}
     assert set(history) == of_training | of_validation

@@ -95,7 +95,7 @@ def test_a_loaded_trainer_trains_on_as_the_one_that_was_saved(method, controls, 
     assert set(wanted) == set(got)
     for name in wanted:
         if not name.startswith(("variable/metrics", "variable/trainer", "variable/others")):
-            # Figures of an epoch begin again, and so does the number of steps that Keras 2 has called.
+            # Statistics of an epoch begin again, and so does the number of steps that Keras 2 has called.
             np.testing.assert_array_equal(wanted[name], got[name], err_msg=name)
 
 

@@ -142,5 +142,5 @@ def check_resumed(row: dict[str, str], folder: Path, whole: Any, history: Any) -
     for one, other in zip(tiny.values(whole.variables), tiny.values(again.variables), strict=True):
         np.testing.assert_array_equal(one, other)
     assert history.history.keys() == resumed.history.keys()
-    for name, figures in history.history.items():
-        np.testing.assert_array_equal(figures, resumed.history[name], err_msg=name)
+    for name, statistics in history.history.items():
+        np.testing.assert_array_equal(statistics, resumed.history[name], err_msg=name)

@@ -115,7 +115,7 @@ def test_no_circle_of_imports_anywhere() -> None:
 def test_no_import_is_hidden() -> None:
     """None stands in a function or behind `TYPE_CHECKING`; only the check of versions must import late.
 
-    Type checkers must know the names that the package imports when they are first used.
+    Type checkers must know the names that the package imports when they are first used, besides `models`, which lies elsewhere.
     """
     hidden = {}
     for path in sources("multihead"):
@@ -124,7 +124,7 @@ def test_no_import_is_hidden() -> None:
         if found:
             hidden[path.relative_to(ROOT / "multihead").as_posix()] = {name.name for node in found for name in node.names}
     del hidden["_compatibility.py"]
-    assert hidden == {"__init__.py": set(multihead._LATER)}
+    assert hidden == {"__init__.py": {*multihead._LATER, "compare"} - {"models"}}
 
 
 def test_weighting_and_balancing_do_not_know_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -219,6 +220,8 @@ def test_what_is_imported_at_its_first_use_is_known_and_nothing_else() -> None:
 def test_public_names_exist_and_nothing_else_is_public() -> None:
     for name in multihead.__all__:
         assert hasattr(multihead, name)
+    modules = {module.name for module in pkgutil.iter_modules(multihead.__path__) if not module.name.startswith("_")}
+    assert modules <= set(multihead.__all__)
     public = {name for name in vars(multihead) if not name.startswith("_")}
     submodules = {path.stem for path in (ROOT / "multihead").iterdir()} | {"models"}
     assert public - submodules <= set(multihead.__all__) | {"annotations"}

@@ -42,7 +42,7 @@ def test_tables_of_methods_are_those_of_the_docstrings() -> None:
 
 @pytest.mark.programs
 def test_code_of_the_readme_is_that_of_the_benchmark_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    """The figures of the diagnosis are those of one stack, so only its words are compared."""
+    """The statistics of the diagnosis are those of one stack, so only its words are compared."""
     namespace: dict[str, Any] = {"__name__": "README"}
     for number, block in enumerate(blocks(ROOT / "README.md", "python")):
         exec(compile(block.replace("epochs=12", "epochs=1"), f"README.md, block {number}", "exec"), namespace)

@@ -13,5 +13,5 @@ def test_the_table_of_cells_is_that_of_the_lines() -> None:
     rows = [json.loads(line) for line in lines]
     assert [(row["cell"], row["rows"]) for row in rows] == [("gru", 8000), ("transformer", 8000), ("transformer", 33525)]
     for row in rows:
-        figures = [f"{row[name]:.3f}" for name in ("price_accuracy", "reply_exact", "reply_slot_f1")]
-        assert f"| {row['cell']} | {row['rows']:,} | {' | '.join(figures)} |\n" in page
+        statistics = [f"{row[name]:.3f}" for name in ("price_accuracy", "reply_exact", "reply_slot_f1")]
+        assert f"| {row['cell']} | {row['rows']:,} | {' | '.join(statistics)} |\n" in page

@@ -30,7 +30,7 @@ CONDITIONAL = {
     "update_norm_clipped": "after clipping",
     "clipped_updates": "clipping",
 }
-"""The figures of the table that need an option, and the words that say so."""
+"""The statistics of the table that need an option, and the words that say so."""
 
 
 def table_of(page: str, first_cell: str) -> list[list[str]]:
@@ -41,9 +41,9 @@ def table_of(page: str, first_cell: str) -> list[list[str]]:
 
 
 def documented(level: str | None, *, with_options: bool) -> list[str]:
-    """Patterns of the figures that the table of watching.md promises for a level."""
+    """Patterns of the statistics that the table of watching.md promises for a level."""
     found = []
-    for names, *levels, meaning, _ in table_of("docs/watching.md", "figure"):
+    for names, *levels, meaning, _ in table_of("docs/watching.md", "statistic"):
         for name in re.findall(r"`([^`]+)`", names):
             if name in CONDITIONAL:
                 assert CONDITIONAL[name] in meaning, name
@@ -56,7 +56,7 @@ def matches(pattern: str, names: list[str]) -> set[str]:
     """The names in the logs that a pattern of the table stands for."""
     if pattern == "val_...":
         return {name for name in names if re.fullmatch(r"val_(loss|added_loss|(one|two)_(loss|mae))", name)}
-    text = re.escape(pattern).replace(r"\{metric\}", "mae").replace(r"\{figure\}", ".*")
+    text = re.escape(pattern).replace(r"\{metric\}", "mae").replace(r"\{statistic\}", ".*")
     text = text.replace(r"\{other\}", "two").replace(r"\{head\}", "(one|two)")
     return {name for name in names if re.fullmatch(text, name)}
 
@@ -64,7 +64,7 @@ def matches(pattern: str, names: list[str]) -> set[str]:
 @pytest.mark.first_cases(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("with_options", [False, True], ids=["plain", "options"])
-def test_the_logs_hold_what_the_table_of_figures_says_and_nothing_else(level: str | None, with_options: bool) -> None:
+def test_the_logs_hold_what_the_table_of_statistics_says_and_nothing_else(level: str | None, with_options: bool) -> None:
     trainer = MultiHeadTrainer(keras.layers.Dense(4, kernel_regularizer="l2" if with_options else None))
     for name in TARGETS:
         trainer.add_head(name, keras.layers.Dense(1), "mse", metrics=["mae"])

@@ -1,4 +1,4 @@
-"""Runs on every form of data, stopped at any call of a callback: the resumed run repeats batches, figures and the ledger."""
+"""Runs on every form of data, stopped at any call of a callback: the resumed run repeats batches, statistics and the ledger."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def run(folder, train, valid, every, telemetry, stop=None):
     given = [UpdateLogger(folder / "run.jsonl"), counting, Checkpoint(folder, every=every)]
     arguments = {**TRAIN[train](), **VALID[valid](), "epochs": 2, "verbose": 0}
     history = trainer.fit(**arguments, callbacks=given).history
-    figures = {name: np.array(values, "float64").tobytes() for name, values in history.items()}
-    return tiny.values(trainer.weights), figures, ledger_of(folder), counting.drawn
+    statistics = {name: np.array(values, "float64").tobytes() for name, values in history.items()}
+    return tiny.values(trainer.weights), statistics, ledger_of(folder), counting.drawn
 
 
 def ledger_of(folder):
@@ -162,8 +162,8 @@ MONITORING = [
 """Keras's callbacks that tell small changes from improvements."""
 
 
-class Figures(keras.callbacks.Callback):
-    """Gives each epoch its figure, and stops the run before one."""
+class Statistics(keras.callbacks.Callback):
+    """Gives each epoch its statistic, and stops the run before one."""
 
     def __init__(self, stop):
         super().__init__()
@@ -174,7 +174,7 @@ class Figures(keras.callbacks.Callback):
             raise Stopped
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["figure"] = (1.0, 0.97, 0.9, 0.89, 0.91)[epoch]
+        logs["statistic"] = (1.0, 0.97, 0.9, 0.89, 0.91)[epoch]
 
 
 def test_callbacks_of_keras_go_on_as_they_were(tmp_path):
@@ -185,9 +185,9 @@ def test_callbacks_of_keras_go_on_as_they_were(tmp_path):
         trainer = MultiHeadTrainer(keras.layers.Dense(2))
         trainer.add_head("a", keras.layers.Dense(1), "mse")
         trainer.compile("sgd", run_eagerly=True, telemetry=None)
-        given = [kind("figure", mode="min", min_delta=0.05, patience=2) for kind in MONITORING]
+        given = [kind("statistic", mode="min", min_delta=0.05, patience=2) for kind in MONITORING]
         try:
-            trainer.fit(X, Y["a"], epochs=5, verbose=0, callbacks=[Figures(stop), *given, Checkpoint(folder)])
+            trainer.fit(X, Y["a"], epochs=5, verbose=0, callbacks=[Statistics(stop), *given, Checkpoint(folder)])
         except Stopped:
             return None
         names = ("best", "wait", "min_delta", "best_epoch", "stopped_epoch", "cooldown_counter")

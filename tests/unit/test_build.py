@@ -10,7 +10,7 @@ from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
 from multihead._update.representation import RepresentationGradients
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from tests.helpers import tiny
 
 SPECS = Batch(tf.TensorSpec([None, 3], tf.float32), {"b": tf.TensorSpec([None, 1], tf.float32)}, {})

@@ -1,4 +1,4 @@
-"""Which figures are better if they are lower, and which if they are higher."""
+"""Which statistics are better if they are lower, and which if they are higher."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from multihead._trainer.directions import direction
-from multihead.heads import NamedHead
 from multihead.heads._metrics import log_name
+from multihead.heads._named import NamedHead
 
 pytestmark = pytest.mark.mathematics
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
 from multihead._ground.errors import errors_in_words
-from multihead.heads import NamedHead
 from multihead.heads._labels import missing
+from multihead.heads._named import NamedHead
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
 from tests.helpers.labels import gradients, trainer_of

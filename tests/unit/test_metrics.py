@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.heads import NamedHead
 from multihead.heads._metrics import resolve_metric
+from multihead.heads._named import NamedHead
 
 KERAS_3 = keras.__version__.startswith("3")
 metrics = keras.metrics
@@ -179,8 +179,8 @@ def test_metrics_of_a_head_are_named_apart(options, rule):
             ("a_b", []),
             r"'a_b_loss' would stand for the metric 'b_loss' of head 'a' and for the loss of head",
         ),
-        (("val", []), ("b", []), r"'val_loss' would stand for a figure of no head and for the loss of head 'val'"),
-        (("skipped", []), ("b", []), r"'skipped_updates' would stand for a figure of no head and for the updates of head"),
+        (("val", []), ("b", []), r"'val_loss' would stand for a value of no head and for the loss of head 'val'"),
+        (("skipped", []), ("b", []), r"'skipped_updates' would stand for a value of no head and for the updates of head"),
         (("a", []), ("val_a", []), r"'val_a_loss' would stand for the loss of head 'a' and for the loss of head 'val_a'"),
         (("a", ["one"]), ("b", ["one"]), r"one object, 'one', for the heads 'a' and 'b': it would mix both"),
     ],

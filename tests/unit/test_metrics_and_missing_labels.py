@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 from tests.helpers.addons import addons
 
 pytestmark = pytest.mark.first_cases(3)  # the others are thorough

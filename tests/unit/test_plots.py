@@ -63,7 +63,7 @@ def texts_of(figure):
 def test_a_run_is_read_without_skipped_updates_and_what_was_cut_off(ledger):
     run = plots.read(ledger)
     assert run.heads == HEADS and len(run.steps) == 59 and 7 not in run.steps
-    assert np.isnan(run.figures["size_norm"][run.steps % 2 == 0]).all()
+    assert np.isnan(run.values["size_norm"][run.steps % 2 == 0]).all()
     assert run.layers["layer_2"]["price_kind_cosine"] == pytest.approx(0.2)
     assert run.validation_steps.tolist() == [20, 40, 60] and run.validation["val_price_loss"].tolist() == [0.5] * 3
 
@@ -74,7 +74,7 @@ def test_heads_that_came_and_went_are_drawn(tmp_path):
     lines = [{"step": 1, "applied": True, **first}, {"step": 2, "applied": True, **last, "b_c_cosine": 0.5}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     run = plots.read(path)
-    assert run.heads == ("a", "b", "c") and np.isnan(run.figures["c_loss"][0]) and run.figures["c_loss"][1] == 0.5
+    assert run.heads == ("a", "b", "c") and np.isnan(run.values["c_loss"][0]) and run.values["c_loss"][1] == 0.5
     assert {"a", "b", "c"} <= {text.get_text().split(":")[0] for text in texts_of(plots.losses(run))}
     assert "+0.50" in {text.get_text() for text in texts_of(plots.cosines(run))}
 

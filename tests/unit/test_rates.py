@@ -9,7 +9,7 @@ import tensorflow as tf
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
 from multihead._update.network import Network
 from multihead._update.rates import periods_of
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 def built(layer, width=2):

@@ -1,4 +1,4 @@
-"""The figures of the logs: each against the same figure computed by hand, and a further one by one entry alone."""
+"""The statistics of the logs: each against the same statistic computed by hand, and a further one by one entry alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
+from multihead import MultiHeadTrainer, balancing, clipping, schedules
 from multihead.heads import _metrics
 from multihead.telemetry import _logs
 from tests.helpers.sources import ROOT
@@ -22,9 +22,9 @@ TARGETS = {
 
 
 def test_no_metric_can_take_the_name_of_a_figure():
-    reserved = {"update": _metrics.TOTALS, "head": _metrics.FIGURES, "pair": _metrics.OF_PAIRS}
-    for figure in telemetry.FIGURES:
-        assert figure.name in reserved[figure.per]
+    reserved = {"update": _metrics.TOTALS, "head": _metrics.STATISTICS, "pair": _metrics.OF_PAIRS}
+    for statistic in _logs.STATISTICS:
+        assert statistic.name in reserved[statistic.per]
     model = MultiHeadTrainer(keras.layers.Dense(2))
     model.add_head("price", keras.layers.Dense(1), "mse", metrics=[keras.metrics.MeanSquaredError(name="size_cosine")])
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_norms_shares_and_coefficients_are_those_of_a_tape(balancer):
     assert logs["loss"] == pytest.approx(0.5 * losses[0] + 2.0 * losses[1], rel=1e-5)
 
 
-def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
+def test_statistics_of_a_head_are_means_over_the_updates_that_train_it():
     model = trainer(head_schedule=schedules.Alternate({"price": 1, "size": 2}))
     history = model.fit(
         np.tile(X, (6, 1)), {k: np.tile(v, (6, 1)) for k, v in TARGETS.items()}, batch_size=8, verbose=0
@@ -92,15 +92,15 @@ def test_figures_of_a_head_are_means_over_the_updates_that_train_it():
     assert history["price_share"] == [1] and history["size_share"] == [1]  # each trains alone
 
 
-def test_every_figure_is_in_the_table_of_the_docs():
+def test_every_statistic_is_in_the_table_of_the_docs():
     page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
     forms = {"head": "{head}_", "pair": "{head}_{other}_", "update": ""}
-    names = {f"`{forms[figure.per]}{figure.name}`" for figure in telemetry.FIGURES}
-    for name in names | {"`loss`", "`{head}_loss`", "`skipped_updates`", "`{figure}_average`"}:
+    names = {f"`{forms[statistic.per]}{statistic.name}`" for statistic in _logs.STATISTICS}
+    for name in names | {"`loss`", "`{head}_loss`", "`skipped_updates`", "`{statistic}_average`"}:
         assert any(name in line.split("|")[1] for line in page.splitlines() if line.startswith("| `")), name
 
 
-def test_full_adds_figures_whose_names_are_stable():
+def test_full_adds_statistics_whose_names_are_stable():
     model = trainer(telemetry="full", clip=clipping.ByGlobalNorm(1.0), run_eagerly=True)
     added = set(logs_of_one_update(model)) - set(logs_of_one_update(trainer(run_eagerly=True)))
     plain = {"loss", "update_norm", "price_size_cosine"}
@@ -133,7 +133,7 @@ def test_nothing_is_recorded_without_telemetry():
     model.add_head("price", keras.layers.Dense(1), "mse")
     model.compile("sgd", telemetry=None)
     model.compute_gradients((X, {"price": TARGETS["price"]}))
-    assert model._built.logs.figures.metrics == [] and model._built.spec.combiner.measure is None
+    assert model._built.logs.statistics.metrics == [] and model._built.spec.combiner.measure is None
 
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
@@ -145,11 +145,9 @@ def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
 
 
 def test_one_entry_makes_a_further_figure(monkeypatch):
-    largest = telemetry.Figure(
-        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update"
-    )
-    twice = telemetry.Figure("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
-    monkeypatch.setattr(_logs, "FIGURES", (*telemetry.FIGURES, largest, twice))
+    largest = _logs.Statistic("largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update")
+    twice = _logs.Statistic("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
+    monkeypatch.setattr(_logs, "STATISTICS", (*_logs.STATISTICS, largest, twice))
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
     assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))
@@ -157,7 +155,7 @@ def test_one_entry_makes_a_further_figure(monkeypatch):
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("policy", ["float64", "float16"])
-def test_figures_are_float32_whatever_the_policy(policy):
+def test_statistics_are_float32_whatever_the_policy(policy):
     keras.mixed_precision.set_global_policy(policy)
     made = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
     made.add_head("price", keras.layers.Dense(1), "mse", metrics=["mae"])

@@ -77,7 +77,7 @@ def test_rates_are_chosen_on_the_tuning_seeds_for_every_variant_and_each_head_al
     for line in tuned:
         grid[line["variant"], line["head"], line["at_equal_cost"]].add(line["rate"])
     assert len(grid) == 5 and all(rates == {1e-5, 0.05} for rates in grid.values())
-    by_rate = {line["rate"]: line["figures"]["validation"]["size_loss"] for line in tuned if line["head"] == "size"}
+    by_rate = {line["rate"]: line["metrics"]["validation"]["size_loss"] for line in tuned if line["head"] == "size"}
     assert found.rates["size alone"] == min(by_rate, key=by_rate.get) == 0.05
 
 
@@ -108,8 +108,8 @@ def test_a_line_is_the_run_that_it_describes(first):
             rows = order[start : start + 8]
             trainer.train_on_batch(x[rows], {name: value[rows] for name, value in y.items()})
     test_x, test_y = parts["test"]
-    figures = trainer.evaluate(test_x, test_y, batch_size=8, return_dict=True, verbose=0)
-    assert deviation > 1 and line["figures"]["test"] == pytest.approx(figures, rel=1e-4)
+    metrics = trainer.evaluate(test_x, test_y, batch_size=8, return_dict=True, verbose=0)
+    assert deviation > 1 and line["metrics"]["test"] == pytest.approx(metrics, rel=1e-4)
 
 
 def _moments(values):
@@ -189,7 +189,7 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
         line = _run.run(study, job)
         calls.append(job)
         if (job.kind, job.seed, job.rate, job.head) == ("tune", 1001, 0.05, "size"):
-            line["figures"]["validation"]["size_loss"] = 1e6  # at the edge of stability, this rate fails at one seed
+            line["metrics"]["validation"]["size_loss"] = 1e6  # at the edge of stability, this rate fails at one seed
         return line
 
     monkeypatch.setattr("multihead.comparison._compare.run", failing_once)
@@ -203,7 +203,7 @@ def test_rates_are_chosen_by_the_mean_over_several_tuning_seeds(first, tmp_path,
     by_rate = {}
     for line in runs(more.lines, "tune"):
         if line["head"] == "kind":
-            by_rate.setdefault(line["rate"], []).append(line["figures"]["validation"]["kind_accuracy"])
+            by_rate.setdefault(line["rate"], []).append(line["metrics"]["validation"]["kind_accuracy"])
     assert all(len(each) == 2 for each in by_rate.values())
     assert more.rates["kind alone"] == max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
     with pytest.raises(ValueError, match=r"tuning_seeds: \[1000, 1001\] in the file, \[1001\] now"):
@@ -467,8 +467,8 @@ def other_heads():
         ({"metrics": "kind_accuracy"}, "`metrics` must be a dict by head name"),
         ({"metrics": {"kind": "kind_accuracy"}}, "`metrics` must name every head"),
         ({"metrics": {"kind": "kind_acuracy", "size": "size_loss"}}, r"`metrics\['kind'\]` must be one of.*Did you mean 'kind_accuracy'"),
-        ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the figure is better when lower"),
-        ({"measure": len}, "`metrics` must name a figure of each head with `measure`"),
+        ({"metrics": {"kind": ("kind_accuracy", "up"), "size": "size_loss"}}, "must say whether the metric is better when lower"),
+        ({"measure": len}, "`metrics` must name a metric of each head with `measure`"),
         ({"measure": 3}, "`measure` must be a function of a trainer and a part of the data"),
         ({"optimizer": "adam"}, "`optimizer` must be a class of optimizers, or a function of the learning rate"),
         ({"options": 3}, "`options` must be a dict of options of `compile`. Received: 3"),
@@ -512,7 +512,7 @@ def test_rates_with_which_nothing_stays_finite(monkeypatch):
     failed = [line for line in found.lines if line.get("failed")]
     assert {line["rate"] for line in failed} == {1e30} and "`max_skipped_updates=1` ends training" in failed[0]["failed"]
     assert set(found.rates.values()) == {1e-3}
-    as_failed = {"figures": failed[0]["figures"], "failed": failed[0]["failed"], "start": {}, "order": [], "seconds": 0.0}
+    as_failed = {"metrics": failed[0]["metrics"], "failed": failed[0]["failed"], "start": {}, "order": [], "seconds": 0.0}
     monkeypatch.setattr("multihead.comparison._compare.run", lambda _, job: {**of_job(job), **as_failed})
     with pytest.raises(ValueError, match="`rates` must have a learning rate with which .* stays finite"):
         compare(build, compared.arrays, variants, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))
@@ -542,7 +542,7 @@ def explained(trainer, part):
 
 
 @pytest.mark.programs
-def test_figures_of_a_function_of_ones_own():
+def test_statistics_of_a_function_of_ones_own():
     metrics = {"kind": ("kind_right", "max"), "size": ("size_r2", "max")}
     options = {**OPTIONS, "rates": 0.05, "equal_cost": False, "measure": explained, "metrics": metrics}
     found = compare(compared.build, compared.arrays(), {"plain sum": {}}, 1, 2, **options)

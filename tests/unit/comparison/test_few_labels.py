@@ -170,7 +170,7 @@ def test_a_comparison_counts_them_and_its_file_keeps_them(tmp_path):
     assert found(rates=(1e-2, 1e-3)).few_labels == {"rare": 6} and (tmp_path / "lines").read_text() == text
     # The rate of the joint model is that which is best for `size`, since `rare` is ignored.
     tuned = {
-        line["rate"]: line["figures"]["validation"]["size_loss"]
+        line["rate"]: line["metrics"]["validation"]["size_loss"]
         for line in first.lines
         if line.get("run") == "tune" and not line["head"]
     }

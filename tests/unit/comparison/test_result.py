@@ -81,7 +81,7 @@ def test_the_variant_that_validation_data_favour_is_not_the_luckiest_on_the_test
     lucky = on_validation({**values, "size 0.3": {**better, "kind": [0.85, np.nan, 0.84, 0.85]}})
     assert lucky.choose() == "EqualNorms"  # a variant that has failed at a seed is not chosen
     with pytest.raises(
-        ValueError, match="`variants` must have a variant with finite figures of all heads on the validation data"
+        ValueError, match="`variants` must have a variant with finite metrics of all heads on the validation data"
     ):
         lucky.choose(["size 0.3"])
     with pytest.raises(ValueError, match="`variants` must be one of 'plain sum'.*Received: variants='alone'"):
@@ -130,8 +130,8 @@ def test_words_say_if_the_favoured_variant_harms_a_head_on_the_validation_data()
 
 
 def test_nothing_is_favoured_without_other_data_to_choose_on(found):
-    assert "favour" not in "\n".join(found.findings)  # these lines have no figures on the validation data
-    with pytest.raises(ValueError, match="finite figures of all heads on the validation data"):
+    assert "favour" not in "\n".join(found.findings)  # these lines have no metrics on the validation data
+    with pytest.raises(ValueError, match="finite metrics of all heads on the validation data"):
         found.choose()
 
 
@@ -162,7 +162,7 @@ def answer(values, seeds=SEEDS, **options):
         part = options.get("split", "test")
         new = [run("alone", seed, {head: each[seed]}, head=head) for head, each in ALONE.items()]
         new += [run("a", seed, {head: each[seed] for head, each in values.items()})]
-        given += [{**line, "figures": {part: line["figures"]["test"]}} for line in new]
+        given += [{**line, "metrics": {part: line["metrics"]["test"]}} for line in new]
     return "\n".join(Comparison(given).findings)
 
 
@@ -197,7 +197,7 @@ def test_runs_that_did_not_stay_finite_are_shown(found):
     given = lines()
     for line in given:
         if line.get("variant") == "plain sum" and line.get("seed") == 2:
-            line["figures"] = {"test": {}, "validation": {}}
+            line["metrics"] = {"test": {}, "validation": {}}
     broken = Comparison(given)
     assert np.isnan(broken.values("plain sum", "kind")[2]) and "(1 failed)" in str(broken)
     assert broken.difference("plain sum", "kind").seeds == 3 and json.dumps(broken.to_dict(), allow_nan=False)
@@ -256,16 +256,16 @@ def test_other_files_are_errors(tmp_path):
 # Pictures
 
 
-def texts_of(figure):
-    figure.draw_without_rendering()
-    (axis,) = figure.axes
+def texts_of(metric):
+    metric.draw_without_rendering()
+    (axis,) = metric.axes
     return [text for text in axis.texts if text.get_text()], axis
 
 
-def overlapping(figure):
-    texts, _ = texts_of(figure)
+def overlapping(metric):
+    texts, _ = texts_of(metric)
     boxes = [super(type(text), text).get_window_extent() for text in texts]  # without the line to the point
-    outside = [text.get_text() for text, box in zip(texts, boxes) if box.x1 > figure.bbox.x1 or box.x0 < 0]
+    outside = [text.get_text() for text, box in zip(texts, boxes) if box.x1 > metric.bbox.x1 or box.x0 < 0]
     pairs = [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
     return [(texts[i].get_text(), texts[j].get_text()) for i, j in pairs], outside
 
@@ -278,21 +278,21 @@ def test_labels_of_a_crowded_front_are_neither_cut_off_nor_on_top_of_each_other(
         Point(name, roles.get(name, "rule"), None, place, (0.02, 0.01), (0.0, 0.0))
         for name, place in (places | crowd).items()
     ]
-    figure = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
-    assert overlapping(figure) == ([], [])
+    metric = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
+    assert overlapping(metric) == ([], [])
 
 
 def test_the_line_of_fixed_weights_does_not_depend_on_their_order():
     places = {"price 0.1": (0.26, 0.71), "price 2": (0.93, 0.84), "price 0.5": (0.4, 0.8)}
     points = [Point(name, "fixed", None, place, (0.02, 0.01), (0.0, 0.0)) for name, place in places.items()]
-    figure = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
-    (line,) = (line for line in figure.axes[0].lines if len(line.get_xdata()) == 3)
+    metric = draw_front(points, {"a": "a_loss", "b": "b_accuracy"}, {"a": "min", "b": "max"}, 5, "test")
+    (line,) = (line for line in metric.axes[0].lines if len(line.get_xdata()) == 3)
     assert list(zip(line.get_xdata(), line.get_ydata())) == sorted(places.values())
 
 
 def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(found):
-    figure = found.plot()
-    texts, axis = texts_of(figure)
+    metric = found.plot()
+    texts, axis = texts_of(metric)
     assert {text.get_text() for text in texts} >= set(found.variants)
     assert not axis.xaxis_inverted() and axis.yaxis_inverted()  # a mean error is better when lower
     line = next(line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-")
@@ -304,14 +304,14 @@ def test_front_of_two_heads_has_an_axis_for_each_on_which_better_is_further_out(
     assert (star.get_xdata()[0], star.get_ydata()[0]) == pytest.approx((np.mean(ALONE["kind"]), np.mean(ALONE["size"])))
     hollow = [line for line in axis.lines if line.get_marker() == "D" and line.get_markerfacecolor() == "white"]
     assert len(hollow) == 1 and axis.get_legend() is None
-    assert overlapping(figure) == ([], [])
+    assert overlapping(metric) == ([], [])
 
 
 def test_front_of_a_file_and_of_variants_at_one_place(tmp_path):
     crowded = [line if line.get("variant") in (None, "alone") or "run" not in line else
-               {**line, "figures": {"test": {"kind_accuracy": 0.8, "size_mae": 2.0}}} for line in lines()]  # fmt: skip
-    figure = plots.front(written(tmp_path / "study.jsonl", crowded))
-    assert overlapping(figure) == ([], [])
+               {**line, "metrics": {"test": {"kind_accuracy": 0.8, "size_mae": 2.0}}} for line in lines()]  # fmt: skip
+    metric = plots.front(written(tmp_path / "study.jsonl", crowded))
+    assert overlapping(metric) == ([], [])
 
 
 def test_front_of_three_heads_is_a_line_over_the_heads():
@@ -322,12 +322,12 @@ def test_front_of_three_heads_is_a_line_over_the_heads():
     )
     for line in given:
         if "run" in line and line["head"] in ("", "kind"):
-            line["figures"]["test"]["tag_loss"] = 1.0 if line["variant"] != "EqualNorms" else 0.9
+            line["metrics"]["test"]["tag_loss"] = 1.0 if line["variant"] != "EqualNorms" else 0.9
     given += [run("alone", seed, {"tag_loss": 1.2}, head="tag") for seed in SEEDS]
     found = Comparison(given)
-    figure = found.plot()
-    texts, axis = texts_of(figure)
-    assert {text.get_text() for text in texts} >= set(found.variants) and overlapping(figure) == ([], [])
+    metric = found.plot()
+    texts, axis = texts_of(metric)
+    assert {text.get_text() for text in texts} >= set(found.variants) and overlapping(metric) == ([], [])
     assert [text.get_text() for text in axis.get_xticklabels()] == ["kind_accuracy", "size_mae", "tag_loss"]
     changes = found.points()[3].changes  # EqualNorms
     expected = np.mean((np.array(ALONE["size"]) - VARIANTS["EqualNorms"]["size"]) / ALONE["size"])

@@ -233,8 +233,8 @@ def test_an_epoch_of_a_weighting_is_a_pass_over_the_training_data():
     dwa = weighting.DWA
     variants = {"by passes": {"weighting": dwa()}, "by updates": {"weighting": dwa(updates_per_epoch=3)}, "plain sum": {}}
     found = a_comparison(variants, build=build_without_chance, seeds=1, budget={"epochs": 4}, rates=0.1)
-    figures = {line["variant"]: line["figures"]["test"] for line in found.lines if line.get("run") == "final"}
-    assert figures["by passes"] == figures["by updates"] != figures["plain sum"]
+    metrics = {line["variant"]: line["metrics"]["test"] for line in found.lines if line.get("run") == "final"}
+    assert metrics["by passes"] == metrics["by updates"] != metrics["plain sum"]
 
 
 def test_a_weighting_that_waits_for_an_end_that_never_comes_is_an_error():

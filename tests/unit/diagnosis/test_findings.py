@@ -1,4 +1,4 @@
-"""`diagnose`: its figures are those of a tape by hand, it changes nothing, and it names causes and remedies."""
+"""`diagnose`: its statistics are those of a tape by hand, it changes nothing, and it names causes and remedies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batches(count=4, **options):
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize("level", ["representation", "parameters"])
-def test_figures_are_those_of_a_tape_by_hand(level):
+def test_statistics_are_those_of_a_tape_by_hand(level):
     trainer = tiny.trainer("sgd")
     data = batches()
     report = trainer.diagnose(data)

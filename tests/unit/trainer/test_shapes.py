@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._update.batch import Batch
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 def specs(length, **targets):

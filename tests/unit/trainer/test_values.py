@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._trainer.built import Built
 from multihead._trainer.options import Setup
 from multihead._trainer.session import FitSession
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from multihead._update.network import Gradients, Network, Ownership
 from multihead._update.rates import periods_of
 from multihead._update.roll_back import RollBack
 from multihead._update.update import Change
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 STEP = tf.constant(0, tf.int64)
 

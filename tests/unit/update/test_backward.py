@@ -21,7 +21,7 @@ from multihead._update.micro_batches import MicroBatch, plus
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
 from multihead._update.weights import LossWeights
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 X = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 Y = tf.constant(np.random.default_rng(1).normal(size=(4, 1)), tf.float32)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from multihead import weighting
 from multihead._update.network import Gradients, Network, Ownership
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 
 def dense(units, name):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead import weighting
 from multihead._update.weights import LossWeights, head_weights_at
-from multihead.heads import NamedHead
+from multihead.heads._named import NamedHead
 
 SUMS, COUNTS = tf.constant([6.0, 8.0, 5.0]), tf.constant([3.0, 2.0, 0.0])
 ACTIVE, OWN = tf.constant([True, True, False]), tf.constant([0.5, 2.0, 1.0])

@@ -1,4 +1,4 @@
-"""The ledger's figures are those of the true update: computed by hand from `compute_gradients`, however it is gathered."""
+"""The ledger's statistics are those of the true update: computed by hand from `compute_gradients`, however it is gathered."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def cosine(u, v):
     return u @ v / (np.linalg.norm(u) * np.linalg.norm(v))
 
 
-def figures(rows, update, coefficients=(1.0, 1.0, 1.0)):
-    """The figures of three heads with these gradients, and of the update that they make."""
+def statistics(rows, update, coefficients=(1.0, 1.0, 1.0)):
+    """The statistics of three heads with these gradients, and of the update that they make."""
     norms = np.array([np.linalg.norm(row) for row in rows])
     parts = np.array(coefficients) * norms
     found = {f"{name}_norm": norm for name, norm in zip(WEIGHTS, norms)}
@@ -73,7 +73,7 @@ def figures(rows, update, coefficients=(1.0, 1.0, 1.0)):
 
 
 def expected_layers(rows):
-    found = {layer: figures(each[:3], each[3]) for layer, each in rows.items()}
+    found = {layer: statistics(each[:3], each[3]) for layer, each in rows.items()}
     return {layer: {**each, "update_norm": np.linalg.norm(rows[layer][3])} for layer, each in found.items()}
 
 
@@ -120,7 +120,7 @@ def test_ledger_is_computed_from_the_gradients_of_the_true_update(case, tmp_path
     assert second["loss"] == pytest.approx(losses, rel=tolerance)
 
 
-def test_figures_at_the_parameters_are_those_of_all_layers_together(tmp_path):
+def test_statistics_at_the_parameters_are_those_of_all_layers_together(tmp_path):
     rows, _ = by_hand()
     made = trainer(telemetry="full", balancer=balancing.EqualNorms(), balance_at="parameters", layers_every=1)
     (line,) = lines_of(made, tmp_path / "run.jsonl", repeats=1)
@@ -128,13 +128,13 @@ def test_figures_at_the_parameters_are_those_of_all_layers_together(tmp_path):
     norms = np.array([np.linalg.norm(row) for row in whole])
     coefficients = norms.mean() / norms
     update = coefficients @ np.array(whole)
-    close(line, figures(whole, update, coefficients), 1e-5)
+    close(line, statistics(whole, update, coefficients), 1e-5)
     close(line, {f"{name}_coefficient": value for name, value in zip(WEIGHTS, coefficients)}, 1e-5)
     for layer, each in rows.items():
-        close(line["layers"][layer], figures(each[:3], coefficients @ np.array(each[:3]), coefficients), 1e-5)
+        close(line["layers"][layer], statistics(each[:3], coefficients @ np.array(each[:3]), coefficients), 1e-5)
 
 
-def test_figures_at_the_representation_are_those_of_a_tape(tmp_path):
+def test_statistics_at_the_representation_are_those_of_a_tape(tmp_path):
     """Also for a balancer that changes gradients element by element, whose update is no sum of them."""
     made = trainer(telemetry="full", balancer=balancing.GradDrop(seed=1), run_eagerly=True)
     made.compute_gradients((X, Y))
@@ -148,7 +148,7 @@ def test_figures_at_the_representation_are_those_of_a_tape(tmp_path):
             loss = weight * tf.reduce_sum(tf.where(labelled, squares, 0.0)) / labelled.sum()
         rows.append(np.float64(tape.gradient(loss, representation)).ravel())
     (line,) = lines_of(made, tmp_path / "run.jsonl", repeats=1)
-    expected = figures(rows, sum(rows))
+    expected = statistics(rows, sum(rows))
     close(line, {name: value for name, value in expected.items() if "update" not in name and "share" not in name}, 1e-5)
     # What GradDrop keeps of the gradients is known from the coefficients: the combined gradient's products with them.
     products = [line[f"{name}_coefficient"] * (row @ row) for name, row in zip(WEIGHTS, rows)]

@@ -1,4 +1,4 @@
-"""The figures of `diagnose` are those of NumPy on gradients of a tape, and constant losses those of closed forms."""
+"""The statistics of `diagnose` are those of NumPy on gradients of a tape, and constant losses those of closed forms."""
 
 from __future__ import annotations
 
