@@ -23,10 +23,10 @@ class CRFTagger(keras.layers.Layer):
     As in `TokenTagger`, tag 0 stands for no tag: of padding, and of words whose tag is missing. It is never predicted for a
     word. The tags of a sentence are numbers from 1.
 
-    A head with this module has `teacher_forcing=True` and the loss `multihead.losses.SequenceCrossentropy()`: called with the
-    tags, the module returns the log probabilities of each word's tag given the tags before it, so that the cross-entropies
-    of a sentence add up to the negative log likelihood of its tags. The loss is the sum over all sentences, divided by the
-    number of words that have a tag. Words without a tag are summed over, which is exact; see `crf.log_likelihood`.
+    A head with this module has `teacher_forcing=True` and the loss `multihead.losses.SequenceCrossentropy()`. Called with
+    the tags, the module returns the log probabilities of each word's tag given the tags before it. The cross-entropies of
+    a sentence then add up to the negative log likelihood of its tags. The loss is the sum over all sentences, divided by
+    the number of words that have a tag. Words without a tag are summed over, which is exact; see `crf.log_likelihood`.
     Predictions, and the metrics of the head, are those of the most probable tags, which are found without the targets.
 
     The representation is a dict with `outputs`, floating `[batch, time, width]`, or these outputs alone. Words that are not
@@ -54,6 +54,7 @@ class CRFTagger(keras.layers.Layer):
         self, num_tags: int, *, allowed: Sequence[Any] | None = None, dropout: float = 0.0, name: str | None = None
     ) -> None:
         super().__init__(name=name, dtype="float32", autocast=False)
+        self.supports_masking = True
         self.num_tags = check_count("num_tags", num_tags, minimum=2)
         self.allowed = None if allowed is None else _check_allowed(allowed, self.num_tags)
         self.dropout = check_rate("dropout", dropout)
@@ -88,7 +89,8 @@ class CRFTagger(keras.layers.Layer):
                 "`teacher_forcing=True` to `add_head`; call `generate(representation)` to predict."
             )
         chain, mask = self._chain(representation, training)
-        logits = crf.next_tag_logits(*chain[:1], tf.cast(targets, tf.int32) - 1, *chain[1:], mask=mask)
+        logits, *scores = chain
+        logits = crf.next_tag_logits(logits, tf.cast(targets, tf.int32) - 1, *scores[:3], mask=mask)
         logits = tf.pad(logits, [[0, 0], [0, 0], [1, 0]], constant_values=_NEVER)
         if mask is not None:
             logits._keras_mask = mask
