@@ -1,0 +1,74 @@
+"""Requests to an assistant, read from files as people have them: texts, a tag for each word, and an intent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from examples._command_line import InputError
+from examples._spans import iob
+from examples.seq2seq_price.rows import Dialect, opened, read_table
+
+FORMATS = ("csv", "conll")
+Rows = list[dict[str, str]]
+
+
+def read_requests(path: str, form: str, dialect: Dialect, tell: Callable[[str], None]) -> Rows:
+    """Reads a file, plain or gzipped, in UTF-8.
+
+    A table has the columns `text`, whose words are separated by spaces, `tags`, with a tag for each word, and `intent`. In
+    the format `"conll"` a line has a word and its tag, and an empty line ends a sentence; a line with one cell, or a comment
+    such as `# intent: PlayMusic`, names the intent of its sentence. Tags are `O`, or `B-x` and `I-x` of a slot x; others are
+    read as conlleval reads them. An empty cell is a missing label.
+
+    Args:
+        path: The file.
+        form: One of `FORMATS`.
+        dialect: How a table divides its rows into cells.
+        tell: Is told in one line what was read.
+
+    Returns:
+        Rows with the columns of the table, the tags in IOB.
+
+    Raises:
+        InputError: The file, or a row of it, cannot be used.
+    """
+    rows = _sentences(path, tell) if form == "conll" else read_table(path, ("text", "tags", "intent"), dialect, tell=tell)
+    for number, row in enumerate(rows, 1):
+        words, tags = row["text"].split(), row["tags"].split()
+        wrong = next((tag for tag in tags if not re.fullmatch("O|[BIESLU]-.+", tag)), None)
+        if not words or len(tags) not in (0, len(words)) or wrong:
+            received = f"the tag {wrong!r}" if wrong else f"{len(words)} words and {len(tags)} tags"
+            raise InputError(
+                f"`{path}` must have words in each row, and no tags or one for each word: O, or B-x or I-x of a slot x. "
+                f"Received: {received} in row {number}, {row['text'][:40]!r}. Correct the row, or --format."
+            )
+        row["text"], row["tags"] = " ".join(words), " ".join(iob(tags))
+    return rows
+
+
+def _sentences(path: str, tell: Callable[[str], None]) -> Rows:
+    """The sentences of a file with a word and its tag in each line."""
+    rows, words, tags, intent = [], [], [], ""
+    with opened(path) as file:
+        for number, line in enumerate([*file, "\n"], 1):
+            cells = line.split()
+            comment = re.match(r"# *intent *[:=] *(\S+)", line)
+            if not cells:
+                if words:
+                    rows.append({"text": " ".join(words), "tags": " ".join(tags), "intent": intent})
+                words, tags, intent = [], [], ""
+            elif len(cells) == 1 or comment:
+                intent = comment[1] if comment else cells[0]
+            elif len(cells) == 2:
+                words.append(cells[0])
+                tags.append(cells[1])
+            elif cells[0] != "#":
+                raise InputError(
+                    f"`{path}` must have a word and its tag in each line. Received: {len(cells)} cells in line {number}. "
+                    "Keep two columns, with a space or a tab between them."
+                )
+    if not rows:
+        raise InputError(f"`{path}` must have sentences, words with tags. Received: none. Check the file and --format.")
+    tell(f"{len(rows)} sentences of {path}")
+    return rows
