@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 from examples._command_line import InputError
 from examples._spans import iob
-from examples.seq2seq_price.rows import Dialect, opened, read_table
+from examples.seq2seq_price.rows import QUOTES, SEPARATORS, Dialect, opened, read_table
 
 FORMATS = ("csv", "conll")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--train": {"metavar": "FILE", "help": "requests to train on: a table with the columns text, tags and intent"},
+    "--dev": {"metavar": "FILE", "help": "requests to compare with, in the same format"},
+    "--format": {"choices": FORMATS, "help": "a table, or lines of a word and its tag (default: csv)"},
+    "--separator": {"choices": tuple(SEPARATORS), "help": "what separates the cells of a table (default: found, and shown)"},
+    "--quotes": {"choices": QUOTES, "help": "what quotes are: marks around cells, or text (default: found, and shown)"},
+}
 Rows = list[dict[str, str]]
+
+
+def read_files(options: Namespace, tell: Callable[[str], None]) -> tuple[Rows, Rows] | None:
+    """The rows of `--train` and of `--dev`; None without them.
+
+    Raises:
+        InputError: The options do not fit together, or a file, or a row of it, cannot be used.
+    """
+    if options.train is None or options.dev is None:
+        given = [name for name in ("train", "dev", "format", "separator", "quotes") if getattr(options, name)]
+        if given:
+            received = ", ".join(f"--{name}" for name in given)
+            raise InputError(f"Options of files need both `--train` and `--dev`. Received: {received}. Pass both files.")
+        return None
+    form, dialect = options.format or "csv", Dialect(options.separator, options.quotes)
+    train, dev = (read_requests(path, form, dialect, tell) for path in (options.train, options.dev))
+    return train, dev
 
 
 def read_requests(path: str, form: str, dialect: Dialect, tell: Callable[[str], None]) -> Rows:

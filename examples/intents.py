@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from examples._command_line import InputError, whole
+from examples._command_line import whole
 from examples._orders import draw_requests
-from examples._requests import FORMATS, Rows, read_requests
+from examples._requests import OPTIONS as FILES
+from examples._requests import Rows, read_files
 from examples._shared import Session, run_program
 from examples._spans import SpanF1
-from examples.seq2seq_price.rows import QUOTES, SEPARATORS, Dialect
 from multihead import Head, MultiHeadTrainer, clipping, losses
 from multihead.models import Classifier, CRFTagger, crf
 
@@ -32,14 +32,11 @@ BATCH, RATE, DROPOUT = 32, 2e-3, 0.5
 WORD, LETTER, FILTERS, UNITS = 100, 32, 64, 150
 LETTERS = 18  # of a word; later ones are not read
 NO_LABEL = -1
+PARTS = 20  # of a training run, for the progress bar
 
 
 class Reader:
-    """Converts texts `[batch]` to ids of their words, int64 `[batch, time]`, and of the letters of each word.
-
-    Args:
-        texts: Those to train on.
-    """
+    """Converts texts `[batch]` to ids of words, int64 `[batch, time]`, and of their letters, `[batch, time, LETTERS]`."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         counts = collections.Counter(self.words_of(texts).flat_values.numpy().tolist())
@@ -62,13 +59,7 @@ class Reader:
 
 
 class Encoder(keras.layers.Layer):
-    """Two bidirectional layers over vectors of words and of their letters.
-
-    In training, half of the words that were seen once are unknown.
-
-    Args:
-        reader: What has converted the texts.
-    """
+    """Two bidirectional layers over vectors of words and their letters; in training, half of the rare words are unknown."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
@@ -94,12 +85,7 @@ class Encoder(keras.layers.Layer):
 
 
 class Model:
-    """The trainer, and what converts rows to its inputs and targets.
-
-    Args:
-        rows: Those to train on.
-        others: Those to compare with; of their labels only the names are read.
-    """
+    """The trainer, and what converts rows to its inputs and targets; of the other rows only the names of labels are read."""
 
     def __init__(self, rows: Rows, others: Rows) -> None:
         self.reader = Reader([row["text"] for row in rows])
@@ -125,17 +111,19 @@ class Model:
         intent = tf.reduce_max(tf.where(is_intent, tf.range(len(self.intents)), NO_LABEL), axis=1)
         return inputs, {"slots": tags, "intent": intent}
 
-    def fit(self, rows: Rows, updates: int, seed: int) -> None:
-        """Trains on batches of texts of similar length, with a rate that decays to zero."""
+    def fit(self, rows: Rows, updates: int, seed: int, advance: Callable[[], None]) -> None:
+        """Trains on batches of texts of similar length, with a rate that decays to zero; calls `advance` `PARTS` times."""
         lengths = [len(row["text"].split()) for row in rows]
         edges = sorted({int(edge) + 1 for edge in np.quantile(lengths, [0.2, 0.4, 0.6, 0.8, 0.95])})
         data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows)))
         data = data.shuffle(len(rows), seed=seed).repeat()
         data = data.bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
         data = data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
-        optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(RATE, updates))
-        self.trainer.compile(optimizer, clip=clipping.ByGlobalNorm(5.0), telemetry=None)
-        self.trainer.fit(data, steps_per_epoch=updates, verbose=0)
+        steps = -(-updates // PARTS)
+        rate = keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps)
+        self.trainer.compile(keras.optimizers.Adam(rate), clip=clipping.ByGlobalNorm(5.0), telemetry=None)
+        tell = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: advance())
+        self.trainer.fit(data, epochs=PARTS, steps_per_epoch=steps, callbacks=[tell], verbose=0)
 
     def scores(self, rows: Rows) -> list[float]:
         """Slot F1, intent accuracy, and sentence accuracy over the sentences with all labels; NaN without any."""
@@ -167,20 +155,17 @@ def columns(rows: Rows) -> dict[str, np.ndarray]:
 def body(session: Session) -> None:
     """Reads or makes rows, trains with each seed, and exports the first model."""
     options = session.options
-    files = [path for path in (options.train, options.dev) if path is not None]
-    if len(files) == 1 or (not files and options.format != "csv"):
-        raise InputError("`--train` and `--dev` must be passed together, and with --format. Received: not both. Pass both.")
-    dialect = Dialect(options.separator, options.quotes)
-    train, dev = [read_requests(path, options.format, dialect, session.say) for path in files] or [
-        draw_requests(size, held_out=size < 2000, seed=0) for size in ((60, 20) if session.quick else (5000, 1000))
-    ]
-    updates = 3 if session.quick else options.updates or (8000 if files else 1500)
+    files = read_files(options, session.say)
+    sizes = (60, 60) if session.quick else (5000, 1000)
+    train, dev = files or (draw_requests(size, held_out=i > 0, seed=0) for i, size in enumerate(sizes))
+    updates = 20 if session.quick else options.updates or (8000 if files else 1500)
     table = []
     for seed in range(session.seed, session.seed + options.seeds):
         started = time.monotonic()
         keras.utils.set_random_seed(seed)
         model = Model(train, dev)
-        model.fit(train, updates, seed)
+        with session.progress(f"seed {seed}", PARTS) as advance:
+            model.fit(train, updates, seed, advance)
         table.append([*model.scores(dev), time.monotonic() - started])
         session.say(f"seed {seed}: " + ", ".join(f"{name} {value:.4f}" for name, value in zip(COLUMNS, table[-1])))
         if len(table) == 1:
@@ -193,11 +178,7 @@ def body(session: Session) -> None:
 
 COLUMNS = ("slot F1", "intent accuracy", "sentence accuracy", "seconds")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "--train": {"metavar": "FILE", "help": "requests to train on, with the columns text, tags and intent"},
-    "--dev": {"metavar": "FILE", "help": "requests to compare with, in the same format"},
-    "--format": {"choices": FORMATS, "default": "csv", "help": "a table, or lines of a word and a tag (default: csv)"},
-    "--separator": {"choices": tuple(SEPARATORS), "help": "what separates the cells of a table (default: found)"},
-    "--quotes": {"choices": QUOTES, "help": "what quotes are: marks around cells, or text (default: found)"},
+    **FILES,
     "--seeds": {"type": whole(1), "default": 1, "metavar": "N", "help": "number of seeds, from --seed on (default: 1)"},
     "--updates": {"type": whole(1), "metavar": "N", "help": "updates to train for (default: 1500; of files, 8000)"},
 }
