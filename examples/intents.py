@@ -39,10 +39,12 @@ class Reader:
     """Converts texts `[batch]` to ids of words, int64 `[batch, time]`, and of their letters, `[batch, time, LETTERS]`."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = collections.Counter(self.words_of(texts).flat_values.numpy().tolist())
+        said = self.words_of(texts).flat_values
+        counts = collections.Counter(self.bare(said).numpy().tolist())
         known = [word.decode() for word, _ in counts.most_common()]
         self.word = keras.layers.StringLookup(vocabulary=known, mask_token="")
-        self.letter = keras.layers.StringLookup(vocabulary=sorted({*"".join(known)}), mask_token="")
+        letters = sorted({*tf.strings.reduce_join(said).numpy().decode()})
+        self.letter = keras.layers.StringLookup(vocabulary=letters, mask_token="")
         self.first_rare = 2 + sum(count > 1 for count in counts.values())  # ids of words that were seen once begin here
 
     @staticmethod
@@ -50,12 +52,17 @@ class Reader:
         """What stands between spaces, in lower case, with 0 for each digit."""
         return tf.strings.split(tf.strings.regex_replace(tf.strings.lower(texts, encoding="utf-8"), r"\d", "0"))
 
+    @staticmethod
+    def bare(words: tf.Tensor) -> tf.Tensor:
+        """Words without the punctuation after them, if they are more than that; their letters keep it."""
+        return tf.strings.regex_replace(words, r"^(.*[^.,:;!?])[.,:;!?]+$", r"\1")
+
     def __call__(self, texts: Any) -> dict[str, tf.Tensor]:
         words = self.words_of(texts).to_tensor()
         words = tf.concat([words, tf.fill([tf.shape(words)[0], tf.cast(tf.shape(words)[1] < 1, tf.int32)], "")], axis=1)
         letters = tf.strings.unicode_split(tf.reshape(words, [-1]), "UTF-8").to_tensor(shape=[None, LETTERS])
         letters = tf.reshape(letters, [tf.shape(words)[0], tf.shape(words)[1], LETTERS])
-        return {"words": self.word(words), "letters": self.letter(letters)}
+        return {"words": self.word(self.bare(words)), "letters": self.letter(letters)}
 
 
 class Encoder(keras.layers.Layer):
@@ -81,6 +88,7 @@ class Encoder(keras.layers.Layer):
         outputs = tf.concat([self.word(words), letters], axis=2)
         for layer in self.recurrent:
             outputs, *states = layer(self.dropout(outputs, training=training), mask=mask)
+        outputs *= tf.cast(mask[:, :, tf.newaxis], outputs.dtype)
         return {"outputs": outputs, "final": tf.concat(states, axis=1), "mask": mask}
 
 
@@ -115,9 +123,8 @@ class Model:
         """Trains on batches of texts of similar length, with a rate that decays to zero; calls `advance` `PARTS` times."""
         lengths = [len(row["text"].split()) for row in rows]
         edges = sorted({int(edge) + 1 for edge in np.quantile(lengths, [0.2, 0.4, 0.6, 0.8, 0.95])})
-        data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows)))
-        data = data.shuffle(len(rows), seed=seed).repeat()
-        data = data.bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
+        data = tf.data.Dataset.from_tensor_slices((np.array(lengths, "int32"), columns(rows))).shuffle(len(rows), seed=seed)
+        data = data.repeat().bucket_by_sequence_length(lambda length, row: length, edges, [BATCH] * (len(edges) + 1))
         data = data.map(lambda length, row: self.data(row), num_parallel_calls=tf.data.AUTOTUNE).prefetch(8)
         steps = -(-updates // PARTS)
         rate = keras.optimizers.schedules.CosineDecay(RATE, PARTS * steps)
@@ -156,8 +163,8 @@ def body(session: Session) -> None:
     """Reads or makes rows, trains with each seed, and exports the first model."""
     options = session.options
     files = read_files(options, session.say)
-    sizes = (60, 60) if session.quick else (5000, 1000)
-    train, dev = files or (draw_requests(size, held_out=i > 0, seed=0) for i, size in enumerate(sizes))
+    sizes = {False: 60, True: 60} if session.quick else {False: 5000, True: 1000}
+    train, dev = files or (draw_requests(size, held_out=is_held_out, seed=0) for is_held_out, size in sizes.items())
     updates = 20 if session.quick else options.updates or (8000 if files else 1500)
     table = []
     for seed in range(session.seed, session.seed + options.seeds):
