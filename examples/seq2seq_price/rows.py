@@ -161,8 +161,8 @@ def _header(file: IO[str], path: Path, wanted: Sequence[str], dialect: Dialect) 
     if missing:
         raise InputError(
             f"`{path}` must have the column {', '.join(map(repr, missing))}. Received: the columns "
-            f"{', '.join(map(repr, header))}, separated by {name}s. Choose columns and separator with the "
-            "options that --help lists, or rename columns."
+            f"{', '.join(map(repr, header))}, separated by {name}s. Rename columns, choose others with the "
+            "options that --help lists, or choose the separator with --separator."
         )
     twice = [name for name in wanted if header.count(name) > 1]
     if twice:

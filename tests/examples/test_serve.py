@@ -79,8 +79,8 @@ def test_slots_are_spans_of_characters():
     found = serve.spans_of(text, ["O", "B-track", "O", "B-artist", "I-artist", "B-polite"])
     assert found == [
         {"slot": "track", "start": 7, "end": 15, "text": "\u00dcber\u00a0uns"},
-        {"slot": "artist", "start": 19, "end": 29, "text": "die \u00e4rzte"},
-        {"slot": "polite", "start": 31, "end": 37, "text": "please"},
+        {"slot": "artist", "start": 19, "end": 28, "text": "die \u00e4rzte"},
+        {"slot": "polite", "start": 30, "end": 36, "text": "please"},
     ]
     assert serve.spans_of("a , b", ["B-x", "I-x", "B-x"]) == [
         {"slot": "x", "start": 0, "end": 3, "text": "a ,"},
