@@ -43,9 +43,9 @@ def read_requests(path: str, form: str, dialect: Dialect, tell: Callable[[str], 
     """Reads a file, plain or gzipped, in UTF-8.
 
     A table has the columns `text`, whose words are separated by spaces, `tags`, with a tag for each word, and `intent`. In
-    the format `"conll"` a line has a word and its tag, and an empty line ends a sentence; a line with one cell, or a comment
-    such as `# intent: PlayMusic`, names the intent of its sentence. Tags are `O`, or `B-x` and `I-x` of a slot x; others are
-    read as conlleval reads them. An empty cell is a missing label.
+    the format `"conll"` a line has a word and its tag, and an empty line ends a sentence; a line with one cell above or
+    below the words, or a comment such as `# intent: PlayMusic`, names the intent. Tags are `O`, or `B-x` and `I-x` of a slot
+    x; others are read as conlleval reads them. An empty cell is a missing label.
 
     Args:
         path: The file.
@@ -75,24 +75,29 @@ def read_requests(path: str, form: str, dialect: Dialect, tell: Callable[[str], 
 
 def _sentences(path: str, tell: Callable[[str], None]) -> Rows:
     """The sentences of a file with a word and its tag in each line."""
-    rows, words, tags, intent = [], [], [], ""
+    rows: Rows = []
+    words: list[list[str]] = []
+    intent, last = "", 0  # the line that has named the intent below words
     with opened(path) as file:
         for number, line in enumerate([*file, "\n"], 1):
             cells = line.split()
             comment = re.match(r"# *intent *[:=] *(\S+)", line)
-            if not cells:
+            if comment:
+                intent = comment[1]
+            elif not cells:
                 if words:
-                    rows.append({"text": " ".join(words), "tags": " ".join(tags), "intent": intent})
-                words, tags, intent = [], [], ""
-            elif len(cells) == 1 or comment:
-                intent = comment[1] if comment else cells[0]
-            elif len(cells) == 2:
-                words.append(cells[0])
-                tags.append(cells[1])
-            elif cells[0] != "#":
+                    text, tags = (" ".join(column) for column in zip(*words))
+                    rows.append({"text": text, "tags": tags, "intent": intent})
+                words, intent, last = [], "", 0
+            elif len(cells) == 1 and not intent:
+                intent, last = cells[0], number if words else 0
+            elif len(cells) == 2 and not last:
+                words.append(cells)
+            elif len(cells) < 3 or cells[0] != "#":
+                number, count = (last, 1) if len(cells) == 2 else (number, len(cells))
                 raise InputError(
-                    f"`{path}` must have a word and its tag in each line. Received: {len(cells)} cells in line {number}. "
-                    "Keep two columns, with a space or a tab between them."
+                    f"`{path}` must have a word and its tag in each line. Received: {count} cells in line {number}. Keep "
+                    "two columns, with a space or a tab between them; the intent may stand below or above them, by itself."
                 )
     if not rows:
         raise InputError(f"`{path}` must have sentences, words with tags. Received: none. Check the file and --format.")

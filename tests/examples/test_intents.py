@@ -74,6 +74,8 @@ WRONG = {
     "no text": ("csv", "text,tags,intent\n,,x\n", r"must have words in each row.*Received: 0 words and 0 tags"),
     "no column": ("csv", "text,tags\na,O\n", r"must have the column 'intent'\. Received: the columns 'text', 'tags'"),
     "three cells": ("conll", "a O\nb x O\n", r"must have a word and its tag in each line\. Received: 3 cells in line 2"),
+    "a word without a tag": ("conll", "a O\nb\nc O\n", r"must have a word and its tag.*Received: 1 cells in line 2"),
+    "and with an intent": ("conll", "Go\na O\nb\n", r"must have a word and its tag.*Received: 1 cells in line 3"),
     "no sentence": ("conll", "\n\n", r"must have sentences, words with tags\. Received: none"),
     "not text": ("conll", b"\xff\xfe", r"must be UTF-8 text"),
 }
