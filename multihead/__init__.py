@@ -15,7 +15,7 @@ from multihead import trainer, weighting
 from multihead._ground.autograph import mark_functions as _mark_functions
 from multihead._version import __version__
 from multihead.heads import Head
-from multihead.heads._labels.class_weights import class_weights
+from multihead.heads._labels import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer

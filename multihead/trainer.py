@@ -56,7 +56,14 @@ from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import BALANCE_AT, CompileOptions, Setup, check_compile, check_methods, refuse_unknown
 from multihead._trainer.progress import with_progress
-from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, scale_targets, scaling_variables
+from multihead._trainer.scaling import (
+    check_known,
+    fit_scalings,
+    fit_scalings_to,
+    scale_targets,
+    scaling_variables,
+    unknown,
+)
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
@@ -77,9 +84,8 @@ from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._conclude import diagnose
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
-from multihead.heads._named import NamedHead, weigh_classes
-from multihead.heads._value import check_heads, named, value_of
-from multihead.heads._weights import Weight, check_weight, is_zero
+from multihead.heads._named import NamedHead, new_head, weigh_classes
+from multihead.heads._value import Weight, check_heads, check_weight, is_zero
 from multihead.telemetry._logs import LogMetrics, with_report
 
 __all__ = ["MultiHeadTrainer"]
@@ -146,7 +152,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._session: FitSession | None = None
         self._idle = IdleHeads()
         self._optimizer_of_model = Untracked(None)
-        added = [named(each, head) for each, head in check_heads(heads).items()]
+        added = [NamedHead(each, head) for each, head in check_heads(heads).items()]
         if added:
             self._add_heads(added)
 
@@ -194,7 +200,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
     @property
     def heads(self) -> Mapping[str, Head]:
         """The heads by name, in the order in which they were added: values, with the present weights and scalings."""
-        return MappingProxyType({head.name: value_of(head) for head in self._setup.heads})
+        return MappingProxyType({head.name: head.value for head in self._setup.heads})
 
     @property
     def update_count(self) -> Any:
@@ -291,7 +297,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             TypeError: An argument has the wrong type.
         """
         self._refuse_in_fit("add_head")
-        head = NamedHead(
+        head = new_head(
             name,
             module,
             loss,
@@ -970,7 +976,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         of_metrics = [tensor_variable(variable) for metric in self.metrics for variable in metric.variables]
         before = RollBack([*spec.network.state, *of_metrics, *scaling_variables(self._setup.heads)])
         try:
-            learn_from_batches(spec, prepared, eagerly=self._runs_eagerly)
+            fit_scalings_to(prepared, spec, eagerly=self._runs_eagerly)
             with functions_run_eagerly(self._runs_eagerly):
                 return diagnose(spec, prepared, self.update_count, loss_scale(self.optimizer))
         finally:
@@ -1256,11 +1262,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         ahead = 0 if opening is not None and call.is_made_by_python else 1
         call = self._prepare(call if opening is None else call.drawing_from(opening.stream))
         are_checked = call.data.labels_are_checked and class_weight is None
-        lesson = Lesson.of(self._setup.heads, call)
+        unscaled, as_given = unknown(self._setup.heads), call
         start = None if opening is None else opening.begin(self, call)
         call = call if start is None else call.in_fixed_order(start.seed, options.gradient_accumulation_steps)
         spec = None if self._built is None else self._built.spec
-        lesson.learn(self._setup.all_names, spec, self.distribute_strategy, eagerly=self._runs_eagerly)
+        names, strategy = self._setup.all_names, self.distribute_strategy
+        fit_scalings(unscaled, as_given, names, spec, strategy, eagerly=self._runs_eagerly)
         tell_directions(callbacks_of(call.others["callbacks"]), self._setup.heads)
         validates = call.validation is not None
         is_ours = type(self).train_step is MultiHeadTrainer.train_step  # another one may change labels, or log by itself

@@ -11,9 +11,9 @@ from multihead._data.data import Data
 from multihead._ground.validation import quoted
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import unpack
-from multihead.heads._labels.data import check_arrays, checked
+from multihead.heads._labels import check_arrays, checked
 from multihead.heads._named import NamedHead
-from multihead.heads._weights import is_zero
+from multihead.heads._value import is_zero
 
 
 def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:

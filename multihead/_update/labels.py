@@ -16,7 +16,7 @@ from multihead._update.batch import Batch, batch_size
 from multihead._update.encode import call_encoder
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
-from multihead.heads._labels.missing import labelled_rows
+from multihead.heads._labels import labelled_rows
 from multihead.heads._named import NamedHead
 
 

@@ -15,7 +15,7 @@ from multihead._trainer.directions import direction
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._score import Score
 from multihead.heads._metrics import log_name
-from multihead.heads._value import named
+from multihead.heads._named import NamedHead
 
 
 class HeadEarlyStopping(keras.callbacks.Callback):
@@ -276,7 +276,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     def _mode_of(self, head: str, metric: str) -> str:
         mode = by_head(self.mode, head, "auto")
-        mode = direction(metric, named(head, self.model.heads[head])) if mode == "auto" else mode
+        mode = direction(metric, NamedHead(head, self.model.heads[head])) if mode == "auto" else mode
         if mode is None:
             self._check_metric(head, metric)
             raise ValueError(

@@ -17,7 +17,7 @@ from multihead._ground.keras import KerasHooks
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 from multihead._trainer.directions import direction
-from multihead._trainer.scaling import learn_from_batches, unknown
+from multihead._trainer.scaling import fit_scalings_to, unknown
 from multihead._update.batch import as_tensors, unpack
 from multihead.comparison._data import (
     TEST,
@@ -35,7 +35,7 @@ from multihead.comparison._few_labels import few_labels
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.comparison._variants import in_words, made
 from multihead.heads._metrics import log_name
-from multihead.heads._value import named
+from multihead.heads._named import NamedHead
 from multihead.weighting import Weighting
 
 
@@ -152,7 +152,7 @@ def _weights(module: Any) -> Sequence[Any]:
 
 def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_size: int) -> None:
     """Learns `target_scaling` from one pass over the training data, as `fit` on arrays does."""
-    lacking = [head.name for head in unknown([named(name, head) for name, head in trainer.heads.items()])]
+    lacking = [head.name for head in unknown([NamedHead(name, head) for name, head in trainer.heads.items()])]
     if not lacking:
         return
     batches = data.whole(batch_size, None)
@@ -166,7 +166,7 @@ def _learn_scalings(trainer: Any, data: Data, all_heads: Sequence[str], batch_si
         inputs, targets, weights = unpack(batch, all_heads)
         kept = ({name: value for name, value in each.items() if name in trainer.heads} for each in (targets, weights))
         prepared.append(as_tensors(unpack((inputs, *kept), list(trainer.heads))))
-    learn_from_batches(trainer._require_built().spec, prepared, eagerly=trainer._runs_eagerly)
+    fit_scalings_to(prepared, trainer._require_built().spec, eagerly=trainer._runs_eagerly)
 
 
 class _Epochs(keras.callbacks.Callback):
@@ -274,7 +274,7 @@ def probe(study: Study, job: Job, metrics: Any, unit: str, number: int) -> dict[
     """
     started = start(study, job)
     data = started.data[TRAIN]
-    heads = {name: named(name, head) for name, head in started.trainer.heads.items()}
+    heads = {name: NamedHead(name, head) for name, head in started.trainer.heads.items()}
     if unit == "epochs":
         number = math.ceil(number * batches_per_epoch(data, study.batch_size) / study.accumulate)
     feed = Feed(data, started.all_heads, batch_size=study.batch_size, seed=job.seed, marked=1)
@@ -313,7 +313,7 @@ def check_variant(study: Study, job: Job) -> dict[str, int]:
             f"Received: {quoted(other.heads)}. Add the same heads, by the same names."
         )
     for name, head, of_other in (
-        (name, named(name, head), named(name, other.heads[name])) for name, head in one.heads.items()
+        (name, NamedHead(name, head), NamedHead(name, other.heads[name])) for name, head in one.heads.items()
     ):
         differ = [key for key, of_head in _judged(head).items() if of_head != _judged(of_other)[key]]
         if differ:

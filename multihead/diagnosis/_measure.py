@@ -18,7 +18,7 @@ from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._probabilities import ranges_of, unchecked
-from multihead.losses._shapes import with_columns
+from multihead.losses._known import with_columns
 
 
 class Measured(NamedTuple):

@@ -17,8 +17,7 @@ from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._report import Diagnosis, Finding
-from multihead.losses._known import ELEMENTS
-from multihead.losses._probabilities import TOLERANCE, remedy
+from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 
 def unchecked(network: Network) -> Network:

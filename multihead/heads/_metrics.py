@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,8 +17,17 @@ from multihead._ground.where import where
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
-from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
+from multihead.losses._known import (
+    CLASSES,
+    ELEMENTS,
+    ROWS,
+    aligned,
+    aligned_shape,
+    is_keras,
+    known,
+    spread,
+    with_columns,
+)
 
 STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
 """The values of a head that the trainer itself may log, as `{head}_{value}`."""
@@ -50,47 +59,46 @@ _KERAS = {
 _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
 
-class HeadMetric(NamedTuple):
+class HeadMetric:
     """A metric and the part of targets and predictions that it reads.
 
-    Attributes:
+    Args:
         metric: The Keras metric.
+
+    Attributes:
         over: `"elements"`, `"rows"` or `"classes"`; None if it is not known.
-        by_column: Whether it distinguishes columns although it counts elements.
         column: The only column that it reads, or None.
-        reading: How it is updated if it is not known what it reads; found by `built`.
+        by_column: Whether it distinguishes columns although it counts elements.
+        reading: How it is updated if it is not known what it reads; found by `build`.
         counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
     """
 
-    metric: Any
-    over: str | None
-    by_column: bool = False
-    column: int | None = None
-    reading: Reading | None = None
-    counted: Any = None
-
-    @classmethod
-    def of(cls, metric: Any) -> HeadMetric:
-        """Determines from a Keras metric which elements it reads."""
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        self.over: str | None = None
+        self.column: int | None = None
+        self.by_column = False
+        self.reading: Reading | None = None
+        self.counted: Any = None
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
             # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
-            is_finite = function is not None and "correlation" not in wrapped_function(metric).__name__
-            return cls(metric, function.over if function is not None and is_finite else None)
-        if not is_keras(type(metric)) or options.get("axis", -1) != -1:
-            return cls(metric, None)
-        if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
+            if function is not None and "correlation" not in wrapped_function(metric).__name__:
+                self.over = function.over
+        elif not is_keras(type(metric)) or {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
+            self.over = None
+        elif hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or a column per class, on either side
             sides = (metric.sparse_y_true, metric.sparse_y_pred)
-            over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
-            return cls(metric, over if getattr(metric, "axis", -1) == -1 else None)
-        if getattr(metric, "top_k", None) is not None:
-            return cls(metric, ROWS)
-        column = getattr(metric, "class_id", None)
-        by_column = column is not None or bool(getattr(metric, "multi_label", False))
-        return cls(metric, _KERAS.get(type(metric).__name__), by_column, column)
+            self.over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
+        elif getattr(metric, "top_k", None) is not None:
+            self.over = ROWS
+        else:
+            self.over = _KERAS.get(type(metric).__name__)
+            self.column = getattr(metric, "class_id", None)
+            self.by_column = self.column is not None or bool(getattr(metric, "multi_label", False))
 
-    def built(
+    def build(
         self,
         head: str,
         targets: tf.TensorSpec,
@@ -99,8 +107,8 @@ class HeadMetric(NamedTuple):
         loss: ElementLoss,
         *,
         is_counted: bool,
-    ) -> HeadMetric:
-        """The metric for targets and predictions of some specs.
+    ) -> None:
+        """Finds what the metric reads of targets and predictions of some specs.
 
         Args:
             head: The head's name.
@@ -115,20 +123,19 @@ class HeadMetric(NamedTuple):
         """
         self.check(head, targets, predictions)
         shape = with_columns(predictions.shape)
-        num_axes = {ELEMENTS: shape.rank, None: 1}.get(self.over, shape.rank - 1)
-        reading = None
         if self.over is None:
-            reading = find_reading(self.metric, head, targets, predictions, rank, loss)
-            num_axes = reading.rank
-        is_counted |= rank > num_axes and shape[num_axes:].num_elements() != 1
-        counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32") if is_counted else None
-        return self._replace(reading=reading, counted=counted)
+            self.reading = find_reading(self.metric, head, targets, predictions, rank, loss)
+            num_axes = self.reading.rank
+        else:
+            num_axes = shape.rank if self.over == ELEMENTS else shape.rank - 1
+        if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
+            self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
     def check(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
         """Checks that targets have the shape that the metric needs for the predictions.
 
         Raises:
-            ValueError: They have not.
+            ValueError: The shapes do not fit.
         """
         if self.over is None:
             return
@@ -172,7 +179,7 @@ class HeadMetric(NamedTuple):
             is_whole = tf.reduce_all(weights > 0, axis=-1)
             weights = where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
         num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
-        weights = Elements(targets, rank if self.over == ELEMENTS else rank - 1).spread(weights)
+        weights = spread(weights, targets, rank if self.over == ELEMENTS else rank - 1)
         if self.column is not None:
             weights = weights[..., self.column]
         if self.over == ROWS:  # some of Keras 2 take no other dtype

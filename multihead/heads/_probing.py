@@ -18,8 +18,7 @@ from multihead._ground.autograph import graph_function
 from multihead._ground.keras import function_values
 from multihead.heads._reading import BY_COLUMN, BY_ELEMENT, WEIGHTED, WHOLE, Reading, place_of
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ROWS
-from multihead.losses._shapes import aligned_shape
+from multihead.losses._known import CLASSES, ROWS, aligned_shape
 
 _MOST_RUNS = 600
 _Data = tuple[np.ndarray, np.ndarray]

@@ -13,7 +13,7 @@ ROOT = Path(multihead.__file__).parent
 
 STAGES = {
     "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras"),
-    "labels": ("_update/labels", "heads/_labels", "losses/_shapes", "_update/batch", "_ground/errors"),
+    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/errors"),
     "heads": ("_update/head_gradients", "_update/added_losses", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
     "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/gradients"),

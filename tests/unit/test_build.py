@@ -10,7 +10,7 @@ from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
 from multihead._update.representation import RepresentationGradients
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 from tests.helpers import tiny
 
 SPECS = Batch(tf.TensorSpec([None, 3], tf.float32), {"b": tf.TensorSpec([None, 1], tf.float32)}, {})
@@ -23,7 +23,7 @@ def test_predictions_are_found_without_computing_anything():
         ran.assign_add(1)
         return {"hidden": 2 * x, "again": x + 1}
 
-    heads = [NamedHead("a", lambda r: r["hidden"][:, :2], "mse"), NamedHead("b", lambda r: r["again"], "mse")]
+    heads = [new_head("a", lambda r: r["hidden"][:, :2], "mse"), new_head("b", lambda r: r["again"], "mse")]
     found = trace_predictions(encoder, heads, SPECS, {})
     assert int(ran) == 0 and found.num_leaves == 2
     assert {name: known.spec.shape.as_list() for name, known in found.predictions.items()} == {
@@ -50,7 +50,7 @@ def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
             return {"steps": self.inner(x), "last": self.inner(x)[:, -1]}
 
     encoder = Counting()
-    heads = [NamedHead("a", lambda r: r["steps"], "mse"), NamedHead("b", lambda r: r["last"][:, :2], "mse")]
+    heads = [new_head("a", lambda r: r["steps"], "mse"), new_head("b", lambda r: r["last"][:, :2], "mse")]
     specs = Batch(tf.TensorSpec([None, None, 3]), {"b": tf.TensorSpec([None, 2])}, {})
     sample = Batch(5 * tf.ones([6, 7, 3]), {"b": tf.ones([6, 2])}, {})
     found = trace_predictions(encoder, heads, specs, {}, sample)
@@ -61,7 +61,7 @@ def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
 
 
 def test_a_head_that_reads_its_targets_needs_them_once():
-    head = NamedHead("reply", lambda r, targets: r, "mse", teacher_forcing=True)
+    head = new_head("reply", lambda r, targets: r, "mse", teacher_forcing=True)
     with pytest.raises(ValueError, match="The head 'reply' reads its targets, so the first batch must have targets for it"):
         trace_predictions(tf.identity, [head], SPECS, {})
     assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"}).predictions == {}

@@ -113,7 +113,7 @@ def test_a_line_is_the_run_that_it_describes(first):
 
 
 def _moments(values):
-    from multihead.heads._scaling import Moments
+    from multihead._trainer.scaling import Moments
 
     return Moments(np.array(float(len(values))), values.mean(0).astype("float64"), ((values - values.mean(0)) ** 2).sum(0))
 

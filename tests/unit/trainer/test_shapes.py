@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._update.batch import Batch
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 
 def specs(length, **targets):
@@ -18,8 +18,8 @@ def specs(length, **targets):
 
 def two_heads():
     return [
-        NamedHead("a", keras.layers.Dense(1), "mse", reads="last"),
-        NamedHead("b", keras.layers.Dense(2), "mse", reads="last"),
+        new_head("a", keras.layers.Dense(1), "mse", reads="last"),
+        new_head("b", keras.layers.Dense(2), "mse", reads="last"),
     ]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from multihead._trainer.built import Built
 from multihead._trainer.options import Setup
 from multihead._trainer.session import FitSession
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Spec:
 
 
 def built(*starts, **logs):
-    heads = [NamedHead(name, tf.identity, "mse") for name in "ab"]
+    heads = [new_head(name, tf.identity, "mse") for name in "ab"]
     spec = Spec(tuple(SimpleNamespace(start=start) for start in starts), SimpleNamespace(heads=heads, measured=()))
     return Built(spec, SimpleNamespace(**logs))
 

@@ -16,7 +16,7 @@ from multihead._update.network import Gradients, Network, Ownership
 from multihead._update.rates import periods_of
 from multihead._update.roll_back import RollBack
 from multihead._update.update import Change
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 STEP = tf.constant(0, tf.int64)
 
@@ -25,7 +25,7 @@ def setting():
     layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(3)]
     for layer in layers:
         layer.build((None, 2))
-    net = Network.of(layers[0], [NamedHead("a", layers[1], "mse"), NamedHead("b", layers[2], "mse")])
+    net = Network.of(layers[0], [new_head("a", layers[1], "mse"), new_head("b", layers[2], "mse")])
     optimizer = keras.optimizers.Adam(0.1)
     ownership = Ownership.of(net, build_optimizer(optimizer, net.variables.all))
     spec = SimpleNamespace(network=net, ownership=ownership, rates=periods_of(net, 1.0, 1.0)[0], clip=None)

@@ -21,7 +21,7 @@ from multihead._update.micro_batches import MicroBatch, plus
 from multihead._update.network import Network
 from multihead._update.representation import RepresentationGradients
 from multihead._update.weights import LossWeights
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 X = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 Y = tf.constant(np.random.default_rng(1).normal(size=(4, 1)), tf.float32)
@@ -47,7 +47,7 @@ def network():
     tied, plain = Tied(encoder), keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.2))
     for module in (encoder, tied, plain):
         module(X)
-    return Network.of(encoder, [NamedHead("tied", tied, "mse"), NamedHead("plain", plain, "mse")])
+    return Network.of(encoder, [new_head("tied", tied, "mse"), new_head("plain", plain, "mse")])
 
 
 PER_HEAD = PassPerHead(RepresentationGradients.gramian)
@@ -153,7 +153,7 @@ def test_a_head_that_trains_nothing_is_refused():
     encoder(X)
     bias = keras.layers.Dense(1)
     bias(X)
-    net = Network.of(encoder, [NamedHead("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
+    net = Network.of(encoder, [new_head("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
     with pytest.raises(ValueError, match="Head 'deaf' must have a loss that trains something"):
         micro_batch_gradients(
             net,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from multihead import weighting
 from multihead._update.network import Gradients, Network, Ownership
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 
 def dense(units, name):
@@ -28,9 +28,9 @@ class Both(keras.layers.Layer):
 def network():
     encoder, common, own = dense(2, "encoder"), dense(2, "common"), dense(1, "own")
     heads = [
-        NamedHead("a", Both(common, own), "mse"),
-        NamedHead("b", Both(common, encoder), "mse"),
-        NamedHead("c", tf.identity, "mse"),
+        new_head("a", Both(common, own), "mse"),
+        new_head("b", Both(common, encoder), "mse"),
+        new_head("c", tf.identity, "mse"),
     ]
     learned = weighting.Uncertainty()
     learned.bind(["a", "b", "c"])
@@ -66,5 +66,5 @@ def test_ownership_groups_what_idle_heads_must_leave_with_its_slots():
 def test_state_is_what_a_training_pass_may_change_each_variable_once():
     normal = keras.layers.BatchNormalization()
     normal.build((None, 2))
-    found = Network.of(normal, [NamedHead("a", normal, "mse"), NamedHead("b", dense(1, "b"), "mse")])
+    found = Network.of(normal, [new_head("a", normal, "mse"), new_head("b", dense(1, "b"), "mse")])
     assert len(found.state) == 2 and found.stateful == (True, False)

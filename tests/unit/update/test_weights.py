@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from multihead import weighting
 from multihead._update.weights import LossWeights, head_weights_at
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 SUMS, COUNTS = tf.constant([6.0, 8.0, 5.0]), tf.constant([3.0, 2.0, 0.0])
 ACTIVE, OWN = tf.constant([True, True, False]), tf.constant([0.5, 2.0, 1.0])
@@ -58,8 +58,8 @@ def test_learned_weights_are_known_before_the_losses():
 
 def test_weights_of_heads_are_numbers_or_functions_of_the_step():
     heads = [
-        NamedHead("a", tf.identity, "mse", weight=0.3),
-        NamedHead("b", tf.identity, "mse", weight=lambda step: 2.0 - tf.cast(step, tf.float32)),
+        new_head("a", tf.identity, "mse", weight=0.3),
+        new_head("b", tf.identity, "mse", weight=lambda step: 2.0 - tf.cast(step, tf.float32)),
     ]
     np.testing.assert_allclose(head_weights_at(heads, tf.constant(1, tf.int64)), [0.3, 1.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match="`weight` of a head must be at least 0 at every step"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from multihead._ground.validation import check_dense
-from multihead.heads._labels.class_weights import ClassWeight
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ROWS
-from multihead.losses._shapes import Elements, aligned_shape, with_columns
+from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
 
 # How far beside their range soft labels may lie by the rounding of what computed them.
 _ROUNDING = 1e-3
@@ -33,7 +31,7 @@ class LabelSpec(NamedTuple):
     name: str
     loss: ElementLoss
     ignore_labels: tuple[float, ...]
-    class_weight: ClassWeight | None
+    class_weight: Mapping[int, float] | None
     above: float | None = None
     of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
 
@@ -91,8 +89,8 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
         How many axes tell the elements apart.
 
     Raises:
-        TypeError: The targets are no dense tensor of numbers.
-        ValueError: Their shape does not fit the predictions', or the dtype cannot hold an `ignore_label`.
+        TypeError: The targets are not a dense tensor of numbers.
+        ValueError: The targets' shape does not fit the predictions', or their dtype cannot hold an `ignore_label`.
     """
     check_dense(spec.targets, targets)
     if predictions.shape.rank is None:
@@ -122,10 +120,10 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
         )
     is_row = seen.rank > rank
     number = shape[-1] if is_row or spec.loss.over == CLASSES else None
-    if spec.class_weight is not None and number is not None and spec.class_weight.largest >= number:
+    if spec.class_weight is not None and number is not None and max(spec.class_weight) >= number:
         raise ValueError(
             f"`class_weight` of head {spec.name!r} must name the classes 0 to {number - 1}. "
-            f"Received: a weight for class {spec.class_weight.largest}. Remove it, or correct the module's number of units."
+            f"Received: a weight for class {max(spec.class_weight)}. Remove it, or correct the module's number of units."
         )
     known = spec.loss.known
     if is_row and known is not None and known.low == 0 and any(label >= 0 for label in spec.ignore_labels):
@@ -174,7 +172,8 @@ def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape
 
 def find_problems(
     spec: LabelSpec,
-    elements: Elements,
+    targets: tf.Tensor,
+    rank: int,
     lacking: tf.Tensor | None,
     considered: tf.Tensor | None,
     given: tf.Tensor | None,
@@ -184,14 +183,15 @@ def find_problems(
 
     Args:
         spec: The rules for the head's labels.
-        elements: The elements.
+        targets: The targets, with the axes that the loss expects.
+        rank: How many of these tell the elements apart.
         lacking: Which targets mark a missing label; None if none can.
         considered: Which elements are not left out by weights and masks; None if none is.
         given: The elements' sample weights, or None.
         predictions: The spec of the predictions.
     """
-    targets, inner = elements.targets, elements.inner
-    inside = None if considered is None else elements.with_inner(considered)
+    inner = list(range(rank, targets.shape.rank))
+    inside = None if considered is None else with_inner(considered, targets)
     present = both(inside, None if lacking is None else ~lacking)
     numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
     problems = [
