@@ -27,9 +27,6 @@ from multihead.losses._known import aligned, aligned_shape, with_columns, with_i
 
 __all__ = ["Log", "Standardize", "get"]
 
-Number = float | list[float]
-"""A number, or one for each column of the targets."""
-
 
 class Scaling(ABC):
     """A change of the targets, which can be undone.
@@ -54,13 +51,14 @@ class Scaling(ABC):
         """Whether mean and deviation are to be learned."""
         return self.mean is None
 
+    @property
+    def start(self) -> tuple[Any, Any]:
+        """The mean and the deviation before they are learned."""
+        return (0.0, 1.0) if self.learns else (self.mean, self.deviation)
+
     @abstractmethod
     def change(self, labels: tf.Tensor) -> tf.Tensor:
-        """The labels before they are standardized.
-
-        Args:
-            labels: `[batch, ...]`, float64.
-        """
+        """The labels, `[batch, ...]` and float64, before they are standardized."""
 
     @abstractmethod
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
@@ -226,16 +224,13 @@ def _of_normalization(layer: Any) -> Standardize:
     return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
 
 
-def _check_given(mean: Any, deviation: Any) -> tuple[Number | None, Number | None]:
+def _check_given(mean: Any, deviation: Any) -> tuple[Any, Any]:
     """A given mean and deviation, as numbers or lists of numbers."""
     if mean is None and deviation is None:
         return None, None
-    found = [None if value is None else np.asarray(value) for value in (mean, deviation)]
-    is_valid = all(
-        each is not None and each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all()
-        for each in found
-    )
-    if not is_valid or len({each.shape for each in found if each is not None and each.ndim}) > 1:
+    found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+    is_valid = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all() for each in found)
+    if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
         raise ValueError(
             "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the targets. "
             f"Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
@@ -287,16 +282,7 @@ class TargetScaling(keras.layers.Layer):
         return type(self.scaling)(**{**self.scaling.get_config(), "mean": mean, "deviation": deviation})
 
     def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
-        """Creates the variables, once.
-
-        Args:
-            targets: The spec of the head's targets.
-            predictions: The spec of its predictions.
-            over: What one value of the loss reads; see `multihead.losses._known`.
-
-        Raises:
-            ValueError: The number of columns does not fit the predictions, what was given, or earlier targets.
-        """
+        """Creates the variables, once; an error if the columns do not fit the predictions, or what was given or seen."""
         shape, learns = with_columns(predictions.shape), self.scaling.learns
         seen = aligned_shape(targets.shape, shape, over)
         has_columns = seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None
@@ -313,17 +299,13 @@ class TargetScaling(keras.layers.Layer):
             )
         if self.mean is not None:
             return
-        mean, deviation = self._given()
+        mean, deviation = self.scaling.start
         for name, sizes, value in (("mean", wanted, mean), ("deviation", wanted, deviation), ("known", (), not learns)):
             values = keras.initializers.Constant(np.broadcast_to(np.asarray(value, "float64"), sizes))
             setattr(self, name, add_state(self, name, sizes, values, dtype="float64"))
         self.built = True
         if self.layer is not None:
             self._check_layer(seen)
-
-    def _given(self) -> tuple[Any, Any]:
-        """The mean and the deviation before they are learned."""
-        return (0.0, 1.0) if self.scaling.learns else (self.scaling.mean, self.scaling.deviation)
 
     def _check_layer(self, targets: tf.TensorShape) -> None:
         """Builds the layer of the scaling, and checks its inverse."""
@@ -341,16 +323,13 @@ class TargetScaling(keras.layers.Layer):
             )
 
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
-        """Scaled targets, computed in float64; 0 for those that do not count.
+        """Scaled targets of the same shape, computed in float64; 0 for those that do not count.
 
         Args:
             targets: Targets without missing values, `[batch, ...]`.
             weights: The weights of the loss's elements, 0 where there is no label.
-            predictions: The spec of the predictions.
-            over: What one value of the loss reads.
-
-        Returns:
-            Targets of the same shape, float32, or float64 if the targets or the predictions are.
+            predictions: The spec of the predictions. The result is float32, or float64 if these or the targets are.
+            over: What one value of the loss reads; see `multihead.losses._known`.
         """
         changed, counts = self.changed(targets, weights, predictions, over)
         mean, deviation = self._numbers(tf.float64)
@@ -370,15 +349,11 @@ class TargetScaling(keras.layers.Layer):
 
     def _numbers(self, dtype: tf.DType) -> list[tf.Tensor]:
         """Mean and deviation; before the head is built, those that are given, or 0 and 1 where only shapes matter."""
-        numbers = self._given() if self.mean is None else (self.mean, self.deviation)
+        numbers = self.scaling.start if self.mean is None else (self.mean, self.deviation)
         return [tf.cast(tf.convert_to_tensor(each), dtype) for each in numbers]
 
     def unscale(self, predictions: tf.Tensor) -> tf.Tensor:
-        """Predictions in the units of the targets: float32, or float64 if they are.
-
-        Raises:
-            ValueError: The predictions are not one floating tensor.
-        """
+        """Predictions in the units of the targets: float32, or float64 if they are."""
         if not tf.is_tensor(predictions) or not predictions.dtype.is_floating:
             raise ValueError(
                 f"`target_scaling` of head {self.head!r} requires predictions that are one floating tensor. Received: "

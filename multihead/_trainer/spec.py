@@ -21,12 +21,12 @@ from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, read_different_tensors, share_nothing
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
-from multihead._update.rates import periods_of
 from multihead._update.representation import RepresentationGradients
 from multihead._update.spec import UpdateSpec
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
+from multihead.rates import periods_of
 
 
 def build_spec(

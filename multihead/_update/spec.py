@@ -15,10 +15,10 @@ from multihead._update.faults import Faults
 from multihead._update.labels import Labels, Predictions, read_labels
 from multihead._update.layers import Layers
 from multihead._update.network import Network, Ownership
-from multihead._update.rates import Rates
 from multihead._update.weights import depends_on_losses
 from multihead.balancing import Balancer
 from multihead.clipping import Clipping
+from multihead.rates import Rates
 from multihead.schedules import Schedule
 from multihead.weighting import Weighting
 

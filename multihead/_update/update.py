@@ -11,9 +11,9 @@ from multihead._update.broken import Broken
 from multihead._update.combined import Combined
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import Gradients
-from multihead._update.rates import Rates
 from multihead._update.roll_back import RollBack
 from multihead._update.weights import Losses, TotalLoss
+from multihead.rates import Rates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,15 +78,7 @@ class Problem(NamedTuple):
 
 
 def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
-    """Checks the shapes and dtypes of targets.
-
-    Args:
-        spec: The rules for the head's labels.
-        targets: The targets, or their spec.
-        predictions: The spec of the predictions.
-
-    Returns:
-        How many axes tell the elements apart.
+    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart.
 
     Raises:
         TypeError: The targets are not a dense tensor of numbers.
@@ -183,8 +175,8 @@ def find_problems(
 
     Args:
         spec: The rules for the head's labels.
-        targets: The targets, with the axes that the loss expects.
-        rank: How many of these tell the elements apart.
+        targets: The targets, with the axes that the loss expects, of which `rank` tell the elements apart.
+        rank: See `targets`.
         lacking: Which targets mark a missing label; None if none can.
         considered: Which elements are not left out by weights and masks; None if none is.
         given: The elements' sample weights, or None.

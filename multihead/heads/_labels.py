@@ -18,7 +18,7 @@ import tensorflow as tf
 from multihead._ground.autograph import as_is
 from multihead._ground.errors import stop_unless
 from multihead._ground.graphs import in_xla
-from multihead._ground.validation import check_dense, check_head_names, is_number, quoted
+from multihead._ground.validation import check_dense, is_number
 from multihead._ground.where import where
 from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
@@ -33,10 +33,30 @@ def mask_missing(
     predictions: tf.TensorSpec,
     mask: tf.Tensor | None,
     *,
-    check: bool,
+    check: bool = True,
     complete: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the labels of a batch; see `Head.mask_missing`."""
+    """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
+
+    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
+
+    Args:
+        spec: The rules for the head's labels.
+        targets: The head's targets, `[batch, ...]`.
+        sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
+        predictions: The spec of the head's predictions.
+        mask: The Keras mask of the predictions, or None.
+        check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error; compiled by
+            XLA, which has no errors, their weight is infinite instead, so that the update is not applied.
+        complete: Whether it is known that no target marks a missing label.
+
+    Returns:
+        The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
+
+    Raises:
+        TypeError: Targets or weights are not dense tensors of numbers.
+        ValueError: Their shapes do not fit the predictions', or a label is invalid.
+    """
     rank = check_specs(spec, targets, predictions)
     seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
     marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating and not complete else []
@@ -75,11 +95,7 @@ def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Targets for a loss of which nothing is known: where a label is missing, there is one from the same batch.
 
     Such a loss may be infinite for the 0 that `mask_missing` has left there, as `(p / y - 1)^2` is. Its gradient would be
-    NaN even if its value is not used.
-
-    Args:
-        targets: Floating-point targets, `[elements, ...]`.
-        weights: `[elements]`, of one axis or several; 0 where the label is missing.
+    NaN even if its value is not used. The targets are floating, and the weights have one axis or several of elements.
     """
     num_axes = weights.shape.rank
     inner = tf.shape(targets)[num_axes:]
@@ -114,20 +130,9 @@ def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.T
 
 
 def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
-    """Returns a tensor if it has the sizes of another along the first axes; checked in the run where they are not known.
+    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known.
 
-    Args:
-        first: Targets, weights or a mask; called `what` in messages.
-        second: The tensor to which they belong; called `of`.
-        num_axes: How many axes to compare.
-        what: See `first`.
-        of: See `second`.
-
-    Returns:
-        `first`.
-
-    Raises:
-        ValueError: The sizes differ.
+    In messages, they are called `what` and `of`.
     """
     found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
     if None not in found[0] and found[0] == found[1]:
@@ -182,15 +187,9 @@ def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
 
 
 def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bool:
-    """Checks all labels and weights of arrays, some rows at a time. Other data must be checked in each batch.
+    """Checks labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are.
 
-    Args:
-        check: Raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
-        y: Targets as `fit` takes them.
-        sample_weight: Weights as `fit` takes them, or None.
-
-    Returns:
-        Whether these are arrays, so that all were checked.
+    `check` raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
     """
     leaves = [leaf for leaf in tf.nest.flatten((y, sample_weight)) if leaf is not None]
     if not leaves or not all(hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0 for leaf in leaves):
@@ -208,13 +207,7 @@ def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bo
 
 
 def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
-    """A data set of the same batches that raises an error at the first batch with invalid labels.
-
-    Args:
-        check: Raises an error for a batch with invalid labels.
-        dataset: A data set of batches as `fit` takes them.
-        ahead: Whether batches may be read and checked before they are needed.
-    """
+    """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
 
     @as_is
     def checked_batch(*parts: Any) -> Any:
@@ -272,15 +265,7 @@ def _class_numbers(batch: np.ndarray, ignore_label: float | None) -> np.ndarray:
 
 
 def check_class_weight(weights: Any) -> dict[int, float]:
-    """Returns the weights by class number of a head, sorted.
-
-    Args:
-        weights: Weights of at least 0 by class number; a class that is not named weighs 1. Digits in a string are a number,
-            since JSON knows no other keys.
-
-    Raises:
-        ValueError: `weights` is not such a dict, or holds no weight above 0.
-    """
+    """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
     if not isinstance(weights, Mapping) or not weights or not all(_is_class(key) for key in weights):
         hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
         raise ValueError(
@@ -308,27 +293,3 @@ def _is_class(key: Any) -> bool:
     if isinstance(key, str):
         return key.isdecimal()
     return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0
-
-
-def class_weights_by_head(class_weight: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Returns weights by class for each head that `class_weight` is about.
-
-    Args:
-        class_weight: Weights by class, by head name; for a single head, also the weights by class alone.
-        names: The names of the heads.
-
-    Raises:
-        ValueError: A key is not the name of a head, or the weights are not by head although there are several heads.
-    """
-    is_by_head = isinstance(class_weight, Mapping) and (
-        all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
-    )
-    if not is_by_head and len(names) > 1:
-        raise ValueError(
-            "`class_weight` must be a dict by head name of weights by class if there are several heads. "
-            f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
-            f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
-        )
-    by_head = class_weight if is_by_head else {names[0]: class_weight}
-    check_head_names("class_weight", by_head, names)
-    return by_head

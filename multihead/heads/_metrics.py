@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -108,39 +108,24 @@ class HeadMetric:
         *,
         is_counted: bool,
     ) -> None:
-        """Finds what the metric reads of targets and predictions of some specs.
+        """Finds what the metric of a head reads of targets and predictions of some specs.
 
-        Args:
-            head: The head's name.
-            targets: The spec of the targets.
-            predictions: The spec of the predictions.
-            rank: How many axes tell the elements of the loss apart.
-            loss: The head's loss.
-            is_counted: Whether the rows are counted in any case.
+        `rank` axes tell the elements of the loss apart; the rows that count are counted in any case if `is_counted`.
 
         Raises:
             ValueError: The targets do not have the shape that the metric needs for the predictions.
         """
-        self.check(head, targets, predictions)
         shape = with_columns(predictions.shape)
         if self.over is None:
             self.reading = find_reading(self.metric, head, targets, predictions, rank, loss)
             num_axes = self.reading.rank
         else:
+            self._check(head, targets, predictions, shape, shape[:-1] if self.over == CLASSES else shape)
             num_axes = shape.rank if self.over == ELEMENTS else shape.rank - 1
         if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
             self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
-    def check(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-        """Checks that targets have the shape that the metric needs for the predictions.
-
-        Raises:
-            ValueError: The shapes do not fit.
-        """
-        if self.over is None:
-            return
-        shape = with_columns(predictions.shape)
-        wanted = shape[:-1] if self.over == CLASSES else shape
+    def _check(self, head: str, targets: Any, predictions: Any, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         seen = aligned_shape(targets.shape, shape, self.over)
         if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
             raise ValueError(
@@ -155,13 +140,9 @@ class HeadMetric:
             )
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements of a batch.
+        """Adds the labelled elements of a batch, by the weights of the loss's elements.
 
-        Args:
-            targets: The head's targets.
-            predictions: Its predictions.
-            weights: The weights of the loss's elements. A metric that reads whole rows counts those in which every element
-                that it reads has a label, by their mean weight.
+        A metric that reads whole rows counts those in which every element that it reads has a label, by their mean weight.
         """
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
         targets = aligned(targets, predictions.shape, self.over)
@@ -198,47 +179,40 @@ class HeadMetric:
         return self.reading is None or self.reading.weighs
 
 
-def check_metrics(metrics: Any, head: str) -> list[Any]:
-    """Returns the `metrics` of `add_head`, with configurations replaced by metrics.
+def check_metrics(metrics: Any, head: str) -> None:
+    """Checks the `metrics` of a head.
 
     Raises:
-        TypeError: It is no list.
+        TypeError: `metrics` is not a list.
         ValueError: Keras does not know a metric, one does not take targets and predictions, or two have the same name in
             the logs.
     """
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
-    specs = [_found(spec, head) if isinstance(spec, Mapping) else spec for spec in metrics]
-    for spec in specs:
-        if isinstance(spec, str) and spec not in _BY_SHAPE:
-            _found(spec, head)
-    names = [log_name(spec) for spec in specs]
+    is_named = [isinstance(spec, str) and spec not in _BY_SHAPE for spec in metrics]
+    specs = [_found(spec, head) if found else from_config(spec, head) for spec, found in zip(metrics, is_named)]
+    names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
         raise ValueError(
-            f"`metrics` of head {head!r} must have names of their own, and none of {quoted(STATISTICS)}. "
+            f"`metrics` of head {head!r} must have unique names, and none of {quoted(STATISTICS)}. "
             f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
         )
     for spec in specs:
         _check_arguments(spec, head)
-    return specs
 
 
 def _check_arguments(spec: Any, head: str) -> None:
-    """Checks that a metric, or a function, takes targets and predictions.
-
-    Raises:
-        ValueError: It takes something else.
-    """
-    spec = _found(spec, head) if isinstance(spec, str) and spec not in _BY_SHAPE else spec
-    is_metric = isinstance(spec, keras.metrics.Metric) or (isinstance(spec, type) and issubclass(spec, keras.metrics.Metric))
-    kind: Any = spec if isinstance(spec, type) else type(spec)
+    """Checks that a metric, or a function, takes targets and predictions."""
+    is_type = isinstance(spec, type)
+    is_metric = issubclass(spec, keras.metrics.Metric) if is_type else isinstance(spec, keras.metrics.Metric)
+    if isinstance(spec, str) or (is_type and not is_metric):
+        return
+    kind: Any = spec if is_type else type(spec)
     called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):  # written in C
-        return
-    if isinstance(spec, str) or (isinstance(spec, type) and not is_metric):
         return
     named = [each for each in parameters if each.name != "sample_weight" and each.kind is not each.KEYWORD_ONLY]
     if len(named) < given and not any(each.kind is each.VAR_POSITIONAL for each in named):
@@ -248,6 +222,11 @@ def _check_arguments(spec: Any, head: str) -> None:
             f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a "
             "function of targets and predictions that returns the values to average."
         )
+
+
+def from_config(spec: Any, head: str) -> Any:
+    """A specification, in which a configuration is replaced by its metric."""
+    return _found(spec, head) if isinstance(spec, Mapping) else spec
 
 
 def _found(spec: Any, head: str) -> Any:
@@ -305,10 +284,7 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
-    """Checks that no two values of a trainer have one name in the logs, and no metric serves two heads.
-
-    Args:
-        heads: Pairs of a head's name and its metrics or their specifications.
+    """Checks, for pairs of a head's name and metrics, that all values have unique names, and no metric serves two heads.
 
     Raises:
         ValueError: Two values would overwrite each other, or a metric object would mix two heads.
@@ -327,24 +303,18 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
         for metric in metrics:
             if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
                 raise ValueError(
-                    "`metrics` must hold a metric of its own for each head. Received: one object, "
+                    "`metrics` must hold a separate metric for each head. Received: one object, "
                     f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )
 
 
-def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
+def _log_names(heads: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with their meanings."""
-    heads = list(heads)
-    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in ("", "_average"))
+    both = ("", "_average")
+    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in both)
     for one, other in itertools.combinations([head for head, _ in heads], 2):
         whose = f"of heads {one!r} and {other!r}"
-        yield from (
-            (f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in ("", "_average")
-        )
+        yield from ((f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both)
     for head, metrics in heads:
-        yield from (
-            (f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in ("", "_average")
-        )
-        for metric in metrics:
-            name = log_name(metric)
-            yield f"{head}_{name}", f"the metric {name!r} of head {head!r}"
+        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both)
+        yield from ((f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,18 +15,18 @@ from multihead._ground.autograph import call_users
 from multihead._ground.errors import stop_unless
 from multihead._ground.graphs import in_xla
 from multihead._ground.keras import call_module, entries_for, serialized, tensor_variable
+from multihead._ground.validation import check_head_names, quoted
 from multihead._ground.where import where
 from multihead.heads._label_rules import LabelSpec, check_specs
 from multihead.heads._labels import (
     check_class_weight,
-    class_weights_by_head,
     labelled_rows,
     mask_missing,
     with_same_sizes,
     with_valid_labels,
     without_class_weights,
 )
-from multihead.heads._metrics import HeadMetric, check_metrics, resolve_metric
+from multihead.heads._metrics import HeadMetric, from_config, resolve_metric
 from multihead.heads._reads import encode_reads, select
 from multihead.heads._value import Head, Weight, check_scaling, weight_at, why_not_scaled
 from multihead.losses._elements import no_loss
@@ -62,7 +62,7 @@ class NamedHead:
         self.is_trained = value.loss is not None
         self.loss = losses.get(value.loss) if self.is_trained else no_loss()
         self.loss.couples_rows = value.couples_rows
-        self.metric_specs = check_metrics(value.metrics, name)
+        self.metric_specs = [from_config(spec, name) for spec in value.metrics]
         self.teacher_forcing = value.teacher_forcing
         self.trains_encoder = value.trains_encoder
         self.ignore_label = value.ignore_label
@@ -102,16 +102,6 @@ class NamedHead:
         found = copy.copy(self)
         found.scaling = None if asked is None else TargetScaling(self.name, asked)
         found.label_spec = found.label_spec._replace(above=None if asked is None else asked.above)
-        return found
-
-    def with_class_weight(self, class_weight: Any) -> NamedHead:
-        """The same head, with its module and metrics, and with other class weights.
-
-        Raises:
-            ValueError: `class_weight` is not a dict of weights by class number.
-        """
-        found = copy.copy(self)
-        found.label_spec = found.label_spec._replace(class_weight=check_class_weight(class_weight))
         return found
 
     @property
@@ -178,11 +168,7 @@ class NamedHead:
         }
 
     def weight_at(self, step: tf.Tensor) -> tf.Tensor:
-        """The head's weight at a step, the number of updates applied so far; a float32 scalar.
-
-        Raises:
-            ValueError: A function returns something other than one number.
-        """
+        """The head's weight at a step, the number of updates applied so far; a float32 scalar."""
         if self._weight_variable is not None:
             return tensor_variable(self._weight_variable).read_value()
         return weight_at(self._value.weight, step, self.name)
@@ -201,22 +187,16 @@ class NamedHead:
         return self.trains_encoder and any(leaf.dtype.is_floating for leaf in tf.nest.flatten(self.read(representation)))
 
     def predict(self, representation: Any, targets: Any, *, training: bool, step: tf.Tensor | None = None) -> tf.Tensor:
-        """The module's predictions for the loss; with teacher forcing, the module also reads the targets.
+        """The module's predictions for the loss; with teacher forcing, it also reads the targets, as the loss does.
 
-        Args:
-            representation: The encoder's representation.
-            targets: The targets, as the loss reads them.
-            training: Whether it runs in training mode.
-            step: The number of updates applied so far, for a module that has an argument of this name.
+        A module that has an argument `step` gets the number of updates applied so far.
         """
         representation = self.read(representation)
         arguments = (representation, targets) if self.teacher_forcing else (representation,)
         return call_module(self.module, *arguments, training=training, step=step)
 
     def generate(self, representation: Any) -> Any:
-        """The module's output without targets: `module.generate` with teacher forcing, otherwise a plain call.
-
-        With a scaling of the targets, the output is in the targets' own units.
+        """The module's output without targets, in their own units: `module.generate` with teacher forcing, or a plain call.
 
         Raises:
             ValueError: The module reads its targets and has no `generate`.
@@ -238,16 +218,8 @@ class NamedHead:
         return output if self.scaling is None else self.scaling.unscale(output)
 
     def scaled(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> tf.Tensor:
-        """Targets as the loss and the module read them.
-
-        Args:
-            targets: Targets without missing values, from `mask_missing`.
-            weights: Their weights, from there.
-            predictions: The spec of the head's predictions.
-        """
-        if self.scaling is None:
-            return targets
-        return self.scaling.scale(targets, weights, predictions, self.loss.over)
+        """Targets as the loss and the module read them, from the results of `mask_missing` and the predictions' spec."""
+        return targets if self.scaling is None else self.scaling.scale(targets, weights, predictions, self.loss.over)
 
     def like_scaled(self, targets: Any) -> Any:
         """Targets in the dtype of scaled ones, where only shapes and masks matter."""
@@ -275,37 +247,10 @@ class NamedHead:
         self._metrics = found
 
     def mask_missing(
-        self,
-        targets: tf.Tensor,
-        sample_weight: tf.Tensor | None,
-        predictions: tf.TensorSpec,
-        mask: tf.Tensor | None,
-        *,
-        check: bool = True,
-        complete: bool = False,
+        self, targets: tf.Tensor, sample_weight: tf.Tensor | None, predictions: tf.TensorSpec, mask: Any, **options: bool
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
-
-        Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
-
-        Args:
-            targets: The head's targets, `[batch, ...]`.
-            sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
-            predictions: The spec of the head's predictions.
-            mask: The Keras mask of the predictions, or None.
-            check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error when
-                they are read; compiled by XLA, which has no errors, their weight is infinite instead, so that the update's
-                gradients are not finite and it is not applied.
-            complete: Whether it is known that no target marks a missing label.
-
-        Returns:
-            The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
-
-        Raises:
-            TypeError: Targets or weights are not dense tensors of numbers.
-            ValueError: Their shapes do not fit the predictions', or a label is invalid.
-        """
-        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, check=check, complete=complete)
+        """The targets, 0 where there is no label, and the weights of the elements; see `mask_missing` of labels."""
+        return mask_missing(self.label_spec, targets, sample_weight, predictions, mask, **options)
 
     def losses(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The loss of each element and the elements' weights, float32; see `sum_of_losses`.
@@ -353,8 +298,7 @@ class NamedHead:
                     "`jit_compile=False` to `compile`, or let the loss return one value, or a sum and a count, for each row."
                 )
             rows = labelled_rows(weights)
-            gathered = (tf.gather(each, rows) for each in (seen, predictions, weights))
-            seen, predictions, weights = gathered
+            seen, predictions, weights = (tf.gather(each, rows) for each in (seen, predictions, weights))
         elif self.loss.known is None and seen.dtype.is_floating:
             seen = with_valid_labels(seen, weights)
         return seen, predictions, weights
@@ -364,13 +308,7 @@ class NamedHead:
         return sum_of_losses(*self.losses(targets, predictions, weights))
 
     def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements to the metrics, without class weights.
-
-        Args:
-            targets: The targets in their own units.
-            predictions: The module's predictions, of scaled targets if these are.
-            weights: The weights of the loss's elements.
-        """
+        """Adds the labelled elements to the metrics, without class weights; the targets are in their own units."""
         if self._metrics:
             predictions = self.in_units(predictions)
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
@@ -397,17 +335,29 @@ def or_nan(value: Any, condition: tf.Tensor) -> tf.Tensor:
 
 
 def weigh_classes(heads: Sequence[NamedHead], class_weight: Any) -> list[NamedHead]:
-    """The same heads, with their modules and metrics, some of them with other class weights.
-
-    Args:
-        heads: Heads.
-        class_weight: Weights by class, by head name; for a single head, also the weights by class alone.
+    """The same heads, with their modules and metrics, and with the class weights of `fit`.
 
     Raises:
-        ValueError: A key is not the name of a head, or a value is not a dict of weights.
+        ValueError: A key is not the name of a head, a value is not a dict of weights, or the weights are not by head and
+            there are several heads.
     """
-    by_head = class_weights_by_head(class_weight, [head.name for head in heads])
-    return [head.with_class_weight(by_head[head.name]) if head.name in by_head else head for head in heads]
+    names = [head.name for head in heads]
+    is_by_head = isinstance(class_weight, Mapping) and (
+        all(isinstance(weights, Mapping) for weights in class_weight.values()) or set(class_weight) <= set(names)
+    )
+    if not is_by_head and len(names) > 1:
+        raise ValueError(
+            "`class_weight` must be a dict by head name of weights by class if there are several heads. "
+            f"Received: class_weight={class_weight!r}; the heads are {quoted(names)}. Pass, say, "
+            f"{{{names[0]!r}: {{0: 1.0, 1: 5.0}}}}."
+        )
+    by_head = class_weight if is_by_head else {names[0]: class_weight}
+    check_head_names("class_weight", by_head, names)
+    weighed = [copy.copy(head) for head in heads]
+    for head in weighed:
+        if head.name in by_head:
+            head.label_spec = head.label_spec._replace(class_weight=check_class_weight(by_head[head.name]))
+    return weighed
 
 
 def new_head(name: str, module: Callable[..., Any], loss: Any, **options: Any) -> NamedHead:

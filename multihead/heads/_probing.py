@@ -54,12 +54,7 @@ def find_reading(
 
 
 class _Probe:
-    """Runs a metric on made data.
-
-    Args:
-        reading: What is to be found.
-        rank: How many axes tell the elements of the loss apart.
-    """
+    """Runs the metric of a reading, which is to be found, on made data; `rank` axes tell the elements of the loss apart."""
 
     def __init__(self, reading: Reading, rank: int) -> None:
         self._reading, self._rank = reading, rank
@@ -81,12 +76,7 @@ class _Probe:
         return 0
 
     def find(self, data: Sequence[_Data], sizes: Sequence[int | None]) -> None:
-        """Finds how the metric is updated.
-
-        Args:
-            data: Targets and predictions of which it can be computed.
-            sizes: The sizes of the predictions' axes, except the first; None where they are open.
-        """
+        """Finds how the metric is updated, from data of which it can be computed; `sizes` are those of a prediction."""
         reading, (y, p) = self._reading, data[0]
         if _is_function(reading.metric):
             values = function_values(reading.metric, tf.constant(y), tf.constant(p))

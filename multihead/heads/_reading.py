@@ -43,19 +43,7 @@ class Reading:
         self.columns: list[int] | None = None
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """Adds the labelled elements of a batch.
-
-        Args:
-            targets: The targets.
-            predictions: The predictions, of rank 2 at least.
-            weights: The weights of the loss's elements.
-
-        Returns:
-            How many rows count.
-
-        Raises:
-            ValueError: XLA compiles the step, and the metric does not use weights.
-        """
+        """Adds the labelled elements of a batch, by the weights of the loss's elements; returns how many rows count."""
         if predictions.dtype in (tf.float16, tf.bfloat16):
             predictions = tf.cast(predictions, tf.float32)
         if weights.shape.rank < self.rank:

@@ -145,31 +145,21 @@ class Head:
 
 
 def check_heads(heads: Any) -> dict[str, Head]:
-    """The heads that a trainer is created with, by name.
-
-    Raises:
-        TypeError: `heads` is not a mapping, or one of its values is not a `Head`.
-    """
-    if not isinstance(heads, Mapping | None):
+    """The heads that a trainer is created with, by name."""
+    if isinstance(heads, Mapping | None):
+        wrong = [f"{type(h).__name__} for {name!r}" for name, h in (heads or {}).items() if not isinstance(h, Head)]
+    else:
+        wrong = [type(heads).__name__]
+    if wrong:
         raise TypeError(
-            f"`heads` must be a dict of `Head` by name. Received: a {type(heads).__name__}. Pass, for example, "
+            f"`heads` must be a dict of `Head` by name. Received: a {wrong[0]}. Pass, for example, "
             "heads={'price': Head(module, loss)}."
         )
-    for name, head in (heads or {}).items():
-        if not isinstance(head, Head):
-            raise TypeError(
-                f"`heads` must be a dict of `Head` by name. Received: a {type(head).__name__} for {name!r}. Pass, for "
-                "example, heads={'price': Head(module, loss)}."
-            )
     return dict(heads or {})
 
 
 def check_weight(weight: Any) -> Weight:
-    """Returns a head's weight if it is a finite number of at least 0 or a function.
-
-    Raises:
-        ValueError: `weight` is neither.
-    """
+    """Returns a head's weight if it is a finite number of at least 0 or a function."""
     if callable(weight):
         return weight
     weight = as_python(weight)
@@ -187,16 +177,7 @@ def is_zero(weight: Weight) -> bool:
 
 
 def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
-    """A head's weight at a step; a float32 scalar.
-
-    Args:
-        given: The head's weight.
-        step: The number of updates applied so far.
-        name: The head's name.
-
-    Raises:
-        ValueError: A function returns something other than one number.
-    """
+    """A head's weight at a step, the number of updates applied so far; a float32 scalar."""
     weight = call_users(given, step) if callable(given) else given
     try:
         result = tf.convert_to_tensor(weight)
@@ -211,11 +192,7 @@ def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_ignore_label(label: Any) -> float | None:
-    """Returns an `ignore_label` if it is None or a number.
-
-    Raises:
-        TypeError: `label` is something else.
-    """
+    """Returns an `ignore_label` if it is None or a number."""
     label = as_python(label)
     if label is None or is_number(label):
         return label
@@ -228,12 +205,7 @@ def check_ignore_label(label: Any) -> float | None:
 def check_scaling(
     name: str, target_scaling: Any, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
 ) -> scaling.Scaling | None:
-    """The scaling of a head's targets; None if they are not scaled.
-
-    Raises:
-        ValueError: The loss takes no scaled targets, or the scaling's name is unknown.
-        TypeError: `target_scaling` is not a scaling.
-    """
+    """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
     found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)
     if found is None or reason is None:
         return found

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from multihead._ground.autograph import call_users, graph_function
 from multihead._ground.errors import in_short
-from multihead._ground.graphs import written_resources
 from multihead._ground.keras import are_probabilities, keras_mask, options_of, targets_for_loss, with_logits
 from multihead._ground.names import did_you_mean, names_known_to
 from multihead._ground.numerics import unchecked
@@ -89,7 +88,6 @@ class ElementLoss:
             rows of a batch, and for nothing else.
         is_total: Whether it gives one number for all rows; known once `value_rank` was called.
         has_count: Whether it returns a sum and a count; known once `value_rank` was called.
-        has_effects: Whether it changes variables or draws random numbers; known then, unless it runs eagerly.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class ElementLoss:
         self.ignore_label = ignore_label
         self.original = original
         self.known = known
-        self.couples_rows = self.is_total = self.has_count = self.has_effects = False
+        self.couples_rows = self.is_total = self.has_count = False
         self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
         self._ranks: dict[Any, int] = {}
 
@@ -157,11 +155,7 @@ class ElementLoss:
                 with unchecked():  # the loss of these zeros may be infinite
                     values, counts = computed(zeros(targets), zeros(predictions))
             else:
-                traced = graph_function(computed).get_concrete_function(targets, predictions)
-                values, counts = traced.structured_outputs
-                operations = traced.graph.get_operations()
-                draws = any("Random" in each.type or "Rng" in each.type for each in operations)
-                self.has_effects = draws or bool(written_resources(operations))
+                values, counts = graph_function(computed).get_concrete_function(targets, predictions).structured_outputs
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):

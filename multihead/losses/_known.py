@@ -45,31 +45,26 @@ class Known(NamedTuple):
     positive: bool = False
 
 
-_BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
-_BETWEEN_MINUS_1_AND_1 = ("hinge", "squared_hinge")
-_ANY_NUMBER = ("mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy").split()
-_AT_LEAST_0 = ("mean_squared_logarithmic_error", "poisson")
-_DISTRIBUTIONS = (
-    "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
-    "top_k_categorical_accuracy"
-).split()
-_CLASS_NUMBERS = (
-    "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
-    "sparse_top_k_categorical_accuracy"
-).split()
+_BY_PROPERTIES = {
+    Known(ELEMENTS, 0, 1): "binary_crossentropy binary_focal_crossentropy binary_accuracy",
+    Known(ELEMENTS, -1, 1): "hinge squared_hinge",
+    Known(ELEMENTS): "mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy",
+    Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error poisson",
+    Known(ROWS, 0): (
+        "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
+        "top_k_categorical_accuracy"
+    ),
+    Known(ROWS): "cosine_similarity pearson_correlation concordance_correlation",
+    Known(CLASSES, 0): (
+        "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
+        "sparse_top_k_categorical_accuracy"
+    ),
+}
+_FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() for name in names.split()}
 _OF_PROBABILITIES = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
     **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),
     **dict.fromkeys(("categorical_crossentropy", "categorical_focal_crossentropy"), float("inf")),
-}
-_FUNCTIONS: dict[str, Known] = {
-    **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
-    **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
-    **dict.fromkeys(_AT_LEAST_0, Known(ELEMENTS, positive=True)),
-    **dict.fromkeys(_BETWEEN_MINUS_1_AND_1, Known(ELEMENTS, -1, 1)),
-    **dict.fromkeys(_DISTRIBUTIONS, Known(ROWS, 0, None)),
-    **dict.fromkeys(("cosine_similarity", "pearson_correlation", "concordance_correlation"), Known(ROWS)),
-    **dict.fromkeys(_CLASS_NUMBERS, Known(CLASSES, 0, None)),
 }
 
 
@@ -96,14 +91,8 @@ def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.
     Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
     instead, so that the update is not applied.
 
-    Args:
-        values: The values.
-        head: The head's name.
-        loss: Its `ElementLoss`.
-        predictions: Its predictions.
-
     Raises:
-        ValueError: They are not; in a graph, when it runs.
+        ValueError: The predictions are outside of their range; in a graph, when it runs.
     """
     largest = None if loss.known is None else loss.known.largest
     if largest is None or are_probabilities(predictions):
@@ -135,8 +124,8 @@ def remedy(loss: Any) -> str:
     return f"If they are logits, pass a loss with `from_logits=True`; otherwise, end the module with a {activation}."
 
 
-# The shapes of targets and predictions. `rank` is the number of axes that tell elements apart: each has one value of a loss, or
-# counts once in a metric. Further axes of the targets lie within an element, such as a row's classes.
+# The shapes of targets and predictions. `rank` is the number of axes that tell elements apart; an element has one value of a
+# loss. Further axes of the targets lie within an element, such as a row's classes.
 
 
 def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
@@ -148,11 +137,6 @@ def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | No
     """The shape of targets with the axes that a loss, or a metric, expects for predictions of a shape.
 
     Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
-
-    Args:
-        targets: The shape of the targets.
-        shape: The predictions' shape, of rank 2 at least.
-        over: `"elements"`, `"rows"` or `"classes"`, or None if it is not known.
     """
     if over == CLASSES:
         return targets[:-1] if targets.rank == shape.rank and targets[-1] in (1, None) else targets

@@ -32,7 +32,6 @@ STAGES = [
     {"loops", "combined"},
     {"network"},
     {"broken", "added_losses"},
-    {"rates"},
     {"representation"},
     {"labels"},
     {"weights"},

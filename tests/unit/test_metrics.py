@@ -160,7 +160,7 @@ def test_accuracy_on_one_column_in_training(dtype, named):
     {
         "no list": ({"metrics": "mae"}, r"`metrics` must be a list\. Received: metrics='mae'"),
         "unknown": ({"metrics": ["mea"]}, r"`metrics` of head 'a' must be Keras metrics or their names\. Received: 'mea'"),
-        "twice": ({"metrics": ["mae", "mae"]}, r"names of their own.*Received: metrics named 'mae', 'mae'"),
+        "twice": ({"metrics": ["mae", "mae"]}, r"unique names.*Received: metrics named 'mae', 'mae'"),
         "loss": ({"metrics": [metrics.MeanSquaredError(name="loss")]}, r"none of 'loss', .*Give 'loss' another `name`"),
         "share": ({"metrics": ["mse", metrics.MeanSquaredError(name="share")]}, r"Give 'share' another `name`"),
     }.values(),

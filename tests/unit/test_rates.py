@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
 from multihead._update.network import Network
-from multihead._update.rates import periods_of
 from multihead.heads._named import new_head
+from multihead.rates import periods_of
 
 
 def built(layer, width=2):

@@ -13,10 +13,10 @@ from multihead._ground.optimizers import build_optimizer
 from multihead._update.apply import apply_once
 from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network, Ownership
-from multihead._update.rates import periods_of
 from multihead._update.roll_back import RollBack
 from multihead._update.update import Change
 from multihead.heads._named import new_head
+from multihead.rates import periods_of
 
 STEP = tf.constant(0, tf.int64)
 
