@@ -29,18 +29,10 @@ __all__ = ["Log", "Standardize", "get"]
 
 
 class Scaling(ABC):
-    """A change of the targets, which can be undone.
+    """A change of the targets, which can be undone; mean and deviation of changed labels are None if they are learned."""
 
-    Attributes:
-        mean: The mean of the changed labels; None if it is to be learned.
-        deviation: Their standard deviation, likewise.
-        by_column: Whether each column of the targets has its own mean and deviation.
-        above: The number that labels must be above; None if they may be any.
-        valid: A label that can be changed.
-    """
-
-    above: float | None = None
-    valid: float = 0.0
+    above: float | None = None  # the number that labels must be above
+    valid: float = 0.0  # a label that can be changed
 
     def __init__(self, mean: Any, deviation: Any, by_column: bool) -> None:
         self.mean, self.deviation = _check_given(mean, deviation)
@@ -156,11 +148,7 @@ class Log(Scaling):
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByLayer(Scaling):
-    """Trains on what a Keras layer makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`.
-
-    Args:
-        layer: A layer with a method `inverse`.
-    """
+    """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(0.0, 1.0, True)
@@ -245,15 +233,7 @@ def _check_given(mean: Any, deviation: Any) -> tuple[Any, Any]:
 
 
 class TargetScaling(keras.layers.Layer):
-    """The scaling of a head's targets, whose numbers are variables, learned from data or given.
-
-    Args:
-        head: The head's name, for messages.
-        scaling: How the targets are scaled.
-
-    Attributes:
-        mean: A float64 variable, as are `deviation` and `known`, which is 1 once both are given or learned; None before.
-    """
+    """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
 
     def __init__(self, head: str, scaling: Scaling) -> None:
         super().__init__(name="target_scaling", dtype="float32", trainable=False)
@@ -323,12 +303,12 @@ class TargetScaling(keras.layers.Layer):
             )
 
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
-        """Scaled targets of the same shape, computed in float64; 0 for those that do not count.
+        """Scaled targets of that shape, float32, or float64 if targets or predictions are; 0 for those that do not count.
 
         Args:
             targets: Targets without missing values, `[batch, ...]`.
             weights: The weights of the loss's elements, 0 where there is no label.
-            predictions: The spec of the predictions. The result is float32, or float64 if these or the targets are.
+            predictions: The spec of the predictions.
             over: What one value of the loss reads; see `multihead.losses._known`.
         """
         changed, counts = self.changed(targets, weights, predictions, over)

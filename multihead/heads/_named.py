@@ -35,20 +35,13 @@ from multihead.scaling import TargetScaling
 
 
 class NamedHead:
-    """A head of a trainer: a `Head` under a name, and what is made of it once.
-
-    Args:
-        name: The key of the head's targets, sample weights and logs.
-        value: The head.
+    """A head of a trainer: a `Head` under the key of its targets, sample weights and logs, and what is made of it once.
 
     Attributes:
         loss: The loss as sums and counts.
         is_trained: Whether there is a loss.
         scaling: The scaling of the targets, whose numbers are variables; None if they are not scaled.
         checks_range: Whether predictions that are not probabilities are an error where the loss takes those.
-
-    Raises:
-        ValueError: `name` is not a non-empty string without a slash.
     """
 
     def __init__(self, name: str, value: Head) -> None:
@@ -150,11 +143,7 @@ class NamedHead:
         return None if self._metrics is None else [each.metric for each in self._metrics]
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, serialized.
-
-        Raises:
-            TypeError: The module, the loss, a metric or the weight is a function that Keras cannot name.
-        """
+        """The arguments of `add_head`, serialized; a `TypeError` for a function that Keras cannot name."""
         serialize = keras.saving.serialize_keras_object
         given = vars(self.value)
         kept = ("teacher_forcing", "ignore_label", "class_weight", "trains_encoder", "couples_rows")
@@ -229,11 +218,6 @@ class NamedHead:
         """Checks the specs of targets and predictions against the loss, and creates the metrics.
 
         Names such as `"accuracy"` are resolved by the shapes, as in Keras.
-
-        Raises:
-            TypeError: The targets are not a dense tensor of numbers.
-            ValueError: Their shape fits neither the predictions nor the loss, nor a metric; or `ignore_label` or
-                `class_weight` does not fit them.
         """
         rank = check_specs(self.label_spec, targets, predictions)
         if self.scaling is not None:

@@ -114,10 +114,10 @@ def _terms(compute: Callable[[Any], Any], specs: Any, eagerly: bool) -> Any:
     """A function of rows that gives sums and counts as arrays; None if it cannot be traced, or would change variables."""
     if not eagerly:
         try:
-            compute = graph_function(compute).get_concrete_function(specs)
+            compute = traced = graph_function(compute).get_concrete_function(specs)
         except Exception:  # noqa: BLE001 - what is wrong with the head is said elsewhere
             return None
-        if written_resources(compute.graph.get_operations()):
+        if written_resources(traced.graph.get_operations()):
             return None
 
     def terms(rows: Any) -> tuple[Any, Any]:
