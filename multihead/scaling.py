@@ -303,7 +303,7 @@ class TargetScaling(keras.layers.Layer):
             )
 
     def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
-        """Scaled targets of that shape, float32, or float64 if targets or predictions are; 0 for those that do not count.
+        """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count.
 
         Args:
             targets: Targets without missing values, `[batch, ...]`.
