@@ -9,7 +9,7 @@ from pathlib import Path
 
 from multihead import plots
 from multihead._display.extras import optional
-from multihead.comparison._config import compare_config
+from multihead.comparison._compare import compare_config
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
