@@ -1,30 +1,26 @@
-"""`compare`: the steps of a comparison, in order; and the same for a Python file that describes one."""
+"""`compare`: the steps of a comparison, in order."""
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from multihead._display.tables import plain
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_positive_whole, quoted
+from multihead._ground.validation import check_positive_whole
 from multihead.comparison._data import VALIDATION
+from multihead.comparison._findings import relative_changes
 from multihead.comparison._jobs import Each, Line, Lines, chosen_rates, key_of, last_of, opened, workers
 from multihead.comparison._probe import check_variant, probe
 from multihead.comparison._result import Comparison
 from multihead.comparison._run import measure_cost, run
-from multihead.comparison._student import relative_changes
 from multihead.comparison._study import (
     ALONE,
     FINAL,
@@ -32,8 +28,8 @@ from multihead.comparison._study import (
     Job,
     Study,
     Variant,
+    checked,
     chosen,
-    read_study,
     read_variants,
     settings_of,
 )
@@ -144,22 +140,9 @@ def compare(
         >>> found.values("plain sum", "a").shape
         (1,)
     """
-    study = read_study(
-        build,
-        data,
-        seeds,
-        budget,
-        optimizer=optimizer,
-        rates=rates,
-        tuning_seeds=tuning_seeds,
-        batch_size=batch_size,
-        options=options,
-        measure=measure,
-    )
-    by_name = {
-        name: variant if variant.build is not build else replace(variant, build=None)
-        for name, variant in read_variants(variants).items()
-    }
+    study = checked(Study(build, data, optimizer, options or {}, batch_size, measure, seeds, tuning_seeds, rates, budget))
+    read = read_variants(variants)
+    by_name = {name: replace(each, build=None) if each.build is build else each for name, each in read.items()}
     twice = chosen(equal_cost, by_name)
     number = check_positive_whole("processes", processes)
     with opened(file) as lines, workers(study, number, [*by_name.values()]) as each:
@@ -167,15 +150,7 @@ def compare(
 
 
 class _Steps:
-    """The steps of a comparison.
-
-    Args:
-        study: What is the same for all runs.
-        variants: The variants by name.
-        lines: What is known already, and where the rest is written.
-        each: Computes runs.
-        verbose: 0 prints nothing.
-    """
+    """The steps of a comparison: `lines` are what is known already, and `each` computes the rest."""
 
     def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, each: Each, verbose: int) -> None:
         self._study, self._variants, self._lines, self._each, self._verbose = study, variants, lines, each, verbose
@@ -190,7 +165,7 @@ class _Steps:
         study = self._study
         first = Job(TUNE, next(iter(self._variants.values())), "", study.tuning_seeds[0], study.rates[0])
         first = replace(first, variant=replace(first.variant, build=None))
-        ((_, probed),) = self._each(_probe, [(first, metrics)])
+        ((_, probed),) = self._each(probe, [(first, metrics)])
         self._lines.begin(settings_of(study, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
         few = probed["few_labels"]
@@ -355,51 +330,3 @@ class _Steps:
         if self._verbose:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-
-
-def _probe(study: Study, given: tuple[Job, Any]) -> dict[str, Any]:
-    return probe(study, *given)
-
-
-def compare_config(path: str, **given: Any) -> Comparison:
-    """Runs the comparison of a file whose variables are the arguments of `compare`.
-
-    The file is imported under its name without `.py`, from its folder, so that further processes can import it, too.
-
-    Args:
-        path: The file.
-        **given: Arguments of `compare` that replace those of the file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It lacks an argument, or has the name of another module.
-    """
-    module = _imported(Path(path))
-    parameters = inspect.signature(compare).parameters
-    found = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
-    needed = [name for name, each in parameters.items() if each.default is each.empty]
-    missing = [name for name in needed if name not in found]
-    if missing:
-        hints = [name for name in vars(module) if not name.startswith("_") and name not in found]
-        raise ValueError(
-            f"`config` must define {quoted(needed)}, arguments of `multihead.compare`, as variables. Received: {path!r}, "
-            f"without {quoted(missing)}. {did_you_mean(missing, hints, 'Add them.')}"
-        )
-    return compare(**{**found, **given})
-
-
-def _imported(path: Path) -> Any:
-    if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
-        raise FileNotFoundError(
-            "`config` must be a Python file whose name can be imported, such as `my_study.py`. "
-            f"Received: {str(path)!r}. Correct the path, or rename the file."
-        )
-    known = importlib.util.find_spec(path.stem) if path.stem not in sys.modules else sys.modules[path.stem].__spec__
-    origin = None if known is None else known.origin
-    if known is not None and (origin is None or Path(origin).resolve() != path.resolve()):
-        raise ValueError(
-            f"`config` must not have the name of another module. Received: {str(path)!r}, and {path.stem!r} is imported "
-            f"from {origin}. Rename the file."
-        )
-    sys.path.insert(0, str(path.resolve().parent))
-    return importlib.import_module(path.stem)

@@ -27,12 +27,7 @@ For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and 
 
 
 def parts_of(data: Any, seed: int) -> dict[str, Any]:
-    """The parts of the data for a seed, each a `tf.data.Dataset` of batches or a tuple `(x, y)` or `(x, y, sample_weight)`.
-
-    Raises:
-        ValueError: A part is missing, or there is another.
-        TypeError: A part is something else.
-    """
+    """The parts of the data for a seed, each a data set of batches or a tuple `(x, y)` or `(x, y, sample_weight)`."""
     given = data(seed) if callable(data) else data
     received = f"a dict of {quoted(given)}" if isinstance(given, Mapping) else f"{type(given).__name__}"
     unknown = [name for name in given if name not in _PARTS] if isinstance(given, Mapping) else []
@@ -65,11 +60,7 @@ def _read_part(name: str, given: Any) -> Any:
 
 
 def check_targets(parts: Mapping[str, Any], heads: Collection[str]) -> None:
-    """Checks that each part has targets for every head, and for no other.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Checks that each part has targets for every head, and for no other."""
     for name, part in parts.items():
         elements = part.element_spec if isinstance(part, tf.data.Dataset) else part
         targets = elements[1] if isinstance(elements, tuple) and len(elements) > 1 else {}
@@ -120,14 +111,8 @@ def batches_per_epoch(part: Any, batch_size: int) -> int:
 class Feed:
     """The batches of one run: an order that depends on the seed alone, and a digest of what was trained on.
 
-    Args:
-        part: The training data.
-        batch_size: The number of examples in a batch of arrays.
-        seed: The seed of the order of arrays; each epoch has another order, with a smaller last batch.
-        marked: The number of batches in which there are `MARKS` marks.
-
-    Attributes:
-        order: Digests of all batches up to each mark that was reached, with the targets of all heads.
+    Each epoch of arrays has another order, with a smaller last batch. `order` has digests of all batches, with the targets
+    of all heads, up to each of the `MARKS` places in `marked` batches that was reached.
     """
 
     def __init__(self, part: Any, *, batch_size: int, seed: int, marked: int) -> None:

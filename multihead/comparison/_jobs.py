@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -34,12 +33,7 @@ _STUDY: list[Study] = []
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[Line]:
-    """The lines of a comparison, settings first. A last line that a crash has cut off is left out.
-
-    Raises:
-        ValueError: The file is not that of a comparison.
-        FileNotFoundError: There is no such file.
-    """
+    """The lines of a comparison, settings first. A last line that a crash has cut off is left out."""
     if not os.path.exists(path):
         folder = Path(path).parent
         near = nearest(Path(path).name, [file.name for file in folder.iterdir()] if folder.is_dir() else [])
@@ -137,11 +131,7 @@ class Lines:
 
 @contextmanager
 def opened(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
-    """The lines of a file that no other process writes meanwhile.
-
-    Raises:
-        ValueError: Another process writes to it, or the folder does not exist.
-    """
+    """The lines of a file that no other process writes meanwhile."""
     if path is None:
         yield Lines(None)
         return
@@ -161,26 +151,12 @@ def opened(path: str | os.PathLike[str] | None) -> Iterator[Lines]:
 
 
 def _as_json(line: Mapping[str, Any]) -> str:
-    """A line of the file; non-finite numbers are null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: plain(each) for name, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(plain(line), ensure_ascii=False) + "\n"
+    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 @contextmanager
 def workers(study: Study, processes: int, variants: Sequence[Any] = ()) -> Iterator[Each]:
-    """A context in which runs are computed: in this process, or in several new ones, which import the program again.
-
-    Raises:
-        ValueError: The study or a variant cannot be sent to another process.
-        RuntimeError: A process has ended.
-    """
+    """A context in which runs are computed: in this process, or in several new ones, which import the program again."""
     if processes == 1:
         yield lambda function, arguments: ((argument, function(study, argument)) for argument in arguments)
         return

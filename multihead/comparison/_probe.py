@@ -26,14 +26,9 @@ For an area under the ROC curve of 0.8 with six positives it is 0.1 (Hanley and 
 """
 
 
-def probe(study: Study, job: Job, metrics: Any) -> dict[str, Any]:
-    """What a comparison must know before its first run: metrics, the length of runs, and digests of the start.
-
-    Args:
-        study: What is the same for all runs.
-        job: The first variant, with the tuning seed.
-        metrics: The argument of `compare`.
-    """
+def probe(study: Study, given: tuple[Job, Any]) -> dict[str, Any]:
+    """What a comparison must know before its first run: metrics, the length of runs, and digests of the start."""
+    job, metrics = given
     trainer, parts, digests = start(study, job)
     unit, number = study.budget
     if unit == "epochs":
@@ -67,14 +62,7 @@ class _Direction(keras.callbacks.Callback):
 def _read_metrics(
     metrics: Any, heads: Sequence[str], known: Mapping[str, str | None], *, free: bool
 ) -> dict[str, tuple[str, str]]:
-    """Each head's metric and its direction, `"min"` or `"max"`.
-
-    Args:
-        metrics: The argument of `compare`.
-        heads: The names of the heads.
-        known: The metrics of `evaluate`, with their directions where these are known.
-        free: Whether metrics have other names than those of `evaluate`.
-    """
+    """Each head's metric and its direction, `"min"` or `"max"`; `known` are those of `evaluate`, unless they are `free`."""
     if metrics is None and free:
         raise ValueError(
             "`metrics` must name a metric of each head with `measure`. Received: metrics=None. Pass, for example, "
@@ -119,14 +107,7 @@ def _read_metric(head: str, given: Any, known: Mapping[str, str | None], *, free
 
 
 def check_variant(study: Study, job: Job) -> dict[str, int]:
-    """Starts a variant, without training it: options that do not suit it are errors before the first run.
-
-    Returns:
-        Digests of the initial weights, as those of `start`.
-
-    Raises:
-        ValueError: Its trainer has other heads than that of `build`, or other weights whenever it is made.
-    """
+    """The digests of `start` of a variant, so that options that do not suit it are errors before the first run."""
     if job.variant.build is None:
         return start(study, job)[2]
     argument = build_argument(job.variant)
@@ -173,12 +154,8 @@ def _judged(head: Head) -> dict[str, str]:
 def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
     """By the names of heads of two classes, the number of labels of the rarer one, if below `FEW`.
 
-    A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur. Data that may
-    have no end are not read.
-
-    Args:
-        heads: The heads by name.
-        part: The validation data.
+    A head is of two classes if all of its labels are 0 or 1 and its loss is for such labels, or both occur. Data without an
+    end are not read.
     """
     counts = {name: np.zeros([2], int) for name, head in heads.items() if head.loss is not None}
     batches = part if isinstance(part, tf.data.Dataset) else [part]

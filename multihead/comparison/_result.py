@@ -12,19 +12,22 @@ from multihead._display.front import Point, draw_front
 from multihead._display.tables import as_text
 from multihead._ground.validation import check_choice
 from multihead.comparison._data import TEST, VALIDATION
-from multihead.comparison._jobs import Line, chosen_rates, last_of, read_lines
-from multihead.comparison._student import (
+from multihead.comparison._findings import (
     CONFIDENCE,
     Difference,
     costs_of,
     difference_of,
     favoured,
+    findings_of,
     harms,
+    joint_of,
     mean_and_deviation,
     relative_changes,
+    tables_of,
+    verdict_of,
 )
+from multihead.comparison._jobs import Line, chosen_rates, last_of, read_lines
 from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
-from multihead.comparison._words import findings_of, joint_of, tables_of, verdict_of
 
 _COSTS = ("update", "serve", "size")
 

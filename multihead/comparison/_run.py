@@ -44,18 +44,10 @@ _LEAST_SECONDS, _LEAST_STEPS = 0.05, 3
 
 
 def start(study: Study, job: Job) -> tuple[MultiHeadTrainer, dict[str, Any], dict[str, int]]:
-    """Makes the trainer of a run: with the seed's initial weights, whatever the variant.
+    """A trainer with the seed's initial weights, whatever the variant; the data; and digests of the weights, by module.
 
     All heads are built first, so that each draws the same numbers in every variant; those that the variant does not train
     are removed then.
-
-    Returns:
-        The trainer, compiled and built; the parts of the data; and a digest of the initial weights of the encoder and of
-        each head, by name.
-
-    Raises:
-        ValueError: `build`, the data and the variant do not fit together.
-        TypeError: `build` returns something else than a trainer.
     """
     keras.utils.set_random_seed(job.seed)
     parts = parts_of(study.data, job.seed)
@@ -167,14 +159,15 @@ def run(study: Study, job: Job) -> dict[str, Any]:
     return {**job.line, **found}
 
 
-def _measured(study: Study, trainer: MultiHeadTrainer, part: Any) -> dict[str, float]:
-    """The metrics of a trainer on a part of the data, by name."""
+def _measured(study: Study, trainer: MultiHeadTrainer, part: Any) -> dict[str, float | None]:
+    """The metrics of a trainer on a part of the data, by name; None for one that is not finite."""
     part = of_heads(part, trainer.heads)
     if study.measure is not None:
         found = study.measure(trainer, part)
     else:
         found = trainer.evaluate(**arguments(part, study.batch_size), return_dict=True, verbose=0)
-    return {name: float(as_python(value)) for name, value in found.items()}
+    numbers = {name: float(as_python(value)) for name, value in found.items()}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 class _Epochs(keras.callbacks.Callback):
@@ -229,9 +222,8 @@ class _Timed:
         feed = Feed(parts[TRAIN], batch_size=study.batch_size, seed=job.seed, marked=1)
         batches = list(feed.batches(list(self.trainer.heads), _BATCHES * study.batches_per_update))
         self._inputs = batches[0][0]
-        self._batches = functools.reduce(
-            tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches)
-        ).cache().repeat()  # fmt: skip
+        each = map(tf.data.Dataset.from_tensors, batches)
+        self._batches = functools.reduce(tf.data.Dataset.concatenate, each).cache().repeat()
         at_once = study.options.get("steps_per_execution")
         self._at_once = at_once if isinstance(at_once, int) else 1
         self._steps = self._calls = _LEAST_STEPS
@@ -259,11 +251,7 @@ def measure_cost(study: Study, jobs: Sequence[Job]) -> dict[str, Any]:
 
     `update_ratio` is the time of one update of the variant over the sum of the times of one update of each single-task
     model; `serve_ratio` is the same of a prediction for one batch. Both are medians over rounds; so are the times in
-    seconds. `size_ratio` is the same of the numbers of parameters.
-
-    Args:
-        study: What is the same for all runs.
-        jobs: The variant, and each head alone.
+    seconds. `size_ratio` is the same of the numbers of parameters. `jobs` are the variant, and each head alone.
     """
     timed = [_Timed(study, job) for job in jobs]
     rounds = _in_turns(timed)
@@ -295,7 +283,6 @@ def _in_turns(timed: Sequence[Any]) -> tuple[list[list[float]], list[list[float]
 
 
 def _ratio(rounds: Sequence[Sequence[float]]) -> float:
-    """The median over rounds of the first time over the sum of the others."""
     return statistics.median(first / sum(others) for first, *others in rounds)
 
 

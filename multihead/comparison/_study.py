@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -29,14 +29,7 @@ _OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
 
 @dataclass(frozen=True)
 class Study:
-    """What is the same for all runs: checked arguments of `compare`.
-
-    Attributes:
-        seeds: The reported seeds.
-        tuning_seeds: The seeds on which learning rates are chosen.
-        rates: The grid of learning rates, ascending.
-        budget: `"updates"` or `"epochs"`, and how many.
-    """
+    """What is the same for all runs: checked arguments of `compare`. `budget` is `"updates"` or `"epochs"`, and how many."""
 
     build: Callable[[], Any]
     data: Any
@@ -44,10 +37,10 @@ class Study:
     options: Mapping[str, Any]
     batch_size: int
     measure: Callable[[Any, Any], Mapping[str, float]] | None
-    seeds: tuple[int, ...] = (0,)
-    tuning_seeds: tuple[int, ...] = (1000,)
-    rates: tuple[float, ...] = (1e-3,)
-    budget: tuple[str, int] = ("updates", 1)
+    seeds: Any = (0,)
+    tuning_seeds: Any = (1000,)
+    rates: Any = (1e-3,)
+    budget: Any = ("updates", 1)
 
     @property
     def batches_per_update(self) -> int:
@@ -57,14 +50,9 @@ class Study:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train.
+    """One way to train: weights of heads by name, options of `compile`, a `build` or None for that of the study.
 
-    Attributes:
-        name: Its name.
-        weights: The weights of heads, by head name; those of the other heads are what `build` gave them.
-        options: Options of `compile`.
-        build: Creates the trainer; None for that of the study.
-        as_alone: Whether the own variables of each head have the learning rate that was chosen for the head alone.
+    With `as_alone`, the own variables of each head have the learning rate that was chosen for the head alone.
     """
 
     name: str
@@ -88,16 +76,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run of a variant, to choose a rate (`"tune"`) or to report (`"final"`).
 
     Attributes:
-        kind: `"tune"` or `"final"`.
-        variant: The variant; `"alone"` for single-task models.
         head: The head of a single-task model; empty for a variant with all heads.
-        seed: The seed of the initial weights, the order of the data and all else.
-        rate: The learning rate, which decays to zero.
-        updates: The number of updates.
-        at_equal_cost: Whether the number of updates is that of the time of all single-task models.
         budget: The number of updates without equal cost, by which places in the order of the data are marked.
         head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
@@ -191,35 +173,19 @@ def settings_of(study: Study, probed: Mapping[str, Any]) -> dict[str, Any]:
 # What `compare` is given
 
 
-def read_study(
-    build: Any,
-    data: Any,
-    seeds: Any,
-    budget: Any,
-    *,
-    optimizer: Any,
-    rates: Any,
-    tuning_seeds: Any,
-    batch_size: Any,
-    options: Any,
-    measure: Any,
-) -> Study:
-    """The checked arguments of `compare`.
-
-    Raises:
-        ValueError: One is out of range.
-        TypeError: One has the wrong type.
-    """
-    _check_build("build", build)
+def checked(study: Study) -> Study:
+    """The arguments of `compare` in one form; those that are out of range or of a wrong type are errors."""
+    seeds, tuning_seeds, rates, optimizer = study.seeds, study.tuning_seeds, study.rates, study.optimizer
+    _check_build("build", study.build)
     if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
             f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
         )
-    if measure is not None and not callable(measure):
+    if study.measure is not None and not callable(study.measure):
         raise TypeError(
             "`measure` must be a function of a trainer and a part of the data that returns metrics by name. "
-            f"Received: measure={measure!r}. Omit it to use `evaluate`."
+            f"Received: measure={study.measure!r}. Omit it to use `evaluate`."
         )
     found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
     numbers = [check_whole("seeds", seed) for seed in found] if isinstance(found, Sequence) and len(found) else []
@@ -242,11 +208,17 @@ def read_study(
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
-    common = _read_options("options", options or {}, without=_OF_JOINT_TRAINING)
-    check_positive_whole("options['gradient_accumulation_steps']", common.get("gradient_accumulation_steps", 1))
-    size = check_positive_whole("batch_size", batch_size)
-    numbers_of = tuple(numbers), tuple(own), tuple(sorted({float(rate) for rate in grid})), _read_budget(budget)
-    return Study(build, data, optimizer, common, size, measure, *numbers_of)
+    options = _read_options("options", study.options or {}, without=_OF_JOINT_TRAINING)
+    check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
+    return replace(
+        study,
+        options=options,
+        batch_size=check_positive_whole("batch_size", study.batch_size),
+        seeds=tuple(numbers),
+        tuning_seeds=tuple(own),
+        rates=tuple(sorted({float(rate) for rate in grid})),
+        budget=_read_budget(study.budget),
+    )
 
 
 def _read_budget(budget: Any) -> tuple[str, int]:
@@ -263,17 +235,11 @@ def _read_budget(budget: Any) -> tuple[str, int]:
 
 
 def read_variants(variants: Any) -> dict[str, Variant]:
-    """The variants by name, checked as far as this can be done without a trainer.
-
-    Raises:
-        ValueError: There is no variant, a name is reserved, or an option does not exist or cannot differ between variants.
-        TypeError: The variants are not a dict of dicts.
-    """
+    """The variants by name, checked as far as this can be done without a trainer."""
     if not isinstance(variants, Mapping) or not variants:
         raise ValueError(
             "`variants` must be a dict of at least one variant, by its name. "
-            f"Received: variants={variants!r}. "
-            "Pass, for example, {'plain sum': {}, 'EqualNorms': {'balancer': 'EqualNorms'}}."
+            f"Received: variants={variants!r}. Pass, for example, {{'plain sum': {{}}}}."
         )
     return {name: _read_variant(name, given) for name, given in variants.items()}
 
@@ -352,12 +318,7 @@ def _read_options(argument: str, options: Any, others: Sequence[str] = (), witho
 
 
 def chosen(equal_cost: Any, variants: Mapping[str, Variant]) -> list[str]:
-    """The names of the variants that are trained at equal cost, too.
-
-    Raises:
-        ValueError: One is not the name of a variant.
-        TypeError: `equal_cost` is neither True, False nor a list of names.
-    """
+    """The names of the variants that are trained at equal cost, too."""
     if isinstance(equal_cost, bool):
         return list(variants) if equal_cost else []
     if isinstance(equal_cost, str) or not isinstance(equal_cost, Sequence):
