@@ -180,16 +180,13 @@ class _Steps:
             for name, variant in self._variants.items()
         }
         self._check_variants(trained)
-        for name in twice:
-            ratio = self._cost(trained[name], alone)["update_ratio"]
-            updates = max(round(first.updates / float(ratio)), 1)
-            trained[f"{name} at equal cost"] = replace(trained[name], updates=updates, at_equal_cost=True)
+        joint = [*trained.values(), *(self._at_equal_cost(trained[name], alone) for name in twice)]
         tuning = len(study.rates) * len(study.tuning_seeds) if len(study.rates) > 1 else 0
-        self._total = sum(job.updates for job in (*alone, *trained.values())) * (tuning + len(study.seeds))
+        self._total = sum(job.updates for job in (*alone, *joint)) * (tuning + len(study.seeds))
         self._since = time.monotonic()
         alone = self._tuned(alone)
         rates = {job.head: job.rate for job in alone}
-        joint = self._tuned([replace(job, head_rates=job.head_rates and rates) for job in trained.values()])
+        joint = self._tuned([replace(job, head_rates=job.head_rates and rates) for job in joint])
         final = [replace(job, kind=FINAL, seed=seed) for seed in study.seeds for job in (*alone, *joint)]
         self._run(final)
         wanted = {key_of(job.line) for job in final}
@@ -219,15 +216,16 @@ class _Steps:
                     "file."
                 )
 
-    def _cost(self, job: Job, alone: Sequence[Job]) -> Line:
-        """The line of the cost of a variant, which is measured unless it is known."""
+    def _at_equal_cost(self, job: Job, alone: Sequence[Job]) -> Job:
+        """A variant with as many updates as take the time of all single-task models, which is measured unless it is known."""
         name = job.variant.name
         costs = self._lines.named("cost")
         if name not in costs:
             ((_, line),) = self._each(measure_cost, [(job, *alone)])
             costs[name] = self._lines.append(line)
             self._say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")
-        return costs[name]
+        updates = max(round(job.updates / float(costs[name]["update_ratio"])), 1)
+        return replace(job, updates=updates, at_equal_cost=True)
 
     def _tuned(self, jobs: Sequence[Job]) -> list[Job]:
         """Variants or single-task models with the learning rates that are best on the tuning seeds."""

@@ -70,7 +70,7 @@ def check_targets(parts: Mapping[str, Any], heads: Collection[str]) -> None:
                 f"`data[{name!r}]` must have targets for every head. Received: none for {quoted(missing)}. Add them; a "
                 "missing label is NaN or the head's `ignore_label`."
             )
-        for by_head in elements[1:]:
+        for by_head in (each for each in elements[1:] if isinstance(each, Mapping)):
             check_head_names(f"data[{name!r}]", by_head, list(heads))
 
 
@@ -79,7 +79,7 @@ def of_heads(part: Any, heads: Collection[str]) -> Any:
     if isinstance(part, tf.data.Dataset):
         return part.map(as_is(lambda *batch: of_heads(batch, heads)))
     x, *by_head = part
-    kept = ({name: value for name, value in each.items() if name in heads} for each in by_head)
+    kept = ({name: value for name, value in each.items() if name in heads} for each in by_head if isinstance(each, Mapping))
     return (x, *(each for each in kept if each))
 
 

@@ -75,35 +75,27 @@ def _read_metrics(
         )
     if metrics is not None:
         check_head_names("metrics", metrics, heads, complete=True)
-    of_heads: dict[str, dict[str, str | None]] = {head: {f"{head}_loss": "min"} for head in heads}
-    for metric, direction in known.items():
-        owners = [head for head in heads if metric.startswith(f"{head}_")]
-        if owners:
-            of_heads[max(owners, key=len)][metric] = direction
-    if metrics is not None:
-        return {head: _read_metric(head, metrics[head], of_heads[head], free=free) for head in heads}
     found = {}
-    for head, (loss, *others) in of_heads.items():
-        metric = next((each for each in others if of_heads[head][each] is not None), loss)
-        found[head] = metric, str(of_heads[head][metric])
+    for head in heads:
+        own = [name for name in known if max((h for h in heads if name.startswith(f"{h}_")), key=len, default="") == head]
+        loss = f"{head}_loss"
+        default = next((name for name in own if name != loss and known[name] is not None), loss)
+        given = default if metrics is None else metrics[head]
+        metric, *rest = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
+        if not isinstance(metric, str) or (not free and metric not in own):
+            hint = did_you_mean([metric], own, "Add the metric to the head, or compute it with `measure`.")
+            raise ValueError(
+                f"`metrics[{head!r}]` must be one of the metrics of `evaluate` for this head: {quoted(own)}. "
+                f"Received: {given!r}. {hint}"
+            )
+        direction = rest[0] if rest else known.get(metric)
+        if direction not in ("min", "max"):
+            raise ValueError(
+                f"`metrics[{head!r}]` must say whether the metric is better when lower or higher. "
+                f"Received: {given!r}. Pass ({metric!r}, 'min') or ({metric!r}, 'max')."
+            )
+        found[head] = metric, direction
     return found
-
-
-def _read_metric(head: str, given: Any, known: Mapping[str, str | None], *, free: bool) -> tuple[str, str]:
-    metric, *rest = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given,)
-    if not isinstance(metric, str) or (not free and metric not in known):
-        hint = did_you_mean([metric], [*known], "Add the metric to the head, or compute it with `measure`.")
-        raise ValueError(
-            f"`metrics[{head!r}]` must be one of the metrics of `evaluate` for this head: {quoted(known)}. "
-            f"Received: {given!r}. {hint}"
-        )
-    found = rest[0] if rest else known.get(metric)
-    if found not in ("min", "max"):
-        raise ValueError(
-            f"`metrics[{head!r}]` must say whether the metric is better when lower or higher. "
-            f"Received: {given!r}. Pass ({metric!r}, 'min') or ({metric!r}, 'max')."
-        )
-    return metric, found
 
 
 def check_variant(study: Study, job: Job) -> dict[str, int]:
@@ -161,7 +153,7 @@ def few_labels(heads: Mapping[str, Head], part: Any) -> dict[str, int]:
     batches = part if isinstance(part, tf.data.Dataset) else [part]
     for _, targets, *weights in () if is_endless(part) else batches:
         for name in list(counts):
-            labels = _labels_that_count(heads[name], targets[name], weights[0].get(name) if weights else None)
+            labels = _labels_that_count(heads[name], targets[name], (weights[0] or {}).get(name) if weights else None)
             numbers = np.array([(labels == each).sum() for each in (0, 1)])
             if numbers.sum() == labels.size:
                 counts[name] += numbers
