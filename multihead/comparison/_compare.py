@@ -217,7 +217,7 @@ class _Steps:
                 )
 
     def _at_equal_cost(self, job: Job, alone: Sequence[Job]) -> Job:
-        """A variant with as many updates as take the time of all single-task models, which is measured unless it is known."""
+        """A variant with as many updates as take the time of all single-task models; measured unless it is known."""
         name = job.variant.name
         costs = self._lines.named("cost")
         if name not in costs:
