@@ -94,18 +94,10 @@ def mean_and_deviation(values: np.ndarray) -> tuple[float, float]:
 
 
 def relative_changes(values: np.ndarray, baselines: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Delta-m, `[seeds]`: the mean over heads of the signed relative change against single-task models.
+    """The delta-m of `Comparison.delta_m`, `[seeds]`; NaN where a head has no value, or its baseline is 0.
 
-    `delta_m = 1 / K sum_k s_k (M_k - B_k) / |B_k|`, for `K` heads; 0.05 is 5 % better. NaN where a head has no value, or
-    its baseline is 0.
-
-    Args:
-        values: `M`, `[heads, seeds]`, the metrics of a variant.
-        baselines: `B`, `[heads, seeds]`, those of each head alone.
-        signs: `s`, `[heads]`: 1 for a metric that is better when higher, -1 for one that is better when lower.
-
-    Source: Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019, equation 1; with
-    `|B_k|` for `B_k`, so that metrics below 0 keep their direction.
+    `values` and `baselines` are `[heads, seeds]`, `signs` `[heads]`. The source has `B_k` for `|B_k|`, with which metrics
+    below 0 would lose their direction.
     """
     scale = np.where(baselines == 0, np.nan, np.abs(baselines))
     changes: np.ndarray = (signs[:, None] * (values - baselines) / scale).mean(axis=0)
@@ -143,13 +135,8 @@ def favoured(
     """The cheapest variant that validation data cannot tell from the best one, by the rule of `Comparison.choose`.
 
     The noise of a variant that fails at some seeds hides that its heads are worse; so its mean must also not be far below 0.
-
-    Args:
-        values: By variant, the heads' metrics, `[heads, seeds]`; a variant that lacks one is not chosen.
-        alone: Those of each head alone, `[heads, seeds]`.
-        signs: `[heads]`, 1 for a metric that is better when higher, otherwise -1.
-        costs: By variant, what it takes to train it; compared after rounding to hundredths.
-        counts: `[heads]`: which heads have enough labels; without any, the cheapest variant is chosen.
+    `values`, `alone` and `signs` are as in `relative_changes`; a variant that lacks a value is not chosen. `costs` are
+    compared after rounding to hundredths. `counts`, `[heads]`, says which heads have enough labels.
     """
     finite = [name for name, each in values.items() if np.isfinite(relative_changes(each, alone, signs)).all()]
     kept = np.flatnonzero(counts) if any(counts) else np.arange(len(signs))

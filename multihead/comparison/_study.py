@@ -305,7 +305,7 @@ def _read_options(argument: str, options: Any, others: Sequence[str] = (), witho
     for name in options:
         if name not in known:
             hint = did_you_mean([name], [*known, *others], "Correct its name, or omit it.")
-            if name in (*without, "optimizer", "target_scaling"):
+            if name in (*without, "optimizer"):
                 hint = f"`{name}` is the same for all variants: it is an argument of `compare`, or belongs in its `options`."
             raise ValueError(
                 f"`{argument}` must have options of `compile` that a variant can choose: {quoted([*others, *known])}. "
