@@ -1,4 +1,4 @@
-"""What all pictures of this package share: figures without a display, colours, lines, bars and heat maps."""
+"""What all plots share: figures without a display, colours, lines, bars and heat maps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multihead._display.extras import needed
+from multihead._display.tables import needed
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow."""
@@ -34,7 +34,7 @@ def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) ->
 
 
 def title(axis: Any, message: str, detail: str = "") -> None:
-    """A message above a picture, and a detail in grey below the message."""
+    """A message above a plot, and a detail in grey below the message."""
     axis.set_title(message, loc="left", fontsize=12, fontweight="bold", pad=24 if detail else 8)
     if detail:
         axis.text(0, 1, detail, transform=axis.transAxes, fontsize=9, color=GREY, va="bottom", ha="left").set_y(1.02)
@@ -154,3 +154,23 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
     axis.grid(which="minor", color="white", lw=2)
     axis.tick_params(which="minor", length=0)
     axis.set_title(message, loc="left", fontsize=10)
+
+
+def cosine_matrix(statistics: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The matrix of cosines between heads, and with the update, from statistics by name.
+
+    Returns:
+        The names of rows and columns, and the matrix; NaN for unknown cosines. Nothing if no cosine is known.
+    """
+    names = [*heads, "update"]
+    values = np.full([len(names), len(names)], np.nan)
+    np.fill_diagonal(values, 1.0)
+    is_any = False
+    for i, one in enumerate(heads):
+        for j, name in [(len(heads), f"{one}_update_cosine")] + [
+            (j, f"{one}_{heads[j]}_cosine") for j in range(i + 1, len(heads))
+        ]:
+            if statistics.get(name) is not None:
+                values[i, j] = values[j, i] = float(statistics[name])
+                is_any = True
+    return (names, values) if is_any else ([], values)

@@ -1,4 +1,4 @@
-"""The picture of a front: what one head gains and the other pays, for several ways to train."""
+"""The plot of a front: what one head gains and the other pays, for several ways to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXED = "#555555"
 
 
 class Point(NamedTuple):
-    """A variant in the picture.
+    """A variant in the plot.
 
     Attributes:
         name: Its name.

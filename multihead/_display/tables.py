@@ -1,11 +1,37 @@
-"""Tables: by rich, or in plain text where rich is not installed."""
+"""Optional packages; tables, by rich or in plain text where rich is not installed; and numbers as text."""
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Sequence
+from typing import Any
 
-from multihead._display.extras import optional
+
+def optional(module: str) -> Any:
+    """An optional module, or None if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """An optional module.
+
+    Args:
+        module: Its name.
+        extra: The extra of this package that installs it.
+        what: What needs it, for the message.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    found = optional(module)
+    if found is None:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs {package}. Received: none installed. Run `pip install 'multihead[{extra}]'`.")
+    return found
 
 
 def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
