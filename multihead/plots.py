@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,22 @@ OneRun = Run | str | os.PathLike[str] | Any
 """A run: from `read`, the file of a ledger, or Keras's `History`."""
 
 
-def _draw(runs: Sequence[Run], what: str, panels: Sequence[Callable[[Any, Run], None]], size: tuple[float, float]) -> Any:
+def _draw(found: Sequence[Run], what: str, panels: Sequence[Callable[[Any, Run], None]], size: tuple[float, float]) -> Any:
     """Draws panels of each run, one below the other, with the run's name if there are several.
 
     Args:
-        runs: The runs.
+        found: The runs.
         what: The name of the plot.
         panels: Each draws a run on an axis.
         size: Width and height of a panel.
     """
-    rows = [(run, panel) for run in runs for panel in panels]
+    rows = [(run, panel) for run in found for panel in panels]
     figure, axes = new_figure(f"`plots.{what}`", len(rows), 1, (size[0], size[1] * len(rows)))
     for axis, (run, panel) in zip(axes[:, 0], rows):
         if what not in ("cosines", "layers"):
             axis.set_xlabel(run.unit, color=GREY)
         panel(axis, run)
-        if len(runs) > 1:
+        if len(found) > 1:
             axis.set_title(f"{run.name}: {axis.get_title(loc='left')}", loc="left", fontsize=12, fontweight="bold", pad=24)
     return figure
 
@@ -78,8 +79,8 @@ def norms(run: OneRun | Sequence[OneRun]) -> Any:
     Raises:
         ValueError: There are no norms.
     """
-    found = _with(run, lambda each: each.of_heads("norm"), "norms", 'Train with `compile(telemetry="norms")`.')
-    return _draw(found, "norms", [runs.draw_norms], (8, 4.5))
+    found = _with(run, lambda each: runs.of_heads(each, "norm"), "norms", 'Train with `compile(telemetry="norms")`.')
+    return _draw(found, "norms", [partial(runs.draw_values, name="norm")], (8, 4.5))
 
 
 def shares(run: OneRun | Sequence[OneRun]) -> Any:
@@ -91,7 +92,7 @@ def shares(run: OneRun | Sequence[OneRun]) -> Any:
     Raises:
         ValueError: There are no shares.
     """
-    found = _with(run, lambda each: each.of_heads("share"), "shares", 'Train with `compile(telemetry="norms")`.')
+    found = _with(run, lambda each: runs.of_heads(each, "share"), "shares", 'Train with `compile(telemetry="norms")`.')
     return _draw(found, "shares", [runs.draw_shares], (8, 4.5))
 
 
@@ -104,10 +105,9 @@ def weights(run: OneRun | Sequence[OneRun]) -> Any:
     Raises:
         ValueError: Weights are constant, and there is no balancer.
     """
-    panels = {"weight": runs.draw_weights, "coefficient": runs.draw_coefficients}
-    rule = "weights that change, or coefficients of a balancer"
-    found = _with(run, lambda each: any(each.of_heads(name) for name in panels), rule, "Draw another plot.")
-    shown = [panel for name, panel in panels.items() if any(each.of_heads(name) for each in found)]
+    names, rule = ("weight", "coefficient"), "weights that change, or coefficients of a balancer"
+    found = _with(run, lambda each: any(runs.of_heads(each, name) for name in names), rule, "Draw another plot.")
+    shown = [partial(runs.draw_values, name=name) for name in names if any(runs.of_heads(each, name) for each in found)]
     return _draw(found, "weights", shown, (8, 4))
 
 
@@ -121,8 +121,8 @@ def cosines(run: OneRun | Sequence[OneRun]) -> Any:
         ValueError: The run has no cosines.
     """
     remedy = 'Train two heads or more with `compile(telemetry="full")`.'
-    found = _with(run, lambda each: each.cosines[0], "cosines", remedy)
-    size = 1.6 + 0.8 * max(len(each.cosines[0]) for each in found)
+    found = _with(run, lambda each: runs.cosines(each)[0], "cosines", remedy)
+    size = 1.6 + 0.8 * max(len(runs.cosines(each)[0]) for each in found)
     return _draw(found, "cosines", [runs.draw_cosines], (max(size, 4.6), size))
 
 
@@ -138,8 +138,8 @@ def layers(run: OneRun | Sequence[OneRun]) -> Any:
         ValueError: The run has no values by layer, as an epoch has none.
     """
     remedy = 'Pass a ledger of `compile(telemetry="full", layers_every=...)`, with at least `layers_every` updates.'
-    found = _with(run, lambda each: each.by_layer, "cosines by layer", remedy)
-    pairs, depth = max(len(each.by_layer) for each in found), max(len(each.layers) for each in found)
+    found = _with(run, runs.by_layer, "cosines by layer", remedy)
+    pairs, depth = max(len(runs.by_layer(each)) for each in found), max(len(each.layers) for each in found)
     return _draw(found, "layers", [runs.draw_layers], (max(2.5 + 1.3 * pairs, 6.0), 1.5 + 0.34 * depth))
 
 

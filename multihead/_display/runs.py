@@ -50,29 +50,6 @@ class Run:
         """Values as they are drawn: those of updates are smoothed."""
         return _smooth(values) if self.unit == "updates" else values
 
-    def of_heads(self, name: str) -> dict[str, np.ndarray]:
-        """A statistic as it is drawn, by head; empty if no head has it."""
-        if not any(f"{head}_{name}" in self.values for head in self.heads):
-            return {}
-        nothing = np.full(len(self.steps), np.nan)
-        return {head: self.smoothed(self.values.get(f"{head}_{name}", nothing)) for head in self.heads}
-
-    @property
-    def cosines(self) -> tuple[list[str], np.ndarray]:
-        """The names of the rows of the matrix of mean cosines, and the matrix; nothing if no cosine is known."""
-        means = {name: _mean(list(values)) for name, values in self.values.items()}
-        return cosine_matrix({name: value for name, value in means.items() if np.isfinite(value)}, self.heads)
-
-    @property
-    def by_layer(self) -> dict[str, np.ndarray]:
-        """The mean cosines in each layer by pair of heads: of the six pairs that are most opposed somewhere."""
-        found = {
-            f"{one} and {other}": np.array([values.get(f"{one}_{other}_cosine", np.nan) for values in self.layers.values()])
-            for one, other in itertools.combinations(self.heads, 2)
-        }
-        known = sorted((pair for pair in found if np.isfinite(found[pair]).any()), key=lambda pair: np.nanmin(found[pair]))
-        return {pair: found[pair] for pair in found if pair in known[:6]}
-
 
 def read(path: str | os.PathLike[str]) -> Run:
     """Reads a ledger.
@@ -93,16 +70,16 @@ def read(path: str | os.PathLike[str]) -> Run:
         )
     names = dict.fromkeys(name for line in updates for name in line)  # heads may have been added and dropped
     heads = tuple(name.removesuffix(_LOSS) for name in names if name.endswith(_LOSS))
-    by_layer: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, dict[str, list[float]]] = {}
     for line in updates:
         for layer, of_layer in line.get("layers", {}).items():
             for name, value in of_layer.items():
-                by_layer.setdefault(layer, {}).setdefault(name, []).append(np.nan if value is None else value)
+                measured.setdefault(layer, {}).setdefault(name, []).append(np.nan if value is None else value)
     return Run(
         heads,
         np.array([line["step"] for line in updates]),
         _columns(updates),
-        {layer: {name: _mean(values) for name, values in found.items()} for layer, found in by_layer.items()},
+        {layer: {name: _mean(values) for name, values in found.items()} for layer, found in measured.items()},
         np.array([line["step"] for line in epochs]),
         _columns(epochs),
         Path(path).stem,
@@ -214,6 +191,30 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return averages
 
 
+def of_heads(run: Run, name: str) -> dict[str, np.ndarray]:
+    """A statistic as it is drawn, by head; empty if no head has it."""
+    if not any(f"{head}_{name}" in run.values for head in run.heads):
+        return {}
+    nothing = np.full(len(run.steps), np.nan)
+    return {head: run.smoothed(run.values.get(f"{head}_{name}", nothing)) for head in run.heads}
+
+
+def cosines(run: Run) -> tuple[list[str], np.ndarray]:
+    """The names of the rows of the matrix of mean cosines, and the matrix; nothing if no cosine is known."""
+    means = {name: _mean(list(values)) for name, values in run.values.items()}
+    return cosine_matrix({name: value for name, value in means.items() if np.isfinite(value)}, run.heads)
+
+
+def by_layer(run: Run) -> dict[str, np.ndarray]:
+    """The mean cosines in each layer by pair of heads: of the six pairs that are most opposed somewhere."""
+    found = {
+        f"{one} and {other}": np.array([values.get(f"{one}_{other}_cosine", np.nan) for values in run.layers.values()])
+        for one, other in itertools.combinations(run.heads, 2)
+    }
+    known = sorted((pair for pair in found if np.isfinite(found[pair]).any()), key=lambda pair: np.nanmin(found[pair]))
+    return {pair: found[pair] for pair in found if pair in known[:6]}
+
+
 def draw_losses(axis: Any, run: Run) -> None:
     """Each head's loss relative to that at the start."""
     by_head, texts, dots = {}, {}, []
@@ -237,19 +238,30 @@ def draw_losses(axis: Any, run: Run) -> None:
     title(axis, "How far each head's loss has fallen", detail)
 
 
-def draw_norms(axis: Any, run: Run) -> None:
-    """The norm of each head's gradient."""
-    by_head = run.of_heads("norm")
-    axis.set_yscale("log")
-    positive = {head: np.where(values > 0, values, np.nan) for head, values in by_head.items()}
-    lines(axis, run.steps, positive, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
-    _ticks(axis, plain)
-    title(axis, "How large each head's gradient is", "norm where the heads are combined, weighted, before balancing")
+_TITLES = {
+    "norm": ("How large each head's gradient is", "norm where the heads are combined, weighted, before balancing"),
+    "weight": ("How much each loss counts", "its weight in the total loss"),
+    "coefficient": ("What the balancer does", "the factor of each head's gradient; 1 changes nothing"),
+}
+
+
+def draw_values(axis: Any, run: Run, name: str) -> None:
+    """A statistic of each head: its norm, weight or coefficient; norms, and values far apart, on a logarithmic scale."""
+    by_head = of_heads(run, name)
+    texts, drawn = {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()}, _known(by_head)
+    if name == "norm" or (len(drawn) and drawn.min() > 0 and drawn.max() > _WIDE * drawn.min()):
+        axis.set_yscale("log")
+        _ticks(axis, plain)
+        by_head = {head: np.where(values > 0, values, np.nan) for head, values in by_head.items()}
+    lines(axis, run.steps, by_head, texts)
+    if name == "coefficient":
+        axis.axhline(1, color=GREY, lw=0.8, ls=":")
+    title(axis, *_TITLES[name])
 
 
 def draw_shares(axis: Any, run: Run) -> None:
     """Each head's share of the encoder's gradient, as a stack of areas."""
-    values = np.array([np.nan_to_num(each) for each in run.of_heads("share").values()])
+    values = np.array([np.nan_to_num(each) for each in of_heads(run, "share").values()])
     values = values / np.where(values.sum(axis=0) > 0, values.sum(axis=0), 1.0)
     colours, ends = [colour(k) for k in range(len(run.heads))], values[:, -1]
     axis.stackplot(run.steps, values, colors=colours, edgecolor="white", lw=1, alpha=0.85)
@@ -262,37 +274,16 @@ def draw_shares(axis: Any, run: Run) -> None:
     title(axis, "Who moves the encoder", "share of each head in the sum of the gradients' norms, after balancing")
 
 
-def draw_weights(axis: Any, run: Run) -> None:
-    """The weights of the losses."""
-    _draw_factors(axis, run, "weight")
-    title(axis, "How much each loss counts", "its weight in the total loss")
-
-
-def draw_coefficients(axis: Any, run: Run) -> None:
-    """The coefficients of the balancer."""
-    _draw_factors(axis, run, "coefficient")
-    axis.axhline(1, color=GREY, lw=0.8, ls=":")
-    title(axis, "What the balancer does", "the factor of each head's gradient; 1 changes nothing")
-
-
-def _draw_factors(axis: Any, run: Run, name: str) -> None:
-    by_head = run.of_heads(name)
-    drawn = _known(by_head)
-    if len(drawn) and drawn.min() > 0 and drawn.max() > _WIDE * drawn.min():
-        axis.set_yscale("log")
-        _ticks(axis, plain)
-    lines(axis, run.steps, by_head, {head: f"{head}: {plain(_last(values))}" for head, values in by_head.items()})
-
-
 def draw_cosines(axis: Any, run: Run) -> None:
     """The mean cosines between heads."""
-    heat_map(axis, "", *run.cosines)
+    heat_map(axis, "", *cosines(run))
     title(axis, "Which heads agree", "mean cosine of gradients: +1 the same, −1 opposed")
 
 
 def draw_layers(axis: Any, run: Run) -> None:
     """The mean cosines in each layer."""
-    heat_map(axis, "", list(run.layers), np.array(list(run.by_layer.values())).T, list(run.by_layer))
+    by_pair = by_layer(run)
+    heat_map(axis, "", list(run.layers), np.array(list(by_pair.values())).T, list(by_pair))
     title(axis, "Where in the encoder heads agree", "mean cosine of gradients in each layer, input at the top")
 
 

@@ -1,10 +1,14 @@
-"""The best value so far, and options by head."""
+"""The best value so far, what is kept of an epoch, and options by head."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
+
+from multihead._ground.keras import tensor_variable
 
 
 class Best:
@@ -36,6 +40,13 @@ class Best:
         if is_best:
             self.value, self.epoch, self.wait = value, epoch, 0
         return is_best
+
+
+def variables_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+    """All variables of the encoder and of some heads, each once."""
+    modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
+    found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
+    return list({id(variable): variable for variable in found}.values())
 
 
 def by_head(option: Any, head: str, default: Any) -> Any:

@@ -12,11 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import tensor_variable
 from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
 from multihead._trainer.directions import direction
-from multihead.callbacks._best import Best, by_head, check_by_head
+from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
 from multihead.heads._metrics import log_name
 from multihead.heads._value import named
 
@@ -86,9 +85,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             )
         for name, value in (("patience", patience), ("start_from_epoch", start_from_epoch)):
             if not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"`{name}` must be a whole number of at least 0. Received: {name}={value!r}. Pass, for example, 3."
-                )
+                rule = f"`{name}` must be a whole number of at least 0."
+                raise ValueError(f"{rule} Received: {name}={value!r}. Pass, for example, 3.")
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
         for each in mode.values() if isinstance(mode, Mapping) else [mode]:
@@ -99,10 +97,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         )
         self.patience, self.start_from_epoch = patience, start_from_epoch
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
-        self._metrics: dict[str, str] = {}
-        self._modes: dict[str, str] = {}
-        self._validates = True
-        self._num_epochs = 0
+        self._metrics, self._modes = dict[str, str](), dict[str, str]()
+        self._validates, self._num_epochs = True, 0
         self._clear()
 
     def _clear(self) -> None:
@@ -213,7 +209,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if len(self._scores) == 1:
             self._warn_of_missing()
         for name in improved if self.restore_best_weights else []:
-            variables = self._variables(list(self.model.heads) if name is None else [name])
+            variables = variables_of(self.model, list(self.model.heads) if name is None else [name])
             self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
         for head in newly_idle:
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
@@ -297,14 +293,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _variables(self, heads: Sequence[str]) -> list[tf.Variable]:
-        """All variables of the encoder and of some heads, each once."""
-        modules = [self.model.encoder, *(self.model.heads[head].module for head in heads)]
-        found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
-        return list({id(variable): variable for variable in found}.values())
-
     def _restore(self, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(self._variables(heads), values, strict=True):
+        for variable, value in zip(variables_of(self.model, heads), values, strict=True):
             variable.assign(value)
 
     def _apply(self) -> None:

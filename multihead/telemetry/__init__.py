@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from multihead._ground import replicas
 from multihead._ground.gradients import norm_of_present
 from multihead._update.network import Gradients
 from multihead._update.products import cosines_of
@@ -68,6 +69,20 @@ class Statistic(NamedTuple):
     def names(self, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
         """The names of its values in the logs."""
         return names_of(self.name, self.per, heads, pairs)
+
+    def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
+        """This replica's part of each value, float32, and for which of them the update counts."""
+        found, active = self.value(update), update.active
+        number = {"update": 1, "head": active.shape[0], "pair": len(pairs)}[self.per]
+        if found is None or not number:
+            return tf.zeros([number]), tf.zeros([number], tf.bool)
+        found = tf.cast(found, tf.float32)
+        found = found if self in LOSSES else replicas.part_of(found)
+        if self.per == "update":
+            return tf.reshape(found, [1]), tf.ones([1], tf.bool)
+        if self.per == "head":
+            return found, active
+        return tf.gather_nd(found, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
 
 
 def names_of(name: str, per: str, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
@@ -169,22 +184,27 @@ OF_LAYER = {"norm": "head", "share": "head", "update_cosine": "head", "cosine": 
 """The statistics of an encoder layer, by name: whether there is one per head, per pair of heads, or one."""
 
 
-def values_of_layers(by_layer: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
-    """The statistics of all layers in one vector: layer by layer, in the order of `OF_LAYER`.
+def values_of_layers(spec: UpdateSpec, update: Update, applied: tf.Tensor, number: int) -> tf.Tensor:
+    """This replica's part of the statistics of all layers, `[number]`, layer by layer in the order of `OF_LAYER`.
 
-    Args:
-        by_layer: `[layers, num_heads + 1, num_heads + 1]` inner products; see `Update`.
-        coefficients: `[num_heads]` coefficients of the balancer.
+    They are NaN in an update in which they are not measured.
     """
-    norms, cosines = tf.sqrt(tf.linalg.diag_part(by_layer)), cosines_of(by_layer)
-    of_heads = tf.cast(norms[:, :-1], tf.float32)
-    parts = tf.abs(coefficients) * of_heads
-    pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(of_heads.shape[1]), 2)]
-    found = {
-        "norm": of_heads,
-        "share": tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True)),
-        "update_cosine": cosines[:, :-1, -1],
-        "cosine": tf.concat(pairs, axis=1) if pairs else of_heads[:, :0],
-        "update_norm": tf.cast(norms[:, -1:], tf.float32),
-    }
-    return tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1])
+    measured, by_layer, nothing = spec.measures_layers_at(update.step), update.by_layer, tf.fill([number], float("nan"))
+    if measured is None or by_layer is None:
+        return nothing
+
+    def values() -> tf.Tensor:
+        norms, cosines = tf.sqrt(tf.linalg.diag_part(by_layer)), cosines_of(by_layer)
+        of_heads = tf.cast(norms[:, :-1], tf.float32)
+        parts = tf.abs(update.combined.coefficients) * of_heads
+        pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(of_heads.shape[1]), 2)]
+        found = {
+            "norm": of_heads,
+            "share": tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True)),
+            "update_cosine": cosines[:, :-1, -1],
+            "cosine": tf.concat(pairs, axis=1) if pairs else of_heads[:, :0],
+            "update_norm": tf.cast(norms[:, -1:], tf.float32),
+        }
+        return replicas.part_of(tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1]))
+
+    return tf.cond(measured & applied, values, lambda: nothing)

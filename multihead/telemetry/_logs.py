@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, Statistic, names_of, values_of_layers
+from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
 
 ADDED_LOSS = "added_loss"
 """The name of the sum of the losses that layers add, if any does."""
@@ -57,13 +58,18 @@ class Sums(keras.metrics.Metric):
             self.latest = self.add_weight(name="latest", shape=latest, **options)
         self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
-    def add(self, values: Sequence[tf.Tensor], counts: Sequence[tf.Tensor]) -> None:
-        """Adds this replica's part of all values, in the order of the keys, and of their counts."""
-        tensor_variable(self.sums).assign_add(tf.stack([tf.concat(values, axis=0), tf.concat(counts, axis=0)]))
+    def add(self, values: Sequence[Any], counts: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
+        """Adds this replica's part of all values and their counts, in the order of the keys.
 
-    def update_state(self, values: Sequence[tf.Tensor], counts: Sequence[tf.Tensor]) -> None:
+        The last values, the losses that layers add and the total of a weighting, count for so many examples; None is 0.
+        """
+        last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
+        parts = tf.concat([*values, last], axis=0), tf.concat([*counts, tf.fill([2], examples)], axis=0)
+        tensor_variable(self.sums).assign_add(tf.stack(parts))
+
+    def update_state(self, *parts: Any) -> None:
         """As `add`, which Keras does not wrap."""
-        self.add(values, counts)
+        self.add(*parts)
 
     def reset_state(self) -> None:
         """Resets all sums to zero, and the counts of updates that are not finite."""
@@ -71,27 +77,24 @@ class Sums(keras.metrics.Metric):
         self.batches.value.assign(0)
         self._spec.value.faults.reset_epoch()
 
-    def read(self) -> list[dict[Any, tf.Tensor]]:
-        """By key: whether there is anything, the means (0 for nothing), the means (NaN for nothing), and the sums."""
+    def read(self) -> tuple[tf.Tensor, dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+        """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
+
+        The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
+        updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
+        `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
+        """
         sums, counts = tf.unstack(tf.convert_to_tensor(tensor_variable(self.sums)))
         exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
         vectors = exist, means, where(exist, means, float("nan")), sums
-        return [dict(zip(self._keys.value, tf.unstack(vector))) for vector in vectors]
-
-    def total_loss(self, exist: Mapping[Any, tf.Tensor], means: Mapping[Any, tf.Tensor]) -> tf.Tensor:
-        """The total loss; NaN if nothing was added.
-
-        It is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and updates `u`,
-        with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses `r` that
-        layers add. A weighting has its own total in place of the first sum.
-        """
-        heads = [means["weighted", head.name] for head in self._spec.value.network.heads]
-        return where(exist[ADDED_LOSS], tf.add_n([*heads, means[ADDED_LOSS], means["total"]]), float("nan"))
+        exist, means, known, sums = (dict(zip(self._keys.value, tf.unstack(vector))) for vector in vectors)
+        weighted = [means["weighted", head.name] for head in self._spec.value.network.heads]
+        total = tf.add_n([*weighted, means[ADDED_LOSS], means["total"]])
+        return where(exist[ADDED_LOSS], total, float("nan")), exist, means, known, sums
 
     def result(self) -> tf.Tensor:
         """The total loss; NaN if nothing was added."""
-        exist, means, _, _ = self.read()
-        return self.total_loss(exist, means)
+        return self.read()[0]
 
 
 class LogMetrics:
@@ -127,7 +130,6 @@ class LogMetrics:
         self._num_statistics = len(names)
         self._adds_losses = adds_losses(spec.network)
         self._names_in_logs: list[str] | None = None
-        self._main_names: list[str] | None = None
 
     @property
     def all(self) -> list[Any]:
@@ -151,44 +153,25 @@ class LogMetrics:
         """Adds one update, with this replica's sums, and whether it was applied."""
         is_counted = applied & tf.math.is_finite(update.loss_sums)
         losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
-        total, weighted = None, losses * update.losses.given.of_heads
+        of_examples, weighted = [update.added_loss, None], losses * update.losses.given.of_heads
         if self._spec.weighting is not None:  # its total need not be a sum over heads
-            total, weighted = update.total.total, tf.zeros_like(losses)
+            of_examples, weighted = [update.added_loss, update.total.total], tf.zeros_like(losses)
         self._show_added(update.added_loss)
-        present = [loss for loss in (update.added_loss, total) if loss is not None]
+        present = [loss for loss in of_examples if loss is not None]
         is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
+        examples = where(is_usable, update.num_examples, 0.0)
+        of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
         values, numbers = self._record(update, applied)
-        self._add(
-            [*values, losses, weighted],
-            [*numbers, counts, counts],
-            [
-                None if loss is None else where(is_usable, loss * update.num_examples, 0.0)
-                for loss in (update.added_loss, total)
-            ],
-            replicas.part_of(where(is_usable, update.num_examples, 0.0)),
-        )
+        values, numbers = [*values, losses, weighted], [*numbers, counts, counts]
+        self.sums.add(values, numbers, of_examples, replicas.part_of(examples))
 
     def add_evaluated(self, found: Evaluated) -> None:
         """Adds this replica's part of one batch of an evaluation."""
         self._show_added(found.added_loss)
         added = None if found.added_loss is None else found.added_loss * found.num_examples
         nothing = tf.zeros([self._num_statistics])
-        weighted = tf.zeros_like(found.loss_sums)
-        counts = [nothing, found.counts, found.counts]
-        self._add([nothing, found.loss_sums, weighted], counts, [added, None], found.num_examples)
-
-    def _add(
-        self,
-        values: Sequence[tf.Tensor],
-        counts: Sequence[tf.Tensor],
-        of_examples: Sequence[tf.Tensor | None],
-        examples: tf.Tensor,
-    ) -> None:
-        """Adds values with their counts and, last, the added losses and the total of a weighting, over examples."""
-        last = tf.zeros([2]) if not any(each is not None for each in of_examples) else None
-        if last is None:
-            last = tf.stack([0.0 if each is None else each for each in of_examples])
-        self.sums.add([*values, last], [*counts, tf.fill([2], examples)])
+        values = [nothing, found.loss_sums, tf.zeros_like(found.loss_sums)]
+        self.sums.add(values, [nothing, found.counts, found.counts], [added, None], found.num_examples)
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -199,7 +182,7 @@ class LogMetrics:
         """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
         if not self._shown:
             return [], []
-        found = [self._value(statistic, len(names), update) for statistic, names in self._shown]
+        found = [each.part(update, self._spec.pairs) for each, _ in self._shown]
         values = tf.concat([value for value, _ in found], axis=0)
         counted = applied & tf.concat([counts for _, counts in found], axis=0) & tf.math.is_finite(values)
         numbers, known = replicas.part_of(tf.cast(counted, tf.float32)), where(counted, values, 0.0)
@@ -207,26 +190,12 @@ class LogMetrics:
         if self.averaged:
             row.append(self._average(*(tf.gather(each, self._averaged_at) for each in (known, counted, numbers))))
         if self._of_layers:
-            row.append(self._values_of_layers(update, applied))
+            row.append(values_of_layers(self._spec, update, applied, len(self._of_layers)))
         row.append(replicas.part_of(tf.cast(applied, tf.float32))[tf.newaxis])
         kept, new = tensor_variable(self.sums.latest), tf.concat(row, axis=0)[tf.newaxis]
         kept.assign(new if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], new], axis=0))
         self.sums.recorded.value.assign_add(1)
         return [known], [numbers]
-
-    def _value(self, statistic: Statistic, number: int, update: Update) -> tuple[tf.Tensor, tf.Tensor]:
-        """This replica's part of a statistic, `[number]` float32, and for which of its values the update counts."""
-        found, pairs, active = statistic.value(update), self._spec.pairs, update.active
-        if found is None or not number:
-            return tf.zeros([number]), tf.zeros([number], tf.bool)
-        found = tf.cast(found, tf.float32)
-        if statistic not in LOSSES:
-            found = replicas.part_of(found)
-        if statistic.per == "update":
-            return tf.reshape(found, [1]), tf.ones([1], tf.bool)
-        if statistic.per == "head":
-            return found, active
-        return tf.gather_nd(found, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
 
     def _average(self, values: tf.Tensor, counted: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
         """Moves the running averages: with `n` updates so far, by `(1 - decay) / (1 - decay^n)` of the difference.
@@ -241,22 +210,10 @@ class LogMetrics:
         variable.assign(tf.stack([new, number]))
         return where(number > 0, new, float("nan"))
 
-    def _values_of_layers(self, update: Update, applied: tf.Tensor) -> tf.Tensor:
-        """The statistics of all layers; NaN in updates that do not measure them."""
-        measured, by_layer = self._spec.measures_layers_at(update.step), update.by_layer
-        nothing = tf.fill([len(self._of_layers)], float("nan"))
-        if by_layer is None or measured is None:
-            return nothing
-
-        def values() -> tf.Tensor:
-            return replicas.part_of(values_of_layers(by_layer, update.combined.coefficients))
-
-        return tf.cond(measured & applied, values, lambda: nothing)
-
     @unchecked()
     def training_logs(self) -> dict[str, Any]:
         """All statistics of the epoch so far."""
-        exist, means, known, sums = self.sums.read()
+        total, exist, means, known, sums = self.sums.read()
         # What counted in no update is 0, or NaN if updates need not measure it.
         means_of_updates = known if self._spec.combiner.may_reuse else means
         found = {f"{name}_average": value for name, value in self._averages().items()}
@@ -268,7 +225,7 @@ class LogMetrics:
             names = [name for each, names in self._shown if each.per == per for name in names[heads]]
             return {full: found[full] for name in names for full in (name, f"{name}_average") if full in found}
 
-        logs: dict[str, Any] = {"loss": self.sums.total_loss(exist, means)}
+        logs: dict[str, Any] = {"loss": total}
         logs.update({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}, **logged("update"))
         for k, head in enumerate(self.heads):
             logs.update(
@@ -289,7 +246,7 @@ class LogMetrics:
             present: The heads that have targets in the data.
             step: The number of updates applied so far.
         """
-        exist, means, known, _ = self.sums.read()
+        _, exist, means, known, _ = self.sums.read()
         keys, logs = [("loss", head.name) for head in self.heads], dict[str, Any]()
         for key, head in zip(keys, self.heads):
             logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
@@ -317,12 +274,11 @@ class LogMetrics:
         added = [ADDED_LOSS] if self._adds_losses else []
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
+    @cached_property
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
-        if self._main_names is None:
-            self._main_names = [name for head in self.heads for name in _names_of(head)[:2]]
-            self._main_names += [name for head in self.measured for name in _names_of(head)[:1]]
-        return self._main_names
+        of_measured = [name for head in self.measured for name in _names_of(head)[:1]]
+        return [*(name for head in self.heads for name in _names_of(head)[:2]), *of_measured]
 
     @property
     def num_batches(self) -> int:
