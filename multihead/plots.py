@@ -28,14 +28,7 @@ OneRun = Run | str | os.PathLike[str] | Any
 
 
 def _draw(found: Sequence[Run], what: str, panels: Sequence[Callable[[Any, Run], None]], size: tuple[float, float]) -> Any:
-    """Draws panels of each run, one below the other, with the run's name if there are several.
-
-    Args:
-        found: The runs.
-        what: The name of the plot.
-        panels: Each draws a run on an axis.
-        size: Width and height of a panel.
-    """
+    """Draws panels of each run, one of some size below the other, with the run's name if there are several."""
     rows = [(run, panel) for run in found for panel in panels]
     figure, axes = new_figure(f"`plots.{what}`", len(rows), 1, (size[0], size[1] * len(rows)))
     for axis, (run, panel) in zip(axes[:, 0], rows):

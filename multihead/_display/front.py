@@ -42,12 +42,7 @@ def draw_front(
 ) -> Any:
     """Draws variants of two heads with an axis for each head, and variants of more heads as lines over the heads.
 
-    Args:
-        points: The variants.
-        names: Each head's metric, by head name.
-        directions: `"max"` or `"min"`, by head name.
-        seeds: The number of seeds.
-        split: The part of the data.
+    `names` are the heads' metrics, and `directions` `"max"` or `"min"`, by head name.
     """
     colours, heads = _colours(points), list(names)
     details = [f"{split} data, {seeds} seed{'' if seeds == 1 else 's'}"]

@@ -19,13 +19,8 @@ def optional(module: str) -> Any:
 def needed(module: str, extra: str, what: str) -> Any:
     """An optional module.
 
-    Args:
-        module: Its name.
-        extra: The extra of this package that installs it.
-        what: What needs it, for the message.
-
     Raises:
-        ImportError: It is not installed.
+        ImportError: The module, which `what` needs and which an extra of this package installs, is not installed.
     """
     found = optional(module)
     if found is None:
@@ -35,14 +30,7 @@ def needed(module: str, extra: str, what: str) -> Any:
 
 
 def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
-    """A table as text without colours.
-
-    Args:
-        title: The title above it.
-        columns: The columns' names.
-        rows: One cell per column.
-        numbers: The columns that are aligned to the right; None: all but the first.
-    """
+    """A table as text without colours; columns of `numbers`, by default all but the first, are aligned to the right."""
     right = [column in numbers if numbers is not None else place > 0 for place, column in enumerate(columns)]
     tables, consoles, texts = optional("rich.table"), optional("rich.console"), optional("rich.text")
     if tables is None or consoles is None or texts is None:

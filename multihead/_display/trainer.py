@@ -158,13 +158,7 @@ def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
 
 
 def print_summary(trainer: Any, arguments: dict[str, Any], of_keras: Callable[..., Any]) -> None:
-    """Prints the tables and, if options of Keras's own summary are given, that too.
-
-    Args:
-        trainer: The trainer.
-        arguments: The arguments of `summary` that were given.
-        of_keras: Keras's own summary.
-    """
+    """Prints the tables and, if arguments of Keras's own summary are given, that summary, `of_keras`, too."""
     write = arguments.get("print_fn") or print
     for heading, columns, rows in tables(trainer):
         write(as_text(heading, columns, rows, numbers=("parameters",)))

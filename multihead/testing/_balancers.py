@@ -69,7 +69,7 @@ class _Case(Case):
     """One balancer on one matrix of gradients."""
 
     def __init__(self, balancer: Balancer, report: Report, label: str, rows: np.ndarray) -> None:
-        super().__init__(balancer, report, f"{label}, {len(rows)} heads", len(rows))
+        super().__init__(balancer, report, f"{label}, {len(rows)} heads", len(rows), _SIZE)
         self._rows = rows
 
     def check(self, order_matters: bool) -> None:

@@ -70,24 +70,21 @@ def traced(function: Callable[..., Any], *arguments: Any, xla: bool = False) -> 
 
 
 class Case:
-    """A method on one input, with the checks that all kinds of methods share.
+    """A method on one input, which a label describes, with the checks that all kinds of methods share.
 
-    Args:
-        method: The method.
-        report: Notes the rules that were checked.
-        label: A description of the input.
-        num_heads: The number of heads.
+    A balancer has gradients of some number of parameters.
     """
 
-    def __init__(self, method: Any, report: Report, label: str, num_heads: int) -> None:
-        self._method, self._report, self._label, self._num_heads = method, report, label, num_heads
+    def __init__(self, method: Any, report: Report, label: str, num_heads: int, num_parameters: int | None = None) -> None:
+        self._method, self._report, self._label = method, report, label
+        self._num_heads, self._num_parameters = num_heads, num_parameters
 
     def built(self, further: int = 0) -> Any:
         """A copy that is bound to the heads' names and built, for some further heads if need be."""
         fresh, count = type(self._method).from_config(self._method.get_config()), self._num_heads + further
         named = list(self._method.head_names or ())
         fresh.bind((named + [f"head_{k}" for k in range(len(named), count)])[:count])
-        fresh.build((count, None))
+        fresh.build((count, self._num_parameters))
         return fresh
 
     def check_config(self, fresh: Any) -> None:
@@ -95,7 +92,7 @@ class Case:
         rule = "return all arguments of the constructor, and only these, from `get_config`"
         self.require(fresh.get_config() == self._method.get_config(), rule)
         before = len(fresh.variables)
-        fresh.build((self._num_heads, None))
+        fresh.build((self._num_heads, self._num_parameters))
         detail = f", but has {len(fresh.variables)} variables after {before}. Create them in `create_state`"
         self.require(len(fresh.variables) == before, "do nothing in a second call of `build`", detail)
 
