@@ -41,8 +41,9 @@ class Sums(keras.metrics.Metric):
         latest: `(updates, columns)`: the number of latest updates that are kept, and of the values of each.
 
     Attributes:
-        sums: `[2, keys]`: sums, and of how many elements, updates or examples each of them is.
-        averages: `[2, num_averages]`: the running averages, and of how many updates each of them is.
+        sums: Sums, and then of how many elements, updates or examples each of them is.
+        averages: The running averages.
+        average_counts: Of how many updates each of them is.
         latest: The statistics of the latest updates; NaN for missing values.
         batches: The number of batches in the epoch.
         recorded: The number of updates so far, skipped ones included.
@@ -52,20 +53,26 @@ class Sums(keras.metrics.Metric):
         super().__init__(name="loss", dtype="float32")
         self._spec, self._keys = Untracked(spec), Untracked(keys)
         options: Any = {"initializer": "zeros", "dtype": "float32"}
-        self.sums = self.add_weight(name="sums", shape=(2, len(keys)), **options)
+        self.sums = self.add_weight(name="sums", shape=(2 * len(keys),), **options)
         if latest[1]:
-            self.averages = self.add_weight(name="averages", shape=(2, num_averages), **options)
+            self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
+            self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
             self.latest = self.add_weight(name="latest", shape=latest, **options)
         self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
-    def add(self, values: Sequence[Any], counts: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
+    def add(self, losses: Sequence[Any], statistics: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
         """Adds this replica's part of all values and their counts, in the order of the keys.
 
-        The last values, the losses that layers add and the total of a weighting, count for so many examples; None is 0.
+        Args:
+            losses: `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are.
+            statistics: The statistics, and of how many updates each is; two lists of vectors.
+            of_examples: The losses that layers add and the total of a weighting; None is 0.
+            examples: The number of examples that these two are of.
         """
+        sums, weighted, counts = losses
         last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
-        parts = tf.concat([*values, last], axis=0), tf.concat([*counts, tf.fill([2], examples)], axis=0)
-        tensor_variable(self.sums).assign_add(tf.stack(parts))
+        parts = [sums, *statistics[0], last, weighted, counts, *statistics[1], tf.fill([2], examples), counts]
+        tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
 
     def update_state(self, *parts: Any) -> None:
         """As `add`, which Keras does not wrap."""
@@ -84,7 +91,7 @@ class Sums(keras.metrics.Metric):
         updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
         `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
         """
-        sums, counts = tf.unstack(tf.convert_to_tensor(tensor_variable(self.sums)))
+        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2)
         exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
         vectors = exist, means, where(exist, means, float("nan")), sums
         exist, means, known, sums = (dict(zip(self._keys.value, tf.unstack(vector))) for vector in vectors)
@@ -125,8 +132,8 @@ class LogMetrics:
         self._of_layers = list(itertools.product(spec.layers.names if spec.layers_every else [], of_layer))
         averages = [f"{name}_average" for name in self.averaged]
         self.columns: list[Any] = [*names, *averages, *self._of_layers, "applied"] if names else []
-        by_head = [(kind, head) for kind in ("loss", "weighted") for head in heads]
-        self.sums = Sums(spec, [*names, *by_head, ADDED_LOSS, "total"], len(averages), (latest, len(self.columns)))
+        losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
+        self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
         self._num_statistics = len(names)
         self._adds_losses = adds_losses(spec.network)
         self._names_in_logs: list[str] | None = None
@@ -140,7 +147,7 @@ class LogMetrics:
     @property
     def counters(self) -> list[tf.Variable]:
         """The variables that count batches and updates, which are no weights of the metrics."""
-        return [self.sums.batches.value, self.sums.recorded.value]
+        return [self.sums.batches.value, *([self.sums.recorded.value] if self.columns else [])]
 
     def count_batches(self, number: int) -> tf.Tensor:
         """Counts batches; the position in the epoch of the first of them, from 0."""
@@ -161,17 +168,14 @@ class LogMetrics:
         is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
         examples = where(is_usable, update.num_examples, 0.0)
         of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
-        values, numbers = self._record(update, applied)
-        values, numbers = [*values, losses, weighted], [*numbers, counts, counts]
-        self.sums.add(values, numbers, of_examples, replicas.part_of(examples))
+        self.sums.add([losses, weighted, counts], self._record(update, applied), of_examples, replicas.part_of(examples))
 
     def add_evaluated(self, found: Evaluated) -> None:
         """Adds this replica's part of one batch of an evaluation."""
         self._show_added(found.added_loss)
         added = None if found.added_loss is None else found.added_loss * found.num_examples
-        nothing = tf.zeros([self._num_statistics])
-        values = [nothing, found.loss_sums, tf.zeros_like(found.loss_sums)]
-        self.sums.add(values, [nothing, found.counts, found.counts], [added, None], found.num_examples)
+        losses, nothing = [found.loss_sums, tf.zeros_like(found.loss_sums), found.counts], [tf.zeros([self._num_statistics])]
+        self.sums.add(losses, (nothing, nothing), [added, None], found.num_examples)
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
@@ -202,12 +206,12 @@ class LogMetrics:
 
         This is the exponential average divided by `1 - decay^n`, which is that without a bias towards the initial value.
         """
-        variable = tensor_variable(self.sums.averages)
-        old, number = tf.unstack(variable.read_value())
-        number += parts
+        variable, numbers = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
+        old, number = variable.read_value(), numbers.read_value() + parts
         rate = (1 - DECAY) / (1 - tf.pow(DECAY, tf.maximum(number * replicas.num_replicas(), 1.0)))
         new = where(counted, old + rate * (values - old), old)
-        variable.assign(tf.stack([new, number]))
+        variable.assign(new)
+        numbers.assign(number)
         return where(number > 0, new, float("nan"))
 
     @unchecked()
@@ -312,18 +316,23 @@ class LogMetrics:
         """The running averages by the names of their statistics; NaN for those without any update."""
         if not self.averaged:
             return {}
-        values, numbers = tf.unstack(tf.convert_to_tensor(tensor_variable(self.sums.averages)))
+        values, numbers = map(tf.convert_to_tensor, map(tensor_variable, (self.sums.averages, self.sums.average_counts)))
         return dict(zip(self.averaged, tf.unstack(where(numbers > 0, values, float("nan")))))
 
     def restore_averages(self, lines: Sequence[Mapping[str, Any]], every: int) -> None:
         """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
         last = next((line for line in reversed(lines) if line["applied"]), None)
-        if not self.averaged or last is None or np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.averages))).any():
+        if (
+            not self.averaged
+            or last is None
+            or np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.average_counts))).any()
+        ):
             return
         values = [last.get(f"{name}_average") for name in self.averaged]
         numbers = [every * sum(line.get(name) is not None for line in lines) for name in self.averaged]
-        known = [(0.0, 0.0) if value is None else (value, number) for value, number in zip(values, numbers)]
-        tensor_variable(self.sums.averages).assign(np.transpose(np.array(known, np.float32)))
+        numbers = [0 if value is None else number for value, number in zip(values, numbers)]
+        tensor_variable(self.sums.averages).assign(tf.constant([value or 0.0 for value in values], tf.float32))
+        tensor_variable(self.sums.average_counts).assign(tf.constant(numbers, tf.float32))
 
 
 def _names_of(head: NamedHead) -> list[str]:
