@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from multihead import plots
-from multihead._display.extras import optional
+from multihead._display.tables import optional
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import quoted
 from multihead.comparison import Comparison
@@ -22,12 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m multihead", description="Tools for runs of multihead.")
     commands = parser.add_subparsers(dest="command", required=True)
-    plot = commands.add_parser("plot", help="draw the pictures of a run", description=plots.all_of.__doc__)
+    plot = commands.add_parser("plot", help="draw the plots of a run", description=plots.all_of.__doc__)
     plot.add_argument(
         "run", nargs="+", help="the file that `callbacks.UpdateLogger` has written; several are drawn together"
     )
     plot.add_argument(
-        "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the first run)"
+        "--output", default=None, metavar="FOLDER", help="the folder of the plots (default: beside the first run)"
     )
     compared = commands.add_parser(
         "compare",
@@ -61,9 +61,8 @@ def _compare(options: argparse.Namespace) -> list[Path]:
     sys.stdout.write(f"\n{found}\n\n")
     if optional("matplotlib") is None:
         return [file]
-    picture = file.with_suffix(".png")
-    plots.front(found).savefig(picture)
-    return [file, picture]
+    plots.front(found).savefig(file.with_suffix(".png"))
+    return [file, file.with_suffix(".png")]
 
 
 def _compare_config(path: str, **given: Any) -> Comparison:
