@@ -291,9 +291,16 @@ class NamedHead:
         """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
         return sum_of_losses(*self.losses(targets, predictions, weights))
 
-    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements to the metrics, without class weights; the targets are in their own units."""
+    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Any) -> None:
+        """Adds the labelled elements to the metrics, without class weights; the targets are in their own units.
+
+        A module that reads its targets may have a method `scores`, which does not: its result, of the shape of the
+        predictions, is then measured in their place.
+        """
         if self._metrics:
+            scores = getattr(self.module, "scores", None) if self.teacher_forcing else None
+            if callable(scores):
+                predictions = call_users(scores, self.read(representation))
             predictions = self.in_units(predictions)
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:
