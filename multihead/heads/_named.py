@@ -240,9 +240,6 @@ class NamedHead:
         """The loss of each element and the elements' weights, float32; see `sum_of_losses`.
 
         A loss that takes labelled rows gives values of these alone, of which there must be one, or their sum.
-
-        Raises:
-            ValueError: The predictions are no probabilities, which the loss takes; in a graph, when it runs.
         """
         seen, predictions, weights = self._seen(targets, predictions, weights)
         values = _like(weights, self.loss.values(seen, predictions), self.loss)
@@ -253,11 +250,7 @@ class NamedHead:
         return values, weights
 
     def count(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        """The denominator of the loss, a float32 scalar; the arguments are those of `losses`.
-
-        Raises:
-            ValueError: The loss returns a count below 0, or one that is not finite; in a graph, when it runs.
-        """
+        """The denominator of the loss, a float32 scalar; the arguments are those of `losses`."""
         if not self.loss.has_count:
             return tf.reduce_sum(weights)
         seen, predictions, weights = self._seen(targets, predictions, weights)
