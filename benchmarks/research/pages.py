@@ -120,7 +120,7 @@ def pictures() -> dict[str, Any]:
         return [each for each in line["values"] if LARGE not in each and RATES not in each]
 
     return {
-        "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent"),
+        "equal_cost.png": tables.draw(panels, "delta-m at equal cost, percent", logarithmic=True),
         "molecules.png": tables.draw(assays, "area under the ROC curve, against alone"),
         "multimnist.png": tables.front(of_digits[0], DRAWN),
         "study_front.png": tables.front(study, narrow(study)),

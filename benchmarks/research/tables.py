@@ -58,7 +58,7 @@ def better_and_worse(found: Sequence[Difference]) -> str:
 
 def by_set(lines: Sequence[Line], variants: Sequence[str]) -> str:
     """A row for each data set and optimizer: delta-m in percent; heads better, worse; updates against alone."""
-    rows = []
+    variants, rows = [each for each in variants if any(each in line["values"] for line in lines)], []
     for line in lines:
         cells = [_cell(line, variant) for variant in variants]
         if any(cells):
@@ -71,7 +71,7 @@ def _cell(line: Line, variant: str) -> str:
     if found is None:
         return ""
     heads = verdicts(found, variant)
-    parts = [interval(found.delta_m(variant), scale=100), better_and_worse(heads)]
+    parts = [interval(found.delta_m(variant), scale=100), *([better_and_worse(heads)] if len(found.seeds) > 1 else [])]
     if variant.endswith(EQUAL_COST):
         parts.append(f"{found.updates[variant] / found.updates[ALONE]:.2f}")
     parts += [f"{len(found.seeds)} seeds"] if len(found.seeds) < len(line["seeds"]) else []
@@ -193,34 +193,41 @@ def choices(lines: Sequence[Line], rules: Sequence[str]) -> str:
     return f"{table}\n{words} {unharmed}.\n"
 
 
-def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: str) -> Any:
+def draw(panels: Mapping[str, Mapping[str, Mapping[str, Difference]]], label: str, *, logarithmic: bool = False) -> Any:
     """Draws differences with their intervals: a panel for each name, a row for each data set or head, a color per variant.
 
     Args:
         panels: By the names of a panel, a row and a variant, the difference.
         label: The label of the axis.
+        logarithmic: Whether the axis is logarithmic beyond 10.
     """
     from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 
     most = max(map(len, panels.values()))
+    every_row = [of_row for rows in panels.values() for of_row in rows.values()]
+    variants = list(dict.fromkeys(variant for of_row in every_row for variant in of_row))
     picture, axes = new_figure("differences", 1, len(panels), (5.0 * len(panels), 2.0 + 0.3 * most))
     for axis, (name, rows) in zip(axes[0], panels.items()):
-        variants = list(dict.fromkeys(variant for of_row in rows.values() for variant in of_row))
         for place, of_row in enumerate(reversed(rows.values())):
             for variant, each in of_row.items():
                 number = variants.index(variant)
                 height = place + 0.6 / len(variants) * ((len(variants) - 1) / 2 - number)
                 axis.plot([each.low, each.high], [height, height], color=colour(number), lw=1.5, alpha=0.6)
                 axis.plot([each.mean], [height], "o", color=colour(number), ms=4)
-        for number, variant in enumerate(variants):
-            at = {"xytext": (0, -12 * number), "textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 9}
-            axis.annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
         axis.axvline(0, color=GREY, lw=0.8, ls=":")
         axis.set_ylim(-0.6, len(rows) - 0.4)
         axis.set_yticks(range(len(rows)), [row[:30] for row in reversed(rows)], fontsize=7 if most > 12 else 9)
         axis.set_xlabel(label, color=GREY)
+        if logarithmic:
+            axis.set_xscale("symlog", linthresh=10)
+            axis.set_xticks([-100, -10, 0, 10, 100], ["-100", "-10", "0", "10", "100"])
+        else:
+            axis.locator_params(axis="x", nbins=5)
         open_axis(axis)
         title(axis, name, "right of 0: sharing pays")
+    for number, variant in enumerate(variants):
+        at = {"xytext": (8, -14 * number), "textcoords": "offset points", "va": "top", "fontsize": 9}
+        axes[0][-1].annotate(variant, (1, 1), xycoords="axes fraction", color=colour(number), **at)
     return picture
 
 
