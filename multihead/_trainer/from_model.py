@@ -213,8 +213,8 @@ def _named_loss(model: Any, place: int, loss: Any) -> Any:
         return "binary_crossentropy"
     raise ValueError(
         f"`model` must be compiled with a loss that does not depend on its targets. Received: loss={loss!r} for output "
-        f"{list(_outputs_of(model))[place]!r}. Call `model.compile` with 'sparse_categorical_crossentropy' for class numbers, "
-        "or 'categorical_crossentropy' for a column per class."
+        f"{list(_outputs_of(model))[place]!r}. Call `model.compile` with 'sparse_categorical_crossentropy' for class "
+        "numbers, or 'categorical_crossentropy' for a column per class."
     )
 
 
