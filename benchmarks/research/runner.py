@@ -20,7 +20,16 @@ from multihead import MultiHeadTrainer, balancing, clipping, weighting
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 AT_PARAMETERS = ", parameters"
+CONSTANT = "Adam at a constant rate"
+
+
+def at_constant_rate(rate: Any) -> keras.optimizers.Adam:
+    """Adam without the decay of the learning rate."""
+    return keras.optimizers.Adam(rate.initial_learning_rate)
+
+
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
+    CONSTANT: at_constant_rate,
     "Adam": keras.optimizers.Adam,
     "AdamW": keras.optimizers.AdamW,
     "SGD": functools.partial(keras.optimizers.SGD, momentum=0.9),

@@ -90,12 +90,16 @@ def by_variant(line: Line, beside: Callable[[str, str], str] | None = None, digi
     fixed = [variant for variant in line["values"] if is_fixed(line, variant)]
     fixed.sort(key=lambda variant: first_weight(line, variant))
     many, rows = len(line["metrics"]) > MOST_HEADS, []
+    alike = bool(beside) and len({metric.rpartition("_")[2] for metric in line["metrics"].values()}) == 1
     for variant in dict.fromkeys((ALONE, *fixed, *line["values"])):
         found = comparison(line, [variant])
         if found is None:
             continue
         values = [found.values(variant, head) for head in found.heads]
         cells = [spread(each, digits) for each in ([np.mean(values, axis=0)] if many else values)]
+        if alike:
+            validation = [found.values(variant, head, "validation") for head in found.heads]
+            cells.append(spread(np.mean(validation, axis=0), digits))
         heads = verdicts(found, variant)
         change = interval(found.delta_m(variant), scale=100) if variant != ALONE else ""
         better = better_and_worse(heads) if variant != ALONE else ""
@@ -105,6 +109,7 @@ def by_variant(line: Line, beside: Callable[[str, str], str] | None = None, digi
         rows.append([variant, *cells, change, better if len(found.seeds) > 1 else "", shown])
     title = f"{line['set']}: {line['updates'][ALONE]} updates, {line['optimizer']}, {seeds(line)}; {line['keras']}"
     metrics = ["mean over heads"] if many else list(line["metrics"].values())
+    metrics += ["mean on validation data"] if alike else []
     last = "published" if beside else "beyond the front, percent"
     return f"{title}\n\n" + markdown(["variant", *metrics, "delta-m, percent", "better, worse", last], rows)
 
