@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import numbers
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -133,6 +135,14 @@ def choose_direction(callback: Any) -> None:
     """
     if getattr(callback, "monitor_op", callback) is None and hasattr(callback, "_set_monitor_op"):
         callback._set_monitor_op()
+
+
+def forget_nan(callbacks: Iterable[Any]) -> None:
+    """Lets no callback keep NaN as its best value: Keras 3 takes the first one for it, and nothing is better than NaN."""
+    for callback in callbacks:
+        best = getattr(callback, "best", None)
+        if isinstance(best, numbers.Real) and math.isnan(best):
+            callback.best = None
 
 
 class ProgressLine(keras.callbacks.ProgbarLogger):

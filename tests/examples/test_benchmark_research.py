@@ -13,15 +13,15 @@ import pytest
 from benchmarks.research import digits, molecules
 from benchmarks.research.__main__ import EXPERIMENTS, main
 from benchmarks.research.record import comparison, read
-from multihead.comparison import _cost
+from multihead.comparison import _run
 
 pytestmark = [pytest.mark.programs, pytest.mark.thorough]
 
 
 @pytest.fixture(autouse=True)
 def quick_costs(monkeypatch):
-    monkeypatch.setattr(_cost, "ROUNDS", 1)
-    monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(_run, "ROUNDS", 1)
+    monkeypatch.setattr(_run, "_LEAST_SECONDS", 0.0)
 
 
 def run(name, tmp_path, *arguments):
