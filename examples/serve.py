@@ -6,7 +6,7 @@
 `POST /predict` takes `{"texts": ["a text", ...]}` and returns `{"answers": [...]}`, an object for each text with an entry
 for each head. Requests that wait are answered by one call of TensorFlow. What cannot be read is refused with a status of 4xx
 and `{"error": "..."}`. `GET /health` names the heads. The server listens on 127.0.0.1 only: it has no authentication and no
-TLS, which are a proxy's task. `python -m benchmarks.serving` measures it.
+TLS, which are a proxy's task. `python -m benchmarks serving` measures it.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the annotations, some of them of names in a function.
