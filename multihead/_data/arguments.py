@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from multihead._data.arrays import as_arrays, read_arrays
-from multihead._data.batches import read_iterable, read_sequence, specs_of_dataset
+from multihead._data.batches import read_dataset, read_iterable, read_sequence
 from multihead._data.data import Data
-from multihead._data.windows import Windows
+from multihead._data.windows import in_windows
 from multihead._ground.global_random import RandomStream
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
 from multihead._ground.validation import is_number
@@ -36,7 +36,7 @@ def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], **others
         return read_arrays(x, y, sample_weight, head_names)
     _refuse_beside_batches(x, {"y": y, "sample_weight": sample_weight, **others})
     if hasattr(x, "element_spec"):
-        return Data(x, specs=specs_of_dataset(x, head_names))
+        return read_dataset(x, head_names)
     if isinstance(x, keras.utils.Sequence):
         return read_sequence(x, head_names)
     if isinstance(x, Iterable):
@@ -142,13 +142,14 @@ class Call(NamedTuple):
         steps = self.others.get("steps_per_epoch")
         return call.as_dataset(None if steps is None else steps * batches_per_step, "`Checkpoint`", seed)
 
-    def in_windows(self, windows: Windows) -> Call:
-        """The call with windows of batches, each of which is one step for Keras."""
+    def in_windows(self, size: int, strategy: tf.distribute.Strategy, ahead: int) -> Call:
+        """The call with windows of `size` batches, each of which is one step for Keras; `ahead` of them are made early."""
+        if size == 1:
+            return self
         steps = self.others.get("steps_per_epoch")
-        call = self.as_dataset(None if steps is None else steps * windows.steps, "gradient_accumulation_steps")
-        arguments = windows.arguments_of_fit(call.data.x, steps)
-        data = Data(arguments.pop("x"), specs=call.data.specs)
-        return call._replace(data=data).with_others(**arguments)
+        call = self.as_dataset(None if steps is None else steps * size, "gradient_accumulation_steps")
+        windows, steps = in_windows(call.data.x, size, ahead, strategy, steps)
+        return call._replace(data=call.data._replace(x=windows)).with_others(steps_per_epoch=steps)
 
 
 def read_fit(arguments: Mapping[str, Any], head_names: Sequence[str]) -> Call:

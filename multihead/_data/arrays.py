@@ -108,8 +108,7 @@ def read_arrays(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str]) -
         number = num_examples(inputs)
         # Keras takes weights for every head, or for none.
         weights = {name: weights.get(name, np.ones([number], keras.backend.floatx())) for name in targets}
-    parts = Batch(inputs, targets, weights)
-    return Data(inputs, targets, weights or None, tuple(open_batch_size(tuple(parts))))
+    return Data(inputs, targets, weights or None, open_batch_size(Batch(inputs, targets, weights)))
 
 
 def _paths(argument: str, values: Mapping[str, Any]) -> dict[str, Any]:

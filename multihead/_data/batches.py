@@ -30,12 +30,12 @@ _ONE_BY_ONE = (
 )
 
 
-def specs_of_dataset(dataset: Any, head_names: Sequence[str]) -> Any:
-    """The specs of a dataset's batches, if they are batches."""
-    specs = tf.nest.map_structure(spec_of_one_replica, dataset.element_spec)
-    unpack(specs, head_names)
-    _check_batched(specs, f"a {type(dataset).__name__} of")
-    return specs
+def read_dataset(x: Any, head_names: Sequence[str]) -> Data:
+    """A dataset of batches."""
+    specs = tf.nest.map_structure(spec_of_one_replica, x.element_spec)
+    batch = unpack(specs, head_names)
+    _check_batched(specs, f"a {type(x).__name__} of")
+    return Data(x, specs=open_batch_size(batch))
 
 
 def _check_batched(specs: Any, received: str) -> None:
@@ -172,14 +172,14 @@ def read_iterable(x: Iterable[Any], head_names: Sequence[str]) -> Data:
     complete = _Completion(first, head_names, source)
     if batches is x:
         remaining = (complete(batch) for batch in itertools.chain(first, batches))
-        return Data(remaining, specs=complete.specs, batches=lambda shuffle: remaining, first=complete(first[0]))
+        return Data(remaining, specs=Batch(*complete.specs), batches=lambda shuffle: remaining, first=complete(first[0]))
 
     def again(shuffle: Any = False) -> Iterator[Any]:
         return (complete(batch) for batch in x)
 
     # Keras accepts data for several passes only as a dataset.
     dataset = tf.data.Dataset.from_generator(again, output_signature=complete.specs)
-    return Data(dataset, specs=complete.specs, batches=again, first=complete(first[0]))
+    return Data(dataset, specs=Batch(*complete.specs), batches=again, first=complete(first[0]))
 
 
 class _CompletedSequence(keras.utils.Sequence):
@@ -233,4 +233,4 @@ def read_sequence(x: Any, head_names: Sequence[str]) -> Data:
         yield from (completed[i] for i in order)
         completed.on_epoch_end()
 
-    return Data(completed, specs=complete.specs, batches=batches, length=length, first=complete(first[0]))
+    return Data(completed, specs=Batch(*complete.specs), batches=batches, length=length, first=complete(first[0]))

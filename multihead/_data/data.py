@@ -16,7 +16,7 @@ import tensorflow as tf
 from multihead._ground.autograph import as_is
 from multihead._ground.global_random import RandomStream
 from multihead._ground.validation import is_number
-from multihead._update.batch import is_absent, rows
+from multihead._update.batch import Batch, is_absent, rows
 
 _BATCH_SIZE = 32
 
@@ -39,7 +39,7 @@ class Data(NamedTuple):
     x: Any
     y: Any = None
     sample_weight: Any = None
-    specs: Any = None
+    specs: Batch | None = None
     batches: Callable[[Any], Iterator[Any]] | None = None
     length: int | None = None
     first: Any = None
@@ -103,7 +103,7 @@ class Data(NamedTuple):
                 f"`x` must be arrays together with `y`, a `tf.data.Dataset`, a generator or a `PyDataset` for {argument}. "
                 f"Received: x of type {type(self.x).__name__}. Pass the `tf.data.Dataset` itself."
             )
-        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=self.specs)
+        batches = tf.data.Dataset.from_generator(partial(self.batches, shuffle), output_signature=tuple(self.specs or ()))
         # What is read and not used is lost to the next pass, and what it draws at random may depend on the moment.
         options = tf.data.Options()
         options.autotune.enabled = False  # it would make maps parallel, and prefetch

@@ -84,11 +84,6 @@ def found_in(root: Any) -> list[Any]:
 _HOLDERS = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer, tf.Module)
 
 
-def names_of_logs(trainer: Any) -> list[str]:
-    """The names of the statistics that a training step logs; none before the trainer is built."""
-    return [] if trainer.log_metrics is None else trainer.log_metrics.names()
-
-
 def draw_from_variables(trainer: Any) -> None:
     """Makes the layers of a trainer draw random numbers from variables; what was traced before would not."""
     for module in (trainer.encoder, *(head.module for head in trainer.heads.values())):
@@ -191,9 +186,3 @@ def _written(variable: tf.Variable) -> np.ndarray:
 
 def _read(value: np.ndarray, variable: tf.Variable) -> np.ndarray:
     return value.view(variable.dtype.as_numpy_dtype) if variable.dtype == tf.bfloat16 else value
-
-
-def reset_metrics(trainer: keras.Model) -> None:
-    """Resets the metrics, as at the begin of an epoch."""
-    for metric in trainer.metrics:
-        metric.reset_state()

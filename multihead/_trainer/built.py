@@ -25,40 +25,22 @@ class Built:
     spec: UpdateSpec
     logs: LogMetrics
 
-    def check_trainable(self) -> None:
-        """Checks that there is something to train.
+    def trainable(self) -> UpdateSpec:
+        """How updates are computed.
 
         Raises:
-            ValueError: There is not.
+            ValueError: There is nothing to train.
         """
         if not self.spec.network.variables.all:
             raise ValueError(
                 "`encoder` or a head's `module` must have trainable variables. Received: none, so no update would change "
                 "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
             )
+        return self.spec
 
     def with_idle_heads(self) -> Built:
         """The same for updates in which heads may become idle."""
         return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))
-
-    def in_custom_loop(self, period: int, step: tf.Tensor) -> tuple[UpdateSpec, list[Any]]:
-        """How the next update of a custom training loop is computed, and what must hold before it in a graph.
-
-        Args:
-            period: The number of the present period.
-            step: The number of updates applied so far.
-        """
-        spec = replace(self.spec, layers_every=0)
-        following = spec.periods[period + 1 :]
-        if not following or tf.executing_eagerly():
-            return spec.in_period(period), []
-        start, end = spec.periods[period].start, following[0].start
-        message = (
-            f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
-            "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"
-        )
-        check = tf.debugging.assert_less(step, tf.constant(end, tf.int64), message=message)
-        return spec.in_period(period), [check]
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""

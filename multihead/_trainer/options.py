@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
-from multihead._ground.names import did_you_mean, nearest
+from multihead._ground.names import nearest
 from multihead._ground.optimizers import optimizer_arguments
 from multihead._ground.validation import check_choice, check_positive_whole, quoted
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
@@ -23,6 +24,7 @@ from multihead.heads._named import NamedHead
 from multihead.rates import check_rate
 from multihead.telemetry import LEVELS
 
+Compile = TypeVar("Compile", bound=Callable[..., None])
 BALANCE_AT = ("representation", "parameters")
 _OF_HEADS = {
     "loss": "loss",
@@ -33,17 +35,24 @@ _OF_HEADS = {
 """The arguments of Keras's `compile` that ours does not have, with the argument of `add_head` that stands for each."""
 
 
-def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Explains where an argument belongs that `compile` does not have: to a head, to the optimizer, or nowhere.
+def explains_arguments(compile_: Compile) -> Compile:
+    """Lets `compile` say where an argument that it does not have belongs, if that is a head or the optimizer."""
+    known = inspect.signature(compile_).parameters
 
-    Args:
-        positional: What `compile` was given after the optimizer, by position.
-        options: What it was given by names that it does not have.
+    @wraps(compile_)
+    def explained(self: Any, *given: Any, **options: Any) -> None:
+        _refuse({**dict(zip(_OF_HEADS, given[1:])), **{name: options[name] for name in options if name not in known}})
+        compile_(self, *given, **options)
+
+    return cast(Compile, explained)
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Says where arguments that `compile` does not have belong.
 
     Raises:
-        TypeError: There is something.
+        TypeError: One of them belongs to a head or to the optimizer, or has another name.
     """
-    given = {**dict(zip(_OF_HEADS, positional)), **options}
     if not given:
         return
     of_heads = {name: f"loss, {name}=..." for name in inspect.signature(NamedHead).parameters} | _OF_HEADS
@@ -65,9 +74,6 @@ def refuse_unknown(positional: Sequence[Any], options: Mapping[str, Any]) -> Non
                 f"`{name}` belongs to a head, not to `compile`. Received: {name}={value!r}. Pass it for each head, as "
                 f"`trainer.add_head(name, module, {of_heads[name]})`, before `compile`."
             )
-    known, (name, value) = ["target_scaling", *(field.name for field in fields(CompileOptions))], next(iter(given.items()))
-    hint = did_you_mean([name], known, "Correct its name, or omit it.")
-    raise TypeError(f"`{name}` is no argument of `compile`. Received: {name}={value!r}. {hint}")
 
 
 def _hint(given: Any, module: Any, example: str) -> str:

@@ -3,18 +3,150 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import classes_of_shared_layers, restorable, seed_variables
+from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable, seed_variables
+from multihead._runs.variables import draw_from_variables
+from multihead._trainer.export import export_heads, heads_to_export
 from multihead._trainer.options import CompileOptions
+from multihead._trainer.scaling import check_known
 from multihead._trainer.shapes import Shapes
+from multihead._trainer.state import TrainerState
 from multihead._update.batch import Batch, decode_specs, encode_specs
 from multihead.heads._named import NamedHead
 from multihead.heads._reads import decode_reads
+
+
+class SavedTrainer(TrainerState):
+    """How Keras saves and loads a trainer, and how it is exported."""
+
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the trainer, with the optimizer's state, as a `.keras` file.
+
+        `keras.models.load_model(filepath)` loads the whole trainer: its heads, the options of `compile`, weights, and
+        the state of the optimizer, of methods and of dropout, so that `fit` goes on where it stopped. Import `multihead`
+        before, and pass classes of your own that are not registered as `custom_objects`.
+
+        Args:
+            filepath: A path that ends in `.keras`.
+            overwrite: Whether an existing file is replaced; otherwise Keras asks.
+            **kwargs: What else this version of Keras takes.
+
+        Raises:
+            ValueError: `filepath` does not end in `.keras`.
+        """
+        check_path(filepath, kwargs)
+        super().save(filepath, overwrite, **kwargs)
+
+    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
+        """Saves the weights, and what else changes in training, as `keras.Model.save_weights` does."""
+        self._build()
+        super().save_weights(filepath, overwrite, **kwargs)
+
+    def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **kwargs: Any) -> Any:
+        """Loads what `save_weights` saved, as `keras.Model.load_weights` does."""
+        self._build()
+        return super().load_weights(filepath, skip_mismatch, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments and the heads."""
+        return encode_trainer(self.name, self.encoder, self._setup.heads)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Creates a trainer with its heads from the result of `get_config`."""
+        return decode_trainer(cls, config, custom_objects)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
+        super().save_own_variables(store)
+        if self._session is None:
+            draw_from_variables(self)
+        save_variables(self.encoder, self._setup.heads, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what `save_own_variables` saved."""
+        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
+        if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
+            draw_from_variables(self)
+        load_variables(self.encoder, self._setup.heads, store)
+        load_as_arrays(self.metrics)  # Keras loads these next
+
+    def get_build_config(self) -> dict[str, Any]:
+        """The specs of the batches that the trainer was built for; what they show to be missing is built first."""
+        self._build()
+        return encode_shapes(self._shapes, run_eagerly=self._runs_eagerly)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Creates all variables, from the result of `get_build_config`."""
+        found = decode_shapes(config)
+        if found is not None:
+            specs, self.run_eagerly = found
+            self._build(specs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """The arguments of `compile`; None if the trainer is not compiled."""
+        return None if self._setup.options is None else encode_options(self.optimizer, self._setup.options)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles with the result of `get_compile_config`; a built trainer also creates the optimizer's variables."""
+        self.compile(**decode_options(config))
+        self._build()
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        heads: str | Sequence[str] | None = None,
+        *,
+        preprocess: Callable[[Any], Any] | None = None,
+        inputs: Any = None,
+        generate: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+        postprocess: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        """Exports the encoder and heads as a TensorFlow SavedModel that runs without this library and without Keras.
+
+        The model runs in inference mode, with the signature `serving_default`: `tf.saved_model.load(path)
+        .signatures["serving_default"](inputs=...)` returns a dict of tensors, and computes the encoder once. It includes
+        variables and lookup tables, and runs on a CPU regardless of where it was exported. The trainer does not change.
+
+        Args:
+            filepath: A folder; an existing export in it is replaced.
+            heads: The name of a head, or a list of names; None: all heads.
+            preprocess: A function or layer, in TensorFlow operations, that converts the exported model's inputs to the
+                encoder's inputs, for example texts to ids. None: the exported model takes the encoder's inputs.
+            inputs: The `tf.TensorSpec` of the exported model's inputs, or a nest of them; the name of a spec becomes the
+                name of the argument. None: the encoder's inputs or, with `preprocess`, strings,
+                `tf.TensorSpec([None], tf.string)`; the argument is then named `inputs`, or by its key in a dict.
+            generate: A function from what the head reads of the representation to its output, to control generation; for
+                several heads, a dict of these by head name. None: as in `predict`, `module.generate(representation)` with
+                teacher forcing, otherwise `module(representation)`.
+            postprocess: A function from the head's output to the exported model's output: a tensor, which gets the head's
+                name, or a dict of tensors; for several heads, a dict of these by head name. None: the head's output. If
+                several or all heads are exported, a key of a head's dict becomes `{head}_{key}`.
+
+        Raises:
+            ValueError: There is no such head, it is not built yet, `filepath` is a file, or the result of `preprocess` or
+                `postprocess` is invalid.
+            TypeError: An argument has the wrong type.
+        """
+        names = heads_to_export(heads, self._setup.all_names, self._shapes.predictions)
+        check_known([self._setup.head(name) for name in names], "export")
+        encoder_specs = None if self._shapes.specs is None else self._shapes.specs.inputs
+        export_heads(
+            filepath,
+            self.encoder,
+            [self._setup.head(name) for name in names],
+            encoder_specs,
+            by_head=heads is None or len(names) > 1,
+            preprocess=preprocess,
+            inputs=inputs,
+            generate=generate,
+            postprocess=postprocess,
+        )
 
 
 def check_path(filepath: str | os.PathLike[str], options: Mapping[str, Any]) -> None:

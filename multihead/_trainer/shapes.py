@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from multihead._ground.keras import run_in_graphs
 from multihead._trainer.trace import read_by_loss, trace_predictions
-from multihead._update.batch import Batch, sample_of, widened
+from multihead._update.batch import Batch, sample_of
 from multihead._update.labels import Predictions
 from multihead.heads._named import NamedHead
 from multihead.heads._rows_apart import check_rows_apart
@@ -34,15 +33,15 @@ class Shapes:
         built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
         return any(name not in built for name in targets)
 
-    def without(self, name: str) -> Shapes:
-        """The shapes without a head."""
+    def of_heads(self, names: Sequence[str]) -> Shapes:
+        """The shapes of some heads only."""
 
-        def others(by_head: Mapping[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in by_head.items() if key != name}
+        def kept(by_head: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in by_head.items() if name in names}
 
         specs = self.specs
-        specs = specs if specs is None else Batch(specs.inputs, others(specs.targets), others(specs.sample_weights))
-        return Shapes(specs, others(self.predictions), self.num_leaves)
+        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
+        return Shapes(specs, kept(self.predictions), self.num_leaves)
 
 
 def build_modules(
@@ -76,19 +75,3 @@ def build_modules(
             if is_new:
                 check_rows_apart(head, traced.representation, targets, found.spec)
     return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
-
-
-def build_wider(build: Callable[[Batch], None], known: Batch, specs: Batch) -> None:
-    """Builds again for batches whose sizes differ from those so far, with open sizes if the modules can take them.
-
-    Args:
-        build: Builds for some specs, and raises a `ValueError` if the modules cannot take them.
-        known: The specs of the batches so far.
-        specs: Those of a new batch.
-    """
-    wider = widened(known, specs)
-    if wider != known:
-        build(specs)
-        if wider != specs:
-            with suppress(ValueError):  # modules that need known sizes
-                build(wider)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.numerics import results_unchecked
-from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 
 
@@ -36,20 +35,12 @@ class StepFunction:
 
     Keras would trace it again for tensors of unknown rank if it were called with data of other ranks.
 
-    In a resumed run, the steps before the checkpoint only draw their batches.
-
     Args:
         make: Makes the function, which is not traced yet.
-        at_once: Returns how many batches the next call takes at most.
-        replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
     """
 
-    def __init__(
-        self, make: Callable[[], Callable[[Any], Any]], *, at_once: Callable[[], int], replay: Callable[[], Replay | None]
-    ) -> None:
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self._make = make
-        self._at_once = at_once
-        self._replay = replay
         self._function = make()
         self._ranks: str | None = None
         self._assumed = Assumptions()
@@ -61,8 +52,6 @@ class StepFunction:
         return self._assumed if self._is_running else Assumptions()
 
     def __call__(self, iterator: Any) -> Any:
-        if self._replay() is not None:
-            return draw(iterator, self._at_once())
         return self._run(iterator)
 
     def _run(self, iterator: Any) -> Any:
@@ -110,7 +99,6 @@ class TrainFunction(StepFunction):
         at_once: Returns how many updates the next call makes at most.
         is_constant: Whether that number is the same for all calls.
         asks_for_faults: Returns whether to look for errors after each call, as XLA needs, which raises none.
-        replay: Returns the resumed run before the place of its checkpoint, where steps only draw batches; else None.
         in_session: Returns whether the trainer is being fitted.
     """
 
@@ -123,10 +111,10 @@ class TrainFunction(StepFunction):
         at_once: Callable[[], int],
         is_constant: bool,
         asks_for_faults: Callable[[], bool],
-        replay: Callable[[], Replay | None],
         in_session: Callable[[], bool],
     ) -> None:
-        super().__init__(make, at_once=at_once, replay=replay)
+        super().__init__(make)
+        self._at_once = at_once
         self._in_session = in_session
         self._spec = spec
         self._num_updates = num_updates
@@ -136,9 +124,6 @@ class TrainFunction(StepFunction):
         self._calls_left: int | None = 0  # before the number of updates must be read again; None: never
 
     def __call__(self, iterator: Any) -> Any:
-        run = self._replay()
-        if run is not None:
-            return run.pass_over(iterator, self._at_once())
         if not self._in_session():  # of what is called by hand, `fit` has seen no labels
             self.trace_without_assumptions()
         self._enter_period()

@@ -85,7 +85,7 @@ def start(study: Study, job: Job) -> Started:
         if not (job.head and callable(trainer.heads[name].weight)):
             trainer.set_weight(name, value)
     trainer.compile(study.optimizer(rate), **{"telemetry": None, **made({**study.options, **job.options})})
-    trainer._build_again()
+    trainer._build()
     _learn_scalings(trainer, data[TRAIN], all_heads, study.batch_size)
     if callable(study.data) and not data[TRAIN].is_arrays:
         keras.utils.set_random_seed(

@@ -18,7 +18,7 @@ class Keras:
     def __init__(self, starts=(0,), at_once=1, faults=None):
         self.starts, self.at_once, self.num_updates = starts, at_once, 0
         self.made, self.ran, self.asked = 0, [], 0
-        self.replay, self.failure, self.at_trace = None, None, lambda: None
+        self.failure, self.at_trace = None, lambda: None
         self.spec = None if starts is None else self.spec_with(starts, faults)
 
     @staticmethod
@@ -56,7 +56,6 @@ class Keras:
             at_once=lambda: self.at_once,
             is_constant=True,
             asks_for_faults=lambda: asks,
-            replay=lambda: self.replay,
             in_session=lambda: self.is_fitting,
         )
 
@@ -67,7 +66,7 @@ def run(function, steps):
 
 def test_data_of_other_ranks_are_traced_anew():
     keras = Keras()
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    function = StepFunction(keras.make)
     for rank in (2, 2, 3, 3, 2):
         function.trace_for((tf.TensorSpec([None] * rank), {"a": tf.TensorSpec([None])}))
         run(function, 1)
@@ -76,14 +75,14 @@ def test_data_of_other_ranks_are_traced_anew():
 
 def test_a_step_without_checks_is_used_only_where_it_may_be():
     keras = Keras()
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    function = StepFunction(keras.make)
     for are_checked in (True, True, False, True, False):
         function.trace_for(None, Assumptions(labels_are_checked=are_checked))
         run(function, 1)
     function.trace_without_assumptions()
     run(function, 1)
     assert keras.ran == [1, 1, 2, 2, 2, 2]
-    without = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    without = StepFunction(keras.make)
     without.trace_for(None, Assumptions(labels_are_checked=True))
     without.trace_without_assumptions()
     run(without, 1)
@@ -92,7 +91,7 @@ def test_a_step_without_checks_is_used_only_where_it_may_be():
 
 def test_a_step_assumes_only_what_held_when_it_was_made_and_only_while_it_runs():
     keras, seen = Keras(), []
-    function = StepFunction(keras.make, at_once=lambda: 1, replay=lambda: None)
+    function = StepFunction(keras.make)
     both, stay = Assumptions(complete=frozenset("ab"), heads_stay=True), Assumptions(heads_stay=True)
     for allowed in (stay, both, both._replace(heads_stay=False), both):
         function.trace_for(None, allowed)
@@ -178,14 +177,3 @@ def test_another_error_stays_what_it_is():
     keras.failure = tf.errors.InvalidArgumentError(None, None, "shapes")
     with pytest.raises(tf.errors.InvalidArgumentError, match="shapes"):
         run(keras.function(), 1)
-
-
-def test_a_resumed_run_passes_over_the_steps_before():
-    keras = Keras(at_once=3)
-    passed = []
-    keras.replay = SimpleNamespace(pass_over=lambda iterator, number: passed.append(number) or {"loss": 0.0})
-    function = keras.function()
-    assert run(function, 2) == [{"loss": 0.0}] * 2 and passed == [3, 3] and keras.ran == []
-    keras.replay = None
-    run(function, 1)
-    assert keras.ran == [1]

@@ -41,22 +41,6 @@ def test_idle_heads_change_how_updates_are_computed():
     assert again.with_idle_heads() is again and again.logs is found.logs
 
 
-def test_a_custom_loop_is_traced_for_one_period():
-    found = built(0, 3)
-    spec, checks = found.in_custom_loop(0, tf.constant(5, tf.int64))
-    assert (spec.period, spec.layers_every, checks) == (0, 0, [])  # run eagerly, nothing is traced
-
-    def step(period, number):
-        spec, checks = found.in_custom_loop(period, number)
-        with tf.control_dependencies(checks):
-            return tf.constant(spec.period)
-
-    traced = tf.function(step, autograph=False)
-    assert traced(0, tf.constant(2, tf.int64)) == 0 and traced(1, tf.constant(9, tf.int64)) == 1
-    with pytest.raises(tf.errors.InvalidArgumentError, match="traced for the updates from 0 to 2"):
-        traced(0, tf.constant(3, tf.int64))
-
-
 def test_an_evaluation_has_the_heads_that_its_logs_name():
     asked = []
 
@@ -67,10 +51,6 @@ def test_an_evaluation_has_the_heads_that_its_logs_name():
     found = built(0, evaluation_logs=evaluation_logs)
     assert found.evaluation_logs({"loss": 9.0, "b_loss": 9.0}, 7) == {"loss": 2.0, "b_loss": 4.0}
     assert asked == [([1.0, 1.0], ["b"], 7)]
-
-
-def test_a_session_without_a_checkpoint_replays_nothing():
-    assert FitSession().replay is None and FitSession().requires_every_head
 
 
 @pytest.mark.parametrize("value", [built(0), FitSession(), Setup()], ids=lambda value: type(value).__name__)
