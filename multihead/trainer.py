@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from multihead import schedules
-from multihead._data.arguments import read_evaluate, read_inputs
+from multihead._data.arguments import read_call, read_inputs
 from multihead._data.arrays import as_arrays
 from multihead._data.windows import batches_of_update
 from multihead._display.summary import print_summary
@@ -470,7 +470,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         arguments = arguments_of(locals())
         self._assert_ready("evaluate")
         check_known(self._setup.heads, "evaluate")
-        call = read_evaluate(arguments, self._setup.all_names)
+        call = read_call(arguments, self._setup.all_names)
         self._build(call.data.specs, call.data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint

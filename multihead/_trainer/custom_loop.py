@@ -212,6 +212,8 @@ class CustomLoops(TrainerState):
             ValueError: The batch has targets for an unknown head, or `at` is another string.
 
         Example:
+            >>> import keras
+            >>> from multihead import MultiHeadTrainer
             >>> trainer = MultiHeadTrainer(keras.layers.Dense(4, activation="tanh"))
             >>> trainer.add_head("price", keras.layers.Dense(1), "mse")
             >>> trainer.add_head("size", keras.layers.Dense(1), "mae")

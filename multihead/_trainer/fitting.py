@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from multihead._data.arguments import Call, read_fit
+from multihead._data.arguments import Call, read_call
 from multihead._data.arrays import read_arrays
 from multihead._data.data import Data
 from multihead._ground.keras import callbacks_of
@@ -35,7 +35,7 @@ class FittedTrainer(TrainerState):
         """A call of `fit`; without a checkpoint, `run` is None."""
         steps = self._assert_ready("fit").gradient_accumulation_steps
         class_weight = arguments.pop("class_weight")
-        read = read_fit(arguments, self._setup.all_names)
+        read = read_call(arguments, self._setup.all_names)
         read = read if run is None else read.drawing_from(run.stream)
         self._build_for(read.data)
         checked = self._checked(read)
@@ -96,4 +96,4 @@ class FittedTrainer(TrainerState):
         session = FitSession(spec=self._spec_with(class_weight))
         with self._in_session(session), run.running() if isinstance(run, RunCallbacks) else nullcontext():
             self.make_train_function().trace_for(call.data.specs, assumptions)
-            return super().fit(**call.for_fit())
+            return super().fit(**call.for_keras())
