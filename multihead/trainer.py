@@ -32,7 +32,6 @@ from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, arguments_of
 from multihead._trainer.from_model import compiled_of, optimizer_of, parts_of
 from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, explains_arguments
-from multihead._trainer.progress import with_progress
 from multihead._trainer.saving import SavedTrainer
 from multihead._trainer.scaling import check_known, scale_targets
 from multihead._trainer.session import FitSession
@@ -475,7 +474,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
             function.trace_for(call.data.specs)
-        call = with_progress(call._replace(data=self._with_checked_labels(call.data)), lambda: self.log_metrics)
+        call = self._with_progress(call._replace(data=self._with_checked_labels(call.data)))
         with self._in_session(None if self._session is None else replace(self._session, is_evaluating=True)):
             return super().evaluate(**call.for_keras())
 

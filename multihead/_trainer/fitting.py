@@ -6,20 +6,23 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from multihead._data.arguments import Call, read_call
 from multihead._data.arrays import read_arrays
 from multihead._data.data import Data
-from multihead._ground.keras import callbacks_of
+from multihead._ground.keras import ProgressLine, callbacks_of
 from multihead._runs.callbacks import RunCallbacks
 from multihead._runs.run import Run
-from multihead._trainer.data import check_every_head, with_checked_labels
-from multihead._trainer.directions import tell_directions
-from multihead._trainer.progress import with_progress
 from multihead._trainer.scaling import Lesson
 from multihead._trainer.session import FitSession
-from multihead._trainer.state import TrainerState
+from multihead._trainer.state import TrainerState, check_every_head
 from multihead._trainer.train_function import Assumptions
-from multihead.telemetry._logs import with_report
+from multihead._update.batch import unpack
+from multihead.heads._directions import tell_directions
+from multihead.heads._labels.data import check_arrays, checked
+from multihead.telemetry._logs import LogMetrics, with_report
 
 
 def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,12 +65,45 @@ class FittedTrainer(TrainerState):
             validation = self._with_checked_labels(validation, argument="validation_data")
         return call._replace(data=data, validation=validation)
 
-    def _with_checked_labels(self, data: Data, **options: Any) -> Data:
-        """The data, with labels checked that training steps cannot check, or not as early."""
+    def _with_checked_labels(self, data: Data, *, shuffle: Any = False, argument: str = "x") -> Data:
+        """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles.
+
+        Args:
+            data: The data.
+            shuffle: Whether to shuffle a `PyDataset`.
+            argument: The argument that the data are, for messages.
+
+        Raises:
+            ValueError: Labels in arrays are invalid.
+        """
         if not self._assert_ready("fit").check_labels:
             return data
-        heads = {head.name: head for head in self._setup.heads}
-        return with_checked_labels(data, heads, self._shapes, in_xla=bool(self.jit_compile), **options)
+        predictions = self._shapes.predictions
+        masked = {name for name, each in predictions.items() if each.masked}  # only a batch can tell which labels count
+        complete = set(self._setup.all_names) - masked
+
+        def check(data: Any) -> None:
+            batch = unpack(data, self._setup.all_names)
+            for name in batch.targets.keys() - masked:
+                weights, spec = batch.sample_weights.get(name), predictions[name].spec
+                _, weights = self._setup.head(name).mask_missing(batch.targets[name], weights, spec, None)
+                if tf.executing_eagerly() and not bool(tf.reduce_all(weights > 0)):
+                    complete.discard(name)
+
+        if data.is_arrays:
+            try:
+                are_checked = check_arrays(check, data.y, data.sample_weight)
+            except ValueError as error:
+                if argument == "x":
+                    raise
+                raise ValueError(f"In `{argument}`: {error}") from error
+            found = frozenset(complete if are_checked else ())
+            return data._replace(labels_are_checked=are_checked and not masked, complete=found)
+        if self.jit_compile and (data.batches is not None or isinstance(data.x, tf.data.Dataset)):
+            dataset = data.as_dataset(None, None, shuffle, "`jit_compile`")
+            # What Python makes is lost if it is read and not used, and may draw random numbers.
+            return data._replace(x=checked(check, dataset, ahead=data.batches is None), batches=None)
+        return data
 
     def _checked_batch(self, x: Any, y: Any, sample_weight: Any) -> Data:
         """A batch as arrays, with labels checked if it goes to a step that XLA compiles, which has no errors."""
@@ -83,7 +119,19 @@ class FittedTrainer(TrainerState):
         tell_directions(callbacks_of(callbacks), self._setup.heads)
         validates = call.validation is not None
         callbacks = with_report(lambda: self.log_metrics, callbacks, validates=validates, counts=self._steps_are_ours)
-        return with_progress(call.with_others(callbacks=callbacks), lambda: self.log_metrics)
+        return self._with_progress(call.with_others(callbacks=callbacks))
+
+    def _with_progress(self, call: Call) -> Call:
+        """The call with a progress line that can be read.
+
+        Nothing changes if nothing is printed, or if the call has a progress line or a `CallbackList` of its own.
+        """
+        callbacks = call.others["callbacks"]
+        given = callbacks_of(callbacks)
+        has_own = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in given)
+        if call.others["verbose"] == 0 or has_own or isinstance(callbacks, keras.callbacks.CallbackList):
+            return call
+        return call.with_others(callbacks=[*given, ProgressLine(lambda logs: shown(logs, self.log_metrics))])
 
     def _run(self, call: Call, class_weight: Any, *, labels_are_checked: bool) -> Any:
         """Runs Keras's loop."""
@@ -97,3 +145,21 @@ class FittedTrainer(TrainerState):
         with self._in_session(session), run.running() if isinstance(run, RunCallbacks) else nullcontext():
             self.make_train_function().trace_for(call.data.specs, assumptions)
             return super().fit(**call.for_keras())
+
+
+def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]:
+    """The part of the logs that the progress line shows.
+
+    That is each head's loss and first metric, in training and in validation; `skipped_updates` if there are any; and
+    everything that callbacks have added to the logs.
+    """
+    if metrics is None:
+        return dict(logs)
+    first = metrics.main_names()
+    wanted = [*first, *(f"val_{name}" for name in first)]
+    hidden = set(metrics.names()) - set(first)
+    hidden |= {f"val_{name}" for name in hidden}
+    if "skipped_updates" in logs and float(logs["skipped_updates"]) > 0:
+        hidden.remove("skipped_updates")
+    names = [name for name in wanted if name in logs]
+    return {name: logs[name] for name in [*names, *(name for name in logs if name not in hidden and name not in names)]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import MappingProxyType
 from typing import Any
@@ -23,8 +23,8 @@ from multihead._ground.keras import (
     tensor_variable,
     unlock,
 )
+from multihead._ground.validation import quoted
 from multihead._trainer.built import Built
-from multihead._trainer.data import check_every_head
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import CompileOptions, Setup
@@ -36,6 +36,7 @@ from multihead._update.spec import UpdateSpec
 from multihead.heads import Head
 from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import value_of
+from multihead.heads._weights import is_zero
 from multihead.telemetry._logs import LogMetrics
 
 
@@ -270,3 +271,20 @@ def _parts(heads: tuple[NamedHead, ...]) -> dict[str, Any]:
     """The modules and scalings of heads by the attributes under which Keras saves them."""
     modules = {HEAD + head.name: head.module for head in heads if isinstance(head.module, (keras.layers.Layer, tf.Module))}
     return {**modules, **{SCALING + head.name: head.scaling for head in heads if head.scaling is not None}}
+
+
+def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
+    """Checks that there are targets for every head that is trained.
+
+    Raises:
+        ValueError: There are none for a head whose weight is not 0.
+    """
+    absent = [head.name for head in heads if head.name not in targets and not is_zero(head.weight)]
+    if absent:
+        head_names = [head.name for head in heads]
+        raise ValueError(
+            f"The targets must have a key for every head, but the head {quoted(absent)} has none in the data and would "
+            f"never be trained. Received: targets for {quoted(targets)}; the heads are {quoted(head_names)}. "
+            "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing; with a weight of "
+            "0, a head needs none."
+        )

@@ -16,7 +16,6 @@ from multihead._data.data import Data
 from multihead._ground.keras import KerasHooks
 from multihead._ground.names import did_you_mean
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
-from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack
 from multihead.comparison._data import (
@@ -34,6 +33,7 @@ from multihead.comparison._data import (
 from multihead.comparison._few_labels import few_labels
 from multihead.comparison._study import FINAL, Job, Study
 from multihead.comparison._variants import in_words, made
+from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
 from multihead.heads._value import named
 from multihead.weighting import Weighting
