@@ -15,6 +15,8 @@ from multihead._data.arguments import read_call, read_inputs
 from multihead._data.arrays import as_arrays
 from multihead._data.windows import batches_of_update
 from multihead._display.summary import print_summary
+from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
+from multihead._formats.saving import SavedTrainer
 from multihead._ground.errors import errors_in_words
 from multihead._ground.keras import (
     InMode,
@@ -30,9 +32,7 @@ from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, arguments_of
-from multihead._trainer.from_model import compiled_of, optimizer_of, parts_of
 from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, explains_arguments
-from multihead._trainer.saving import SavedTrainer
 from multihead._trainer.scaling import check_known, scale_targets
 from multihead._trainer.session import FitSession
 from multihead._trainer.train_function import StepFunction, TrainFunction

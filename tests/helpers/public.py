@@ -49,7 +49,11 @@ def callables():
         short = module.__name__.removeprefix("multihead.")
         found.update({f"{short}.{name}": getattr(module, name) for name in module.__all__})
     for owner in (MultiHeadTrainer, multihead.callbacks.HeadEarlyStopping, multihead.accumulation.GradientAccumulator):
-        parts = [kind for kind in owner.__mro__ if kind is owner or kind.__module__.startswith("multihead._trainer.")]
+        parts = [
+            kind
+            for kind in owner.__mro__
+            if kind is owner or kind.__module__.startswith(("multihead._trainer.", "multihead._formats."))
+        ]
         members = [item for kind in parts for item in vars(kind).items()]
         methods = {name: each for name, each in members if inspect.isfunction(each) and not name.startswith("_")}
         found.update({f"{owner.__name__}.{name}": method for name, method in methods.items() if not _is_hook(name)})

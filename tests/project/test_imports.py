@@ -22,7 +22,7 @@ FLOORS = [
     {"telemetry", "diagnosis", "_data"},
     {"_runs"},
     {"callbacks", "_trainer"},
-    {"trainer", "comparison"},
+    {"_formats", "trainer", "comparison"},
     {"plots"},
     {"__init__", "__main__"},
 ]
