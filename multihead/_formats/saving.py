@@ -201,7 +201,7 @@ def encode_options(optimizer: Any, options: CompileOptions) -> dict[str, Any]:
     serialize = keras.saving.serialize_keras_object
     return {
         "optimizer": serialize(optimizer),
-        **{key: serialize(value) for key, value in options.by_name().items()},
+        **{key: serialize(value) for key, value in vars(options).items()},
         **options.of_keras(),
     }
 
