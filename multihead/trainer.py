@@ -36,14 +36,13 @@ from multihead._ground.keras import (
     over_replicas,
     remove_layer,
     replace_layers,
-    steps_at_once,
     tensor_variable,
     unlock,
 )
 from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
 from multihead._runs.opening import Opening, opened
-from multihead._runs.resuming import checkpoint_of, interruptible, make_run
+from multihead._runs.resuming import Replay, checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer import saving
 from multihead._trainer.built import Built
@@ -60,17 +59,15 @@ from multihead._trainer.scaling import Lesson, check_known, learn_from_batches, 
 from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules, build_wider
 from multihead._trainer.spec import build_spec
-from multihead._trainer.train_function import Assumptions, StepFunction, TrainFunction
-from multihead._update.apply import apply_update, clip
+from multihead._trainer.train_function import StepFunction, TrainFunction
+from multihead._update.apply import apply_update, clip, observe
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack
-from multihead._update.by_head import HeadGradients, gradients_by_head
-from multihead._update.encode import call_encoder
-from multihead._update.evaluate import evaluate_batch
+from multihead._update.evaluate import HeadGradients, evaluate_batch, gradients_by_head
 from multihead._update.labels import read_labels
-from multihead._update.observe import observe
 from multihead._update.pipeline import compute_update
-from multihead._update.roll_back import RollBack
-from multihead._update.spec import UpdateSpec
+from multihead._update.representation import call_encoder
+from multihead._update.spec import Plan, UpdateSpec
+from multihead._update.update import RollBack
 from multihead._update.weights import head_weights_at
 from multihead.clipping import Clipping
 from multihead.diagnosis import Diagnosis
@@ -145,6 +142,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         self._built: Built | None = None
         self._session: FitSession | None = None
         self._idle = IdleHeads()
+        # What the step that runs now was made with: nothing where a step is called by hand.
+        self._plan = Untracked(Plan())
         self._optimizer_of_model = Untracked(None)
         added = [named(each, head) for each, head in check_heads(heads).items()]
         if added:
@@ -366,7 +365,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         checked = check_weight(value)
         if is_zero(checked):
-            self._allow_idle_heads()
+            self._replan(heads_stay=False)
         self.head_weights.variable(name).assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
@@ -383,8 +382,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         """
         check_head_names("heads", heads, self._setup.names)
         self._idle.may_change = True
-        self._allow_idle_heads()
-        self._built = None if self._built is None else self._built.with_idle_heads()
+        self._replan(heads_stay=False, may_be_idle=True)
         self._idle.set(heads, self._setup.names)
 
     def compile(
@@ -435,8 +433,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
                 one batch. `compute_gradients` then takes a list of batches, and a `train_step` of your own passes its `data`
                 on to `super().train_step` or to `compute_gradients`; `train_on_batch` is an error.
             micro_batches: Splits each batch into this many micro-batches, processed one after another to save memory; the
-                update is that of the whole batch. With a balancer, each micro-batch costs a second forward pass through the
-                encoder, or one encoder backward pass per head: see "How an update is computed".
+                update is that of the whole batch. With a balancer, each micro-batch costs one encoder backward pass per
+                head: see "How an update is computed".
             run_eagerly: As in Keras.
             steps_per_execution: As in Keras; `"auto"` on Keras 2 only.
             jit_compile: As in Keras; None is Keras's default.
@@ -647,7 +645,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         if session is not None and session.replay is not None and call.data.is_arrays:
             return {}  # the validation of an epoch before the place of the checkpoint
         self._build_for(call.data)
-        self.make_test_function().trace_for(call.data.specs)
+        self.make_test_function().take(call.data.specs)
         call = with_progress(call._replace(data=self._with_checked_labels(call.data)), lambda: self.log_metrics)
         with self._in_session(None if session is None else replace(session, is_evaluating=True)):
             return super().evaluate(**call.for_keras())
@@ -745,12 +743,8 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_for_xla(read_arrays(x, y, sample_weight, self._setup.all_names))
-        session = self._session
-        if class_weight is not None:
-            self._build_for(data)
-            session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
-        self.make_train_function().trace_without_assumptions()
-        with self._in_session(session):
+        plan = Plan(may_be_idle=self._idle.may_change, class_weight=self._frozen(class_weight))
+        with self._in_session(self._session, plan):
             return super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -776,21 +770,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One update, from one batch or from a window of batches; called by Keras."""
-        session = self._session
-        every_head = session is not None and session.requires_every_head
+        every_head, plan = self._session is not None, self._plan.value
         found = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
         batches = [self._unpack(batch, every_head=every_head) for batch in found]
         built = self._require_built()
         built.check_trainable()
-        spec = built.spec
-        if session is not None and session.spec is not None:
-            spec = replace(session.spec, may_be_idle=spec.may_be_idle)
-        spec, logs = spec.in_period(self.stage), built.logs
-        if isinstance(self.train_function, StepFunction):
-            assumed = self.train_function.assumed
-            checks = spec.check_labels and not assumed.labels_are_checked
-            stay = assumed.heads_stay and self._heads_stay()  # which a checkpoint may have changed
-            spec = replace(spec, check_labels=checks, complete=assumed.complete, heads_stay=stay)
+        spec, logs = built.spec.under(plan, self.stage if plan.period is None else plan.period), built.logs
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
@@ -805,33 +790,20 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
         step = self.update_count
         weights = head_weights_at(self._setup.trained, step)
-        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
+        logs.add_evaluated(**evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
         return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that Keras calls for each step."""
         if self.train_function is None or force:
-            options = self._assert_ready("fit")
-            self.train_function = TrainFunction(
-                partial(self._made_by_keras, "train_function"),
-                spec=lambda: self.update_spec,
-                num_updates=lambda: self.num_updates,
-                at_once=partial(steps_at_once, self),
-                is_constant=options.steps_per_execution != "auto",
-                asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
-                replay=lambda: None if self._session is None else self._session.replay,
-                in_session=lambda: self._session is not None,
-            )
+            self._assert_ready("fit")
+            self.train_function = TrainFunction(self, partial(self._made_by_keras, "train_function"), self._replay)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that Keras calls for each step of an evaluation."""
         if self.test_function is None or force:
-            self.test_function = StepFunction(
-                partial(self._made_by_keras, "test_function"),
-                at_once=partial(steps_at_once, self),
-                replay=lambda: None if self._session is None else self._session.replay,
-            )
+            self.test_function = StepFunction(self, partial(self._made_by_keras, "test_function"), self._replay)
         return self.test_function
 
     # ------------------------------------------------------------------------------------------- custom training loops
@@ -1197,7 +1169,6 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             balancer=self.balancer,
             optimizer=self.optimizer,
             awake=self._idle.create(self._setup.names),
-            may_be_idle=self._idle.may_change,
             earlier=None if self._built is None else self._built.spec,
         )
 
@@ -1271,13 +1242,12 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
             call = call.in_windows(Windows(options.gradient_accumulation_steps, self.distribute_strategy, ahead))
         self._idle.set([], self._setup.names)
         run, call = (None, call) if start is None else make_run(self, start, call)
-        assumptions = Assumptions(are_checked)
+        plan = Plan(are_checked, may_be_idle=self._idle.may_change, class_weight=self._frozen(class_weight))
         if is_ours:
             heads_stay = not self.jit_compile and self._heads_stay()
-            assumptions = Assumptions(are_checked, call.data.complete, heads_stay)
-        session = FitSession(run=run, spec=self._spec_with(class_weight))
-        with self._in_session(session), interruptible(run):
-            self.make_train_function().trace_for(call.data.specs, assumptions)
+            plan = replace(plan, complete=call.data.complete, heads_stay=heads_stay)
+        with self._in_session(FitSession(run), plan), interruptible(run):
+            self.train_function.take(call.data.specs)
             return super().fit(**call.for_fit())
 
     def _heads_stay(self) -> bool:
@@ -1285,34 +1255,36 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         weights = [head.weight for head in self._setup.trained]
         return self._idle.never and not any(map(is_zero, weights))
 
-    def _allow_idle_heads(self) -> None:
-        """Lets the step of `fit` be traced again if it relies on heads that never are idle."""
-        if isinstance(self.train_function, StepFunction):
-            self.train_function.trace_for_idle_heads()
+    def _replan(self, **changes: Any) -> None:
+        """Changes the plan of the next steps of `fit`."""
+        if isinstance(self.train_function, TrainFunction):
+            self.train_function.plan = replace(self.train_function.plan, **changes)
 
     @contextmanager
-    def _in_session(self, session: FitSession | None) -> Iterator[None]:
-        """A context of a session; what is traced for weights of classes is used in it only."""
+    def _in_session(self, session: FitSession | None, plan: Plan | None = None) -> Iterator[None]:
+        """A context of a session, whose training steps, if there are any, are made with a plan."""
         before, self._session = self._session, session
-        is_new = session is not None and session is not before and not session.is_evaluating
-        retraces = is_new and session is not None and session.spec is not None
-        if retraces:
-            self.train_function = None
+        function = None if plan is None else self.make_train_function()
+        if function is not None:
+            function.plan, plan = plan, function.plan
         try:
             yield
         finally:
             self._session = before
-            if retraces:
-                self.train_function = None
+            if function is not None:
+                function.plan = plan
 
-    def _spec_with(self, class_weight: Any) -> UpdateSpec | None:
-        """How updates are computed with weights of classes by head name; None without weights."""
+    def _replay(self) -> Replay | None:
+        """The resumed run, before the place of its checkpoint."""
+        return None if self._session is None else self._session.replay
+
+    def _frozen(self, class_weight: Any) -> Any:
+        """Weights of classes by head name, checked, as a plan has them."""
         if class_weight is None:
-            return None
-        self._require_built()
-        with self.distribute_strategy.scope():
-            heads = weigh_classes(self._setup.trained, class_weight)
-            return self._spec_of([*heads, *self._setup.measured], self._assert_ready("fit"))
+            return ()
+        heads = self._setup.trained
+        weighed = [(head.name, head.class_weight) for head in weigh_classes(heads, class_weight)]
+        return tuple((name, tuple(weights.weights.items())) for name, weights in weighed if weights is not None)
 
     def _spec_at_step(self) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph."""
@@ -1347,13 +1319,21 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
 
     # ------------------------------------------------------------------------------------------- what Keras calls
 
-    def _made_by_keras(self, name: str) -> Callable[[Any], Any]:
-        """Makes the train or test function of Keras, and leaves the attribute as it was."""
+    def _made_by_keras(self, name: str, plan: Plan) -> Callable[[Any], Any]:
+        """Makes the train or test function of Keras with a plan, and leaves the attribute as it was."""
         before = getattr(self, name)
         getattr(super(), f"make_{name}")(force=True)
         made = getattr(self, name)
         setattr(self, name, before)
-        return made
+
+        def step(iterator: Any) -> Any:
+            before, self._plan.value = self._plan.value, plan
+            try:
+                return made(iterator)
+            finally:
+                self._plan.value = before
+
+        return step
 
     def _latest_logs(self, logs: Any) -> Any:
         """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""

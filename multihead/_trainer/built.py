@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.validation import as_python
-from multihead._update.spec import UpdateSpec
+from multihead._update.spec import Plan, UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.telemetry._logs import LogMetrics
 
@@ -37,10 +37,6 @@ class Built:
                 "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
             )
 
-    def with_idle_heads(self) -> Built:
-        """The same for updates in which heads may become idle."""
-        return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))
-
     def in_custom_loop(self, period: int, step: tf.Tensor) -> tuple[UpdateSpec, list[Any]]:
         """How the next update of a custom training loop is computed, and what must hold before it in a graph.
 
@@ -51,14 +47,14 @@ class Built:
         spec = replace(self.spec, layers_every=0)
         following = spec.periods[period + 1 :]
         if not following or tf.executing_eagerly():
-            return spec.in_period(period), []
+            return spec.under(Plan(), period), []
         start, end = spec.periods[period].start, following[0].start
         message = (
             f"This function was traced for the updates from {start} to {end - 1}, because learning rates have `Stages`. "
             "Pass `trainer.stage` to it as an argument, so that it is traced again for each period"
         )
         check = tf.debugging.assert_less(step, tf.constant(end, tf.int64), message=message)
-        return spec.in_period(period), [check]
+        return spec.under(Plan(), period), [check]
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""

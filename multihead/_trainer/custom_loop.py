@@ -12,8 +12,8 @@ from multihead._ground import replicas
 from multihead._ground.keras import Gradient, tensor_variable
 from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
-from multihead._update.broken import Broken
-from multihead._update.network import Gradients, Network
+from multihead._update.faults import Broken
+from multihead._update.network import ByOwner, Network
 from multihead._update.update import Change, Update
 
 
@@ -99,7 +99,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
             "`grads_and_vars` must contain only trainable variables of the trainer. Received: "
             f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
         )
-    gradients = Gradients.of([given.get(key) for key in known], network.variables)
+    gradients = network.variables.like([given.get(key) for key in known])
     broken = Broken.of_gradients(network, gradients)
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
@@ -116,7 +116,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
     )
 
 
-def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
+def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
     """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
 
     A head counts by the variables that no other head trains, if it has any; without variables it is active.

@@ -11,6 +11,7 @@ import tensorflow as tf
 from multihead._trainer.built import Built
 from multihead._trainer.options import Setup
 from multihead._trainer.session import FitSession
+from multihead._update.spec import Plan
 from multihead.heads._named import NamedHead
 
 
@@ -20,25 +21,18 @@ class Spec:
 
     periods: tuple
     network: object = None
-    may_be_idle: bool = False
     layers_every: int = 100
     period: int = -1
 
-    def in_period(self, period):
-        return Spec(self.periods, self.network, self.may_be_idle, self.layers_every, period)
+    def under(self, plan, period):
+        assert plan == Plan()
+        return Spec(self.periods, self.network, self.layers_every, period)
 
 
 def built(*starts, **logs):
     heads = [NamedHead(name, tf.identity, "mse") for name in "ab"]
     spec = Spec(tuple(SimpleNamespace(start=start) for start in starts), SimpleNamespace(heads=heads, measured=()))
     return Built(spec, SimpleNamespace(**logs))
-
-
-def test_idle_heads_change_how_updates_are_computed():
-    found = built(0)
-    assert found.with_idle_heads().spec.may_be_idle and not found.spec.may_be_idle
-    again = found.with_idle_heads()
-    assert again.with_idle_heads() is again and again.logs is found.logs
 
 
 def test_a_custom_loop_is_traced_for_one_period():
@@ -70,7 +64,7 @@ def test_an_evaluation_has_the_heads_that_its_logs_name():
 
 
 def test_a_session_without_a_checkpoint_replays_nothing():
-    assert FitSession().replay is None and FitSession().requires_every_head
+    assert FitSession().replay is None
 
 
 @pytest.mark.parametrize("value", [built(0), FitSession(), Setup()], ids=lambda value: type(value).__name__)
