@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import keras
@@ -13,7 +11,6 @@ import tensorflow as tf
 from multihead import schedules
 from multihead._data.arguments import read_call, read_inputs
 from multihead._data.arrays import as_arrays
-from multihead._data.windows import batches_of_update
 from multihead._display.summary import print_summary
 from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
 from multihead._formats.saving import SavedTrainer
@@ -22,27 +19,18 @@ from multihead._ground.keras import (
     InMode,
     Untracked,
     check_one_step,
-    over_replicas,
     replace_layers,
-    steps_at_once,
     tensor_variable,
 )
-from multihead._ground.optimizers import loss_scale
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, arguments_of
 from multihead._trainer.options import CompileOptions, Setup, check_compile, check_methods, explains_arguments
 from multihead._trainer.scaling import check_known, scale_targets
-from multihead._trainer.session import FitSession
-from multihead._trainer.train_function import StepFunction, TrainFunction
-from multihead._update.apply import apply_update, clip
-from multihead._update.encode import call_encoder
-from multihead._update.evaluate import evaluate_batch
-from multihead._update.labels import read_labels
-from multihead._update.observe import observe
-from multihead._update.pipeline import compute_update
-from multihead._update.weights import head_weights_at
+from multihead._trainer.steps import StepFunction
+from multihead._update.representation import call_encoder
+from multihead._update.spec import Plan
 from multihead.clipping import Clipping
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
@@ -235,7 +223,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
             raise ValueError(f"`value` must be a number. Received: value={value!r}. Pass a function to `add_head(weight=)`.")
         checked = check_weight(value)
         if is_zero(checked):
-            self._allow_idle_heads()
+            self._replan(heads_stay=False)
         self.head_weights.variable(name).assign(checked)
 
     def set_idle(self, heads: Sequence[str]) -> None:
@@ -252,8 +240,7 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         """
         check_head_names("heads", heads, self._setup.names)
         self._idle.may_change = True
-        self._allow_idle_heads()
-        self._built = None if self._built is None else self._built.with_idle_heads()
+        self._replan(heads_stay=False, may_be_idle=True)
         self._idle.set(heads, self._setup.names)
 
     @explains_arguments
@@ -473,9 +460,9 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         self._build(call.data.specs, call.data)
         function = self.make_test_function()
         if isinstance(function, StepFunction):  # none is traced in a run before its checkpoint
-            function.trace_for(call.data.specs)
+            function.take(call.data.specs)
         call = self._with_progress(call._replace(data=self._with_checked_labels(call.data)))
-        with self._in_session(None if self._session is None else replace(self._session, is_evaluating=True)):
+        with self._in_phase(None if self._phase is None else "validation"):
             return super().evaluate(**call.for_keras())
 
     @errors_in_words()
@@ -564,12 +551,8 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_one_step(self, "train_on_batch")
         check_known(self._setup.heads, "train_on_batch")
         data = self._checked_batch(x, y, sample_weight)
-        session = self._session
-        if class_weight is not None:
-            self._build(data.specs, data)
-            session = FitSession(requires_every_head=False, spec=self._spec_with(class_weight))
-        self.make_train_function().trace_without_assumptions()
-        with self._in_session(session):
+        plan = Plan(may_be_idle=self._idle.may_change, class_weight=self._frozen(class_weight))
+        with self._in_phase(self._phase, plan):
             return super().train_on_batch(
                 data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs
             )
@@ -592,90 +575,3 @@ class MultiHeadTrainer(FittedTrainer, CustomLoops, SavedTrainer):
         check_known(self._setup.heads, "test_on_batch")
         data = self._checked_batch(x, y, sample_weight)
         return super().test_on_batch(data.x, data.y, sample_weight=data.sample_weight, return_dict=return_dict, **kwargs)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """One update, from one batch or from a window of batches; called by Keras."""
-        session = self._session
-        every_head = session is not None and session.requires_every_head
-        found = batches_of_update(data, self._assert_ready("fit").gradient_accumulation_steps)
-        batches = [self._unpack(batch, every_head=every_head) for batch in found]
-        built = self._require_built()
-        spec = built.trainable()
-        if session is not None and session.spec is not None:
-            spec = replace(session.spec, may_be_idle=spec.may_be_idle)
-        spec, logs = spec.in_period(self.stage), built.logs
-        if isinstance(self.train_function, StepFunction):
-            assumed = self.train_function.assumed
-            checks = spec.check_labels and not assumed.labels_are_checked
-            stay = assumed.heads_stay and self._heads_stay()  # which a checkpoint may have changed
-            spec = replace(spec, check_labels=checks, complete=assumed.complete, heads_stay=stay)
-        update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
-        applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
-        observe(spec, update, applied)
-        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
-        return over_replicas(logs.training_logs)
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        """Adds one batch to the evaluation; called by Keras."""
-        batch = self._unpack(data)
-        built = self._require_built()
-        spec, logs = built.spec, built.logs
-        labels = read_labels(spec.network, spec.predictions, batch, check=spec.check_labels)
-        step = self.update_count
-        weights = head_weights_at(self._setup.trained, step)
-        logs.add_evaluated(evaluate_batch(spec.network, batch.inputs, labels, weights, spec.labels_measured(batch)))
-        return over_replicas(lambda: logs.evaluation_logs(weights, list(batch.targets), step))
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function that Keras calls for each step."""
-        if self.train_function is None or force:
-            options = self._assert_ready("fit")
-            self.train_function = TrainFunction(
-                partial(self._made_by_keras, "train_function"),
-                spec=lambda: self.update_spec,
-                num_updates=lambda: self.num_updates,
-                at_once=partial(steps_at_once, self),
-                is_constant=options.steps_per_execution != "auto",
-                asks_for_faults=lambda: bool(self.jit_compile) and not self.run_eagerly,
-                in_session=lambda: self._session is not None,
-            )
-        return self.train_function
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function that Keras calls for each step of an evaluation."""
-        if self.test_function is None or force:
-            self.test_function = StepFunction(partial(self._made_by_keras, "test_function"))
-        return self.test_function
-
-    # ------------------------------------------------------------------------------------------- what Keras calls
-
-    @property
-    def _steps_are_ours(self) -> bool:
-        """Whether training steps are known: another `train_step` may change labels, or log by itself."""
-        return type(self).train_step is MultiHeadTrainer.train_step
-
-    def _heads_stay(self) -> bool:
-        """Whether all heads are awake, with weights above 0, and remain so unless `set_weight` or `set_idle` is called."""
-        weights = [head.weight for head in self._setup.trained]
-        return self._idle.never and not any(map(is_zero, weights))
-
-    def _allow_idle_heads(self) -> None:
-        """Lets the step of `fit` be traced again if it relies on heads that never are idle."""
-        if isinstance(self.train_function, StepFunction):
-            self.train_function.trace_for_idle_heads()
-
-    def _made_by_keras(self, name: str) -> Callable[[Any], Any]:
-        """Makes the train or test function of Keras, and leaves the attribute as it was."""
-        before = getattr(self, name)
-        getattr(super(), f"make_{name}")(force=True)
-        made = getattr(self, name)
-        setattr(self, name, before)
-        return made
-
-    def _latest_logs(self, logs: Any) -> Any:
-        """The logs of a step, read again from the metrics, because Keras would add up those of several workers."""
-        if self._built is None or not isinstance(logs, dict):
-            return logs
-        if self._session is None or self._session.is_evaluating:
-            return self._built.evaluation_logs(logs, self.update_count)
-        return self._built.training_logs(logs)

@@ -64,14 +64,14 @@ class SavedTrainer(TrainerState):
     def save_own_variables(self, store: Any) -> None:
         """Saves the trainer's own state, and the parts of its modules that Keras would not save."""
         super().save_own_variables(store)
-        if self._session is None:
+        if self._phase is None:
             draw_from_variables(self)
         save_variables(self.encoder, self._setup.heads, store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what `save_own_variables` saved."""
         super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})  # noqa: SIM118
-        if self._session is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
+        if self._phase is None and any(name.startswith("seed_") for name in store.keys()):  # noqa: SIM118
             draw_from_variables(self)
         load_variables(self.encoder, self._setup.heads, store)
         load_as_arrays(self.metrics)  # Keras loads these next

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -37,10 +37,6 @@ class Built:
                 "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
             )
         return self.spec
-
-    def with_idle_heads(self) -> Built:
-        """The same for updates in which heads may become idle."""
-        return self if self.spec.may_be_idle else replace(self, spec=replace(self.spec, may_be_idle=True))
 
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""

@@ -26,13 +26,12 @@ from multihead._trainer.scaling import check_known, learn_from_batches, scaling_
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip
 from multihead._update.batch import Batch
-from multihead._update.broken import Broken
-from multihead._update.by_head import HeadGradients, gradients_by_head
-from multihead._update.network import Gradients, Network
+from multihead._update.evaluate import HeadGradients, gradients_by_head
+from multihead._update.faults import Broken
+from multihead._update.network import ByOwner, Network
 from multihead._update.pipeline import compute_update
-from multihead._update.roll_back import RollBack
-from multihead._update.spec import UpdateSpec
-from multihead._update.update import Change, Update
+from multihead._update.spec import Plan, UpdateSpec
+from multihead._update.update import Change, RollBack, Update
 from multihead.diagnosis import Diagnosis
 from multihead.diagnosis._conclude import diagnose
 
@@ -119,7 +118,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
             "`grads_and_vars` must contain only trainable variables of the trainer. Received: "
             f"{len(set(given) - set(known))} others. Pass the variables returned by `compute_gradients`."
         )
-    gradients = Gradients.of([given.get(key) for key in known], network.variables)
+    gradients = network.variables.like([given.get(key) for key in known])
     broken = Broken.of_gradients(network, gradients)
     updates = {id(pair.update): pair.update for pair in pairs if isinstance(pair, ComputedGradient)}
     (update,) = updates.values() if len(updates) == 1 else (None,)
@@ -136,7 +135,7 @@ def to_apply(network: Network, grads_and_vars: Iterable[tuple[Any, Any]], step: 
     )
 
 
-def _active_by_gradients(network: Network, gradients: Gradients) -> tf.Tensor:
+def _active_by_gradients(network: Network, gradients: ByOwner) -> tf.Tensor:
     """Which heads gradients of unknown origin train: those with one that is not zero for a variable of their own.
 
     A head counts by the variables that no other head trains, if it has any; without variables it is active.
@@ -317,4 +316,4 @@ class CustomLoops(TrainerState):
             )
             checks = [tf.debugging.assert_less(self.update_count, tf.constant(end, tf.int64), message=message)]
         with tf.control_dependencies(checks):
-            yield replace(spec, layers_every=0).in_period(stage)
+            yield replace(spec, layers_every=0).under(Plan(), stage)

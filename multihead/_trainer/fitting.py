@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -16,10 +17,10 @@ from multihead._ground.keras import ProgressLine, callbacks_of
 from multihead._runs.callbacks import RunCallbacks
 from multihead._runs.run import Run
 from multihead._trainer.scaling import Lesson
-from multihead._trainer.session import FitSession
-from multihead._trainer.state import TrainerState, check_every_head
-from multihead._trainer.train_function import Assumptions
+from multihead._trainer.state import check_every_head
+from multihead._trainer.steps import SteppedTrainer
 from multihead._update.batch import unpack
+from multihead._update.spec import Plan
 from multihead.heads._directions import tell_directions
 from multihead.heads._labels.data import check_arrays, checked
 from multihead.telemetry._logs import LogMetrics, with_report
@@ -31,7 +32,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, **given.get("kwargs", {})}
 
 
-class FittedTrainer(TrainerState):
+class FittedTrainer(SteppedTrainer):
     """How a trainer is fitted."""
 
     def _fit(self, arguments: dict[str, Any], run: Run | None) -> Any:
@@ -135,15 +136,17 @@ class FittedTrainer(TrainerState):
 
     def _run(self, call: Call, class_weight: Any, *, labels_are_checked: bool) -> Any:
         """Runs Keras's loop."""
-        self._idle.set([], self._setup.names)
-        assumptions = Assumptions(labels_are_checked and class_weight is None)
+        plan = Plan(
+            labels_are_checked and class_weight is None,
+            may_be_idle=self._idle.may_change,
+            class_weight=self._frozen(class_weight),
+        )
         if self._steps_are_ours:
-            heads_stay = not self.jit_compile and self._heads_stay()
-            assumptions = assumptions._replace(complete=call.data.complete, heads_stay=heads_stay)
+            plan = replace(plan, complete=call.data.complete, heads_stay=not self.jit_compile and self._heads_stay())
+        self._idle.set([], self._setup.names)  # until a run reaches its checkpoint
         run = call.others["callbacks"]
-        session = FitSession(spec=self._spec_with(class_weight))
-        with self._in_session(session), run.running() if isinstance(run, RunCallbacks) else nullcontext():
-            self.make_train_function().trace_for(call.data.specs, assumptions)
+        with self._in_phase("fit", plan), run.running() if isinstance(run, RunCallbacks) else nullcontext():
+            self.train_function.take(call.data.specs)
             return super().fit(**call.for_keras())
 
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from multihead._ground.gradients import inner_products
+from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import build_optimizer
 from multihead._ground.validation import quoted
 from multihead._trainer.options import CompileOptions
-from multihead._trainer.second_pass import repeatable
 from multihead._trainer.shapes import Shapes
-from multihead._update.backward import Measure
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, Combiner, SumHeads
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, read_different_tensors, share_nothing
-from multihead._update.layers import Layers
-from multihead._update.network import Network, Ownership
+from multihead._update.network import Network
 from multihead._update.rates import periods_of
-from multihead._update.representation import RepresentationGradients
+from multihead._update.representation import Measure, products, squared_norms
 from multihead._update.spec import UpdateSpec
+from multihead._update.ways import CombinedFirst, PassPerHead, Summed, Way
 from multihead._update.weights import depends_on_losses
-from multihead.balancing import Balancer
 from multihead.heads._named import NamedHead
 
 
@@ -38,7 +35,6 @@ def build_spec(
     balancer: Any,
     optimizer: Any,
     awake: tf.Variable,
-    may_be_idle: bool,
     earlier: UpdateSpec | None,
 ) -> UpdateSpec:
     """Creates the variables of the methods and the optimizer, and the specification of updates.
@@ -51,7 +47,6 @@ def build_spec(
         balancer: The balancer of the options, or a wrapper around it.
         optimizer: The optimizer.
         awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
-        may_be_idle: Whether that may change.
         earlier: The specification for the same heads and optimizer before they were built again; None at first.
     """
     measured = [head for head in heads if not head.is_trained and head.metric_specs]
@@ -67,9 +62,10 @@ def build_spec(
         _warn_of_heads_apart(heads, known)
         if balancer is not None and options.balance_at == "representation":
             _warn_of_nothing_shared([head.name for head in heads], known)
-        ownership = Ownership.of(network, build_optimizer(optimizer, network.variables.all))
+        built = build_optimizer(optimizer, network.variables.all)
+        slots: Sequence[Any] = [[tensor_variable(slot) for slot in of_variable] for of_variable in built]
     else:
-        ownership = earlier.ownership
+        slots = earlier.slots
     training = [k for k, head in enumerate(heads) if head.trains_encoder]
     apart = share_nothing(known) if options.balance_at == "representation" or balancer is None else []
     faults = None if earlier is None or not earlier.faults.fits(network) else earlier.faults
@@ -81,16 +77,14 @@ def build_spec(
         weighting=options.weighting,
         balancer=balancer,
         schedule=options.head_schedule,
-        combiner=_repeating(_combiner(balancer, options), network, known, shapes, options),
+        way=_way(balancer, options),
         num_micro_batches=options.micro_batches,
         clip=options.clip,
-        ownership=ownership,
+        slots=slots,
         awake=awake,
-        may_be_idle=may_be_idle,
         faults=faults,
         check_labels=options.check_labels,
         periods=periods_of(network, options.encoder_learning_rate_multiplier, options.encoder_weight_decay_multiplier),
-        layers=Layers.of(network),
         of_measured=tuple(shapes.predictions[head.name] for head in measured),
         pairs=tuple(pair for pair in itertools.combinations(training, 2) if pair not in apart),
         layers_every=options.layers_every if options.telemetry == "full" else 0,
@@ -124,35 +118,25 @@ def _warn_of_nothing_shared(names: Sequence[str], predictions: Sequence[Predicti
         )
 
 
-def _combiner(
-    balancer: Balancer | None, options: CompileOptions
-) -> SumHeads | BalanceAtRepresentation | BalanceAtParameters:
-    """How the heads are combined, and what is measured at the representation."""
-    gramian: Measure | None = RepresentationGradients.gramian if "gramian" in options.head_schedule.uses else None
-    if balancer is None:
-        needs_norms = options.telemetry == "norms" or (options.weighting is not None and "norms" in options.weighting.uses)
-        measure = gramian or (RepresentationGradients.products if options.telemetry == "full" else None)
-        return SumHeads(measure or (RepresentationGradients.squared_norms if needs_norms else None))
-    if options.balance_at == "representation":
-        return BalanceAtRepresentation(balancer)
+def _way(balancer: Any, options: CompileOptions) -> Way:
+    """The way of the heads' gradients through the encoder, and what is measured at the representation."""
     others = [method for method in (options.weighting, options.head_schedule) if method is not None]
-    may_reuse = options.balance_every > 1 and not any("norms" in method.uses for method in others)
-    return BalanceAtParameters(balancer, gramian, may_reuse=may_reuse)
-
-
-def _repeating(
-    combiner: SumHeads | BalanceAtRepresentation | BalanceAtParameters,
-    network: Network,
-    predictions: Sequence[Predictions],
-    shapes: Shapes,
-    options: CompileOptions,
-) -> Combiner:
-    """A combiner, with what it takes to combine the heads of several micro-batches in two passes, if that is done."""
-    if isinstance(combiner, BalanceAtParameters) or options.run_eagerly or shapes.specs is None:
-        return combiner
-    if not combiner.waits(options.micro_batches * options.gradient_accumulation_steps, depends_on_losses(options.weighting)):
-        return combiner
-    return replace(combiner, repeatable=repeatable(network, predictions, shapes.specs.inputs))
+    depends = depends_on_losses(options.weighting)
+    needs_norms = any("norms" in method.uses for method in others)
+    measure: Measure | None = inner_products if "gramian" in options.head_schedule.uses else None
+    if balancer is not None and options.balance_at == "parameters":
+        may_reuse = options.balance_every > 1 and not needs_norms and not depends
+        return PassPerHead(balancer, measure, at_parameters=True, may_reuse=may_reuse)
+    if balancer is not None:
+        measure = inner_products
+    elif measure is None and options.telemetry == "full":
+        measure = products
+    elif measure is None and (needs_norms or options.telemetry == "norms"):
+        measure = squared_norms
+    if balancer is None and not depends:
+        return Summed(None, measure)
+    is_single = options.micro_batches * options.gradient_accumulation_steps == 1
+    return CombinedFirst(balancer, measure) if is_single else PassPerHead(balancer, measure)
 
 
 def _shapes_of_rows(network: Network, balancer: Any, balance_at: str, num_leaves: int) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -28,13 +28,12 @@ from multihead._trainer.built import Built
 from multihead._trainer.head_weights import kept_weights
 from multihead._trainer.idle import IdleHeads
 from multihead._trainer.options import CompileOptions, Setup
-from multihead._trainer.session import FitSession
 from multihead._trainer.shapes import Shapes, build_modules
 from multihead._trainer.spec import build_spec
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
-from multihead._update.spec import UpdateSpec
+from multihead._update.spec import Plan, UpdateSpec
 from multihead.heads import Head
-from multihead.heads._named import NamedHead, weigh_classes
+from multihead.heads._named import NamedHead
 from multihead.heads._value import value_of
 from multihead.heads._weights import is_zero
 from multihead.telemetry._logs import LogMetrics
@@ -66,8 +65,10 @@ class TrainerState(KerasHooks, keras.Model):
         self._setup = Setup()
         self._shapes = Shapes()
         self._built: Built | None = None
-        self._session: FitSession | None = None
+        self._phase: str | None = None  # "fit", or "validation" in the midst of it
         self._idle = IdleHeads()
+        # What the step that runs now was made with: nothing where a step is called by hand.
+        self._plan = Untracked(Plan())
         self._optimizer_of_model = Untracked(None)
 
     @property
@@ -152,7 +153,7 @@ class TrainerState(KerasHooks, keras.Model):
         self._idle.forget()
 
     def _refuse_in_fit(self, method: str) -> None:
-        if self._session is not None:
+        if self._phase is not None:
             raise ValueError(
                 f"`{method}` must not be called during `fit`, for example by a callback. Received: a call during `fit`. "
                 "Call it before or after `fit`; `set_weight`, `set_idle`, schedules and rates can change training meanwhile."
@@ -210,35 +211,21 @@ class TrainerState(KerasHooks, keras.Model):
         with tf.init_scope() if examples is None else nullcontext(), self.distribute_strategy.scope():
             self._shapes = build_modules(self.encoder, heads, specs, self._shapes, examples, eagerly=eagerly)
             if options is not None:
-                spec = self._spec_of(heads, options)
+                spec = build_spec(
+                    encoder=self.encoder,
+                    heads=heads,
+                    shapes=self._shapes,
+                    options=options,
+                    balancer=self.balancer,
+                    optimizer=self.optimizer,
+                    awake=self._idle.create(self._setup.names),
+                    earlier=self.update_spec,
+                )
                 logs = None if self._built is None else self._built.logs
                 self._built = Built(spec, logs or LogMetrics(spec, options.telemetry, options.updates_at_once))
                 if options.jit_compile is not True and not all(head.runs_in_xla for head in heads):
                     self.jit_compile = False  # Keras's default is to use XLA if the model can be compiled
         self.built = True
-
-    def _spec_of(self, heads: Any, options: CompileOptions) -> UpdateSpec:
-        """How updates of built heads are computed."""
-        return build_spec(
-            encoder=self.encoder,
-            heads=heads,
-            shapes=self._shapes,
-            options=options,
-            balancer=self.balancer,
-            optimizer=self.optimizer,
-            awake=self._idle.create(self._setup.names),
-            may_be_idle=self._idle.may_change,
-            earlier=self.update_spec,
-        )
-
-    def _spec_with(self, class_weight: Any) -> UpdateSpec | None:
-        """How updates are computed with weights of classes by head name; None without weights."""
-        if class_weight is None:
-            return None
-        self._require_built()
-        with self.distribute_strategy.scope():
-            heads = weigh_classes(self._setup.trained, class_weight)
-            return self._spec_of([*heads, *self._setup.measured], self._assert_ready("fit"))
 
     def _unpack(self, data: Any, *, every_head: bool = False) -> Batch:
         """Unpacks a batch, checks its keys, and builds for it whatever is not built yet."""
@@ -250,21 +237,6 @@ class TrainerState(KerasHooks, keras.Model):
         sample = batch if self._runs_eagerly and tf.executing_eagerly() else None
         replicas.once(lambda: self._build(open_batch_size(batch), sample))
         return batch
-
-    @contextmanager
-    def _in_session(self, session: FitSession | None) -> Iterator[None]:
-        """A context of a session; what is traced for weights of classes is used in it only."""
-        before, self._session = self._session, session
-        is_new = session is not None and session is not before and not session.is_evaluating
-        retraces = is_new and session is not None and session.spec is not None
-        if retraces:
-            self.train_function = None
-        try:
-            yield
-        finally:
-            self._session = before
-            if retraces:
-                self.train_function = None
 
 
 def _parts(heads: tuple[NamedHead, ...]) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from multihead._ground.keras import all_layers, created_outside_of_graphs, keras
 from multihead._ground.state import module_variables, recurrent_states, state_variables
 from multihead._ground.validation import quoted
 from multihead._update.batch import Batch, batch_size, sample_of
-from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions
-from multihead._update.representation import DetachedRepresentation
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead.heads._named import NamedHead
 from multihead.heads._reads import described
 

@@ -1,4 +1,4 @@
-"""The factors of applied steps and of weight decay, variable by variable, in each period of training."""
+"""The factors of applied steps and of weight decay, variable by variable: in each period of training, and when applied."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
+from multihead._ground.optimizers import apply_reduced_gradients
+from multihead._ground.replicas import assign
+from multihead._ground.where import where
 from multihead._update.network import Network
 from multihead.rates import Factor, factor_at, factors_at, largest, starts_of
 
@@ -96,14 +99,62 @@ def _of_variables(network: Network, encoder: Any, heads: Sequence[Any], step: in
     return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
 
 
-Values = Sequence[Any]
-"""Factors at a step: numbers, and scalars for those that are functions of it."""
-
-
-def values_at(factors: Sequence[Factor], step: tf.Tensor) -> Values:
-    """Factors at a step; each function is called once."""
+def _values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Any]:
+    """Factors at a step: numbers, and scalars for functions of the step, each of which is called once."""
     known: dict[Callable[[tf.Tensor], Any], Any] = {}
     for factor in factors:
         if callable(factor) and factor not in known:
             known[factor] = factor_at(factor, step)
     return [known[factor] if callable(factor) else factor for factor in factors]
+
+
+def apply_scaled(
+    strategy: tf.distribute.Strategy,
+    optimizer: Any,
+    gradients: Any,
+    variables: Sequence[Any],
+    slots: Sequence[Sequence[tf.Variable]],
+    factors: Sequence[tuple[Factor, Factor]],
+    step: tf.Tensor,
+) -> None:
+    """Applies the optimizer, and then moves each variable to `v_old + factor * (v_opt - v_old)`.
+
+    A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
+    returns 0, the variable and its slots do not change.
+
+    Args:
+        strategy: The strategy, in its cross-replica context.
+        optimizer: The built optimizer.
+        gradients: The gradients of the variables, as replicas have them.
+        variables: The variables that the optimizer updates.
+        slots: The optimizer slots of each.
+        factors: The factors of the applied step and of the weight decay of each.
+        step: The number of updates applied so far.
+    """
+    steps, decays = (_values_at(each, step) for each in zip(*factors))
+    tensors = [tensor_variable(variable) for variable in variables]
+    scaled = [i for i, factor in enumerate(steps) if not isinstance(factor, float) or factor != 1]
+    before = {i: tf.identity(tensors[i].read_value()) for i in scaled}
+    # Only a function of the step can be 0 here, since what is 0 by a number is not updated at all.
+    kept = {i: [tf.identity(slot.read_value()) for slot in slots[i]] for i in scaled if not isinstance(steps[i], float)}
+
+    def move() -> None:
+        for i in scaled:
+            new = _moved(before[i], tensors[i].read_value(), steps[i])
+            constraint = getattr(variables[i], "constraint", None)
+            new = new if constraint is None else where(tf.equal(steps[i], 0), new, constraint(new))
+            assign(strategy, tensors[i], new)
+
+    has_own_decay = any(not isinstance(factor, float) or factor != 1 for factor in decays)
+    with tf.control_dependencies([*before.values(), *(value for values in kept.values() for value in values)]):
+        apply_reduced_gradients(
+            strategy, optimizer, gradients, variables, decays=decays if has_own_decay else None, move=move
+        )
+    for i, values in kept.items():
+        for slot, old in zip(slots[i], values):
+            assign(strategy, slot, where(tf.equal(steps[i], 0), old, slot.read_value()))
+
+
+def _moved(old: tf.Tensor, new: tf.Tensor, factor: Any) -> tf.Tensor:
+    moved = old + tf.cast(factor, old.dtype) * (new - old)
+    return moved if isinstance(factor, float) else where(factor == 1, new, where(factor == 0, old, moved))

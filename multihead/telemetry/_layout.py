@@ -82,7 +82,7 @@ class Layout:
         averaged = [name for each in shown if level == "full" and each.statistic.averaged for name in each.names]
         pairs = list(itertools.combinations(range(len(heads)), 2))
         of_layer = [each for name, per in OF_LAYER.items() for each in _names(name, per, heads, pairs)]
-        layers = spec.layers.names if spec.layers_every else []
+        layers = list(spec.network.layers) if spec.layers_every else []
         return cls(tuple(shown), tuple(averaged), tuple(layers), tuple(of_layer))
 
     @cached_property

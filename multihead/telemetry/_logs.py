@@ -15,9 +15,7 @@ from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import callbacks_of
 from multihead._ground.numerics import unchecked
 from multihead._ground.where import where
-from multihead._update.added_losses import adds_losses
-from multihead._update.evaluate import Evaluated
-from multihead._update.network import Gradients
+from multihead._update.network import ByOwner, adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
@@ -45,7 +43,7 @@ def _shares(update: Update) -> tf.Tensor | None:
     return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
 
 
-def _global_norm(gradients: Gradients) -> tf.Tensor:
+def _global_norm(gradients: ByOwner) -> tf.Tensor:
     return norm_of_present(gradients.of_losses)
 
 
@@ -104,14 +102,14 @@ LOSSES = (
 
 # To add a statistic, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
 STATISTICS = (
-    Statistic("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
+    Statistic("regularizer", lambda update: update.losses.regularizer, _has_regularizer, "update"),
     Statistic(
         "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
     ),
     Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
     Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
     Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
-    Statistic("weight", lambda update: update.total.weights, _has_changing_weights),
+    Statistic("weight", lambda update: update.losses.weights, _has_changing_weights),
     Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
     Statistic("share", _shares, _shows_norms, averaged=True),
     Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
@@ -162,7 +160,7 @@ class LogMetrics:
         losses = where(is_counted, update.loss_sums, 0.0)
         weighted, of_examples, is_usable = losses * update.losses.given.of_heads, {"added": update.added_loss}, applied
         if self.weighting is not None:  # its total need not be a sum over heads
-            weighted, of_examples["total"] = None, update.total.total
+            weighted, of_examples["total"] = None, update.losses.total
         of_examples = {name: loss for name, loss in of_examples.items() if loss is not None}
         self._show_added(update.added_loss)
         if of_examples:
@@ -189,17 +187,14 @@ class LogMetrics:
         batches.assign_add(tf.constant(number, tf.int64))
         return lambda: batches.read_value() - number
 
-    def add_evaluated(self, found: Evaluated) -> None:
-        """Adds this replica's part of one batch of an evaluation."""
-        self._show_added(found.added_loss)
-        added = None if found.added_loss is None else found.added_loss * found.num_examples
-        self.sums.add(losses=found.loss_sums, counts=found.counts, added=added, examples=found.num_examples)
+    def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
+        """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
+        self._show_added(added)
+        self.sums.add(losses=losses, counts=counts, added=None if added is None else added * examples, examples=examples)
 
     def report(self) -> str | None:
         """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        counted = self.faults.counted()
-        overflows, heads, variables = counted.overflows, counted.heads, counted.variables
-        skipped = counted.skipped - overflows
+        skipped, overflows, names = self.faults.counted()
         if overflows > MOST_OVERFLOWS:
             return (
                 f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
@@ -207,11 +202,11 @@ class LogMetrics:
                 "labels. `mixed_bfloat16` needs no loss scaling."
             )
         were = "was" if skipped == 1 else "were"
-        if skipped and not heads and not variables:
+        if skipped and names is None:
             return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
         if skipped:
             cause, remedy = self.faults.cause()
-            place = f"{self.faults.whose(heads, variables)}; the last one {self.faults.when()}"
+            place = f"{names}; the last one {self.faults.when()}"
             reason = "because a loss or gradient was not finite"
             return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
         return None
@@ -251,7 +246,7 @@ class LogMetrics:
         for head in self.measured:
             logs.update(_results(head))
         logs.update({name: found[name] for name in layout.logged("pair")})
-        logs["skipped_updates"] = tf.cast(tf.unstack(self.faults.of_epoch.read_value())[0], tf.float32)
+        logs["skipped_updates"] = tf.cast(tf.unstack(self.faults.numbers_of_epoch.read_value())[0], tf.float32)
         return logs
 
     @unchecked()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.where import where
-from multihead._update.products import cosines_of
+from multihead._update.representation import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead.telemetry._epoch_sums import Read
@@ -99,7 +99,7 @@ class UpdateStatistics:
             read: The sum of each statistic over the updates, and their means. Those that counted in no update are 0, or
                 NaN if updates need not measure them.
         """
-        means = read.known if self._spec.combiner.may_reuse else read.means
+        means = read.known if self._spec.way.may_reuse else read.means
         of = [read.sums if is_sum else means for is_sum in self.layout.is_sum]
         values = [each.statistics[i] for i, each in enumerate(of)]
         averages = self._recorded.averages_by_name() if self.layout.shown else {}

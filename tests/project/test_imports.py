@@ -28,30 +28,20 @@ FLOORS = [
 ]
 # The stages of one update: each imports from those before it only.
 STAGES = [
-    {"__init__", "batch", "encode", "products", "roll_back"},
-    {"loops", "combined"},
+    {"__init__", "batch"},
     {"network"},
-    {"broken", "added_losses"},
-    {"rates"},
+    {"rates", "faults"},
     {"representation"},
     {"labels"},
     {"weights"},
     {"micro_batches"},
-    {"head_gradients"},
-    {"evaluate"},
-    {"encoder_gradients"},
-    {"backward"},
-    {"two_passes"},
-    {"combine"},
-    {"layers"},
+    {"passes"},
     {"update"},
-    {"faults"},
+    {"ways"},
     {"spec"},
-    {"scale"},
     {"pipeline"},
-    {"by_head"},
+    {"evaluate"},
     {"apply"},
-    {"observe"},
 ]
 
 

@@ -133,7 +133,7 @@ def test_nothing_is_recorded_without_telemetry():
     model.add_head("price", keras.layers.Dense(1), "mse")
     model.compile("sgd", telemetry=None)
     model.compute_gradients((X, {"price": TARGETS["price"]}))
-    assert model._built.logs.statistics.metrics == [] and model._built.spec.combiner.measure is None
+    assert model._built.logs.statistics.metrics == [] and model._built.spec.way.measure is None
 
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
