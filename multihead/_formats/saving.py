@@ -12,9 +12,9 @@ import tensorflow as tf
 from multihead._formats.export import export_heads, heads_to_export
 from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable, seed_variables
 from multihead._runs.variables import draw_from_variables
+from multihead._trainer.building import Shapes
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.scaling import check_known
-from multihead._trainer.shapes import Shapes
 from multihead._trainer.state import TrainerState
 from multihead._update.batch import Batch, decode_specs, encode_specs
 from multihead.heads._named import NamedHead

@@ -18,18 +18,15 @@ from multihead._ground.keras import (
     KerasHooks,
     Untracked,
     add_state,
+    first_replica_variable,
     remove_layer,
     replace_layers,
     tensor_variable,
     unlock,
 )
 from multihead._ground.validation import quoted
-from multihead._trainer.built import Built
-from multihead._trainer.head_weights import kept_weights
-from multihead._trainer.idle import IdleHeads
+from multihead._trainer.building import Built, Shapes, build_modules, build_spec
 from multihead._trainer.options import CompileOptions, Setup
-from multihead._trainer.shapes import Shapes, build_modules
-from multihead._trainer.spec import build_spec
 from multihead._update.batch import Batch, as_tensors, check_rows, open_batch_size, unpack, widened
 from multihead._update.spec import Plan, UpdateSpec
 from multihead.heads import Head
@@ -260,3 +257,87 @@ def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> 
             "Correct the key, or add targets that are `ignore_label` or NaN where the label is missing; with a weight of "
             "0, a head needs none."
         )
+
+
+class HeadWeights(keras.layers.Layer):
+    """One variable per head, saved and loaded by the head's name.
+
+    Args:
+        values: The weights by head name.
+    """
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(name="head_weights", dtype="float32", trainable=False)
+        initial = {name: keras.initializers.Constant(value) for name, value in values.items()}
+        self._by_name = {name: add_state(self, f"of_{name}", (), value) for name, value in initial.items()}
+        self.built = True
+
+    def variable(self, name: str) -> Any:
+        """The variable of a head."""
+        return self._by_name[name]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Called by Keras to save the weights."""
+        for name, variable in self._by_name.items():
+            store[name] = tf.convert_to_tensor(variable).numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Called by Keras to load the weights of the heads that were saved."""
+        for name, variable in self._by_name.items():
+            if name in store:
+                variable.assign(store[name][()])
+
+    def get_config(self) -> dict[str, Any]:
+        """Not used: the trainer creates this layer from the heads."""
+        return {"values": {}}
+
+
+def kept_weights(heads: Sequence[NamedHead]) -> HeadWeights:
+    """The weights of heads as variables, from which the heads read them; functions of the step stay what they are."""
+    found = HeadWeights({head.name: head.weight for head in heads if not callable(head.weight)})
+    for head in heads:
+        if not head.has_weight_function:
+            head.keep_weight_in(found.variable(head.name))
+    return found
+
+
+class IdleHeads:
+    """Who is awake, as a variable that training steps read, so that nothing is traced again.
+
+    Attributes:
+        names: The heads that are idle.
+        may_change: Whether heads were ever made idle, so that idle heads should cost nothing.
+        awake: `[num_heads]`: 1 for each head that may be trained, 0 for idle ones; None before it is created.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.may_change = False
+        self.awake: tf.Variable | None = None
+
+    def set(self, idle: Sequence[str], heads: Sequence[str]) -> None:
+        """Makes some of the heads idle, and all others awake."""
+        self.names = list(idle)
+        if self.awake is not None:
+            self.awake.assign(self._awake(heads))
+
+    def create(self, heads: Sequence[str]) -> tf.Variable:
+        """The variable for these heads, created at the first call."""
+        if self.awake is None:
+            self.awake = first_replica_variable(tf.constant(self._awake(heads)))
+        return self.awake
+
+    @property
+    def never(self) -> bool:
+        """Whether no head was ever made idle, here or in the run that this one continues."""
+        if self.may_change or self.awake is None:
+            return not self.may_change
+        with tf.init_scope():
+            return bool(tf.reduce_all(tf.convert_to_tensor(self.awake) > 0))
+
+    def forget(self) -> None:
+        """Drops the variable, whose length is the number of heads; all heads are awake again."""
+        self.names, self.awake = [], None
+
+    def _awake(self, heads: Sequence[str]) -> list[float]:
+        return [float(name not in self.names) for name in heads]

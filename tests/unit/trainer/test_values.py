@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from multihead._trainer.built import Built
+from multihead._trainer.building import Built
 from multihead._trainer.options import Setup
 from multihead.heads._named import NamedHead
 

@@ -1,20 +1,22 @@
-"""Building on the first batch: creates the variables of methods and the optimizer, and the specification of updates."""
+"""What is built of a trainer: modules for the data that were seen, how updates are computed, and the metrics of the logs."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.gradients import inner_products
-from multihead._ground.keras import tensor_variable
+from multihead._ground.keras import run_in_graphs, tensor_variable
 from multihead._ground.optimizers import build_optimizer
-from multihead._ground.validation import quoted
+from multihead._ground.validation import as_python, quoted
 from multihead._trainer.options import CompileOptions
-from multihead._trainer.shapes import Shapes
+from multihead._trainer.trace import read_by_loss, trace_predictions
+from multihead._update.batch import Batch, sample_of
 from multihead._update.faults import Faults
 from multihead._update.labels import Predictions, read_different_tensors, share_nothing
 from multihead._update.network import Network
@@ -22,8 +24,120 @@ from multihead._update.rates import periods_of
 from multihead._update.representation import Measure, products, squared_norms
 from multihead._update.spec import UpdateSpec
 from multihead._update.ways import CombinedFirst, PassPerHead, Summed, Way
-from multihead._update.weights import depends_on_losses
+from multihead._update.weights import depends_on_losses, head_weights_at
 from multihead.heads._named import NamedHead
+from multihead.heads._rows_apart import check_rows_apart
+from multihead.telemetry._logs import LogMetrics
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What data have shown; it survives `compile`.
+
+    Attributes:
+        specs: The specs of a batch, with open batch size; None before any data.
+        predictions: What each built head predicts, by name.
+        num_leaves: The number of floating-point leaves of the representation.
+    """
+
+    specs: Batch | None = None
+    predictions: Mapping[str, Predictions] = field(default_factory=dict)
+    num_leaves: int = 0
+
+    def lack(self, heads: Sequence[NamedHead], targets: Mapping[str, Any]) -> bool:
+        """Whether targets belong to a head that is not built."""
+        built = [head.name for head in heads if head.name in self.predictions and head.metrics is not None]
+        return any(name not in built for name in targets)
+
+    def of_heads(self, names: Sequence[str]) -> Shapes:
+        """The shapes of some heads only."""
+
+        def kept(by_head: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in by_head.items() if name in names}
+
+        specs = self.specs
+        specs = specs if specs is None else Batch(specs.inputs, kept(specs.targets), kept(specs.sample_weights))
+        return Shapes(specs, kept(self.predictions), self.num_leaves)
+
+
+def build_modules(
+    encoder: Any, heads: Sequence[NamedHead], specs: Batch, known: Shapes, sample: Batch | None, *, eagerly: bool
+) -> Shapes:
+    """Creates the variables of the encoder, the heads' modules and their metrics.
+
+    Args:
+        encoder: The encoder.
+        heads: The heads. Those without targets in the specs are not built if their modules need targets.
+        specs: The specs of a batch.
+        known: What was known before.
+        sample: Some examples, for modules that are not traced; None makes some of ones and zeros.
+        eagerly: Whether modules run as plain Python.
+
+    Returns:
+        The shapes for batches of these specs.
+    """
+    sample = sample_of(specs) if eagerly and sample is None else sample
+    traced = trace_predictions(encoder, heads, specs, known.predictions, sample)
+    for module in (encoder, *(head.module for head in heads)):
+        run_in_graphs(module)
+    for head in heads:
+        head.loss.runs_eagerly = eagerly
+        if head.name in traced.predictions and head.name in specs.targets:
+            is_new, targets, found = head.metrics is None, specs.targets[head.name], traced.predictions[head.name]
+            head.build(targets, found.spec)
+            if head.is_trained and not isinstance(head.loss.original, str):  # a loss of Keras by its name reads no variables
+                read = read_by_loss(encoder, heads, head, targets, found.spec, eagerly=eagerly)
+                traced.predictions[head.name] = found._replace(read_by_loss=read)
+            if is_new:
+                check_rows_apart(head, traced.representation, targets, found.spec)
+    return Shapes(specs, {**known.predictions, **traced.predictions}, traced.num_leaves)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A trainer that is built and compiled.
+
+    Attributes:
+        spec: How updates are computed.
+        logs: The metrics behind the logs.
+    """
+
+    spec: UpdateSpec
+    logs: LogMetrics
+
+    def trainable(self) -> UpdateSpec:
+        """How updates are computed.
+
+        Raises:
+            ValueError: There is nothing to train.
+        """
+        if not self.spec.network.variables.all:
+            raise ValueError(
+                "`encoder` or a head's `module` must have trainable variables. Received: none, so no update would change "
+                "anything. Set `trainable = True` and call `compile` again; to measure only, use `evaluate`."
+            )
+        return self.spec
+
+    def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""
+        # Where no update was counted, a `train_step` of the user's own logs by itself.
+        has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
+        return _read_again(logs, self.logs.training_logs() if has_counted else {})
+
+    def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:
+        """The same for the logs of an evaluation after `step` updates."""
+        heads = self.spec.network.heads
+        present = [head.name for head in heads if f"{head.name}_loss" in logs]
+        present += [
+            each.name for each in self.spec.network.measured if any(f"{each.name}_{name}" in logs for name in each.results())
+        ]
+        return _read_again(logs, self.logs.evaluation_logs(head_weights_at(heads, step), present, step))
+
+
+def _read_again(logs: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    found = {name: results.get(name, value) for name, value in logs.items()}
+    # Numbers are Python's, as in the logs of Keras.
+    return {name: as_python(value.numpy() if hasattr(value, "numpy") else value) for name, value in found.items()}
 
 
 def build_spec(
