@@ -19,14 +19,7 @@ from multihead._ground.validation import is_number
 
 
 def read(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], batch_size: int | None = None) -> Data:
-    """Brings inputs, targets and sample weights to one form, and checks them.
-
-    Args:
-        x: Inputs, or something that yields batches.
-        y: Targets, if the inputs are arrays.
-        sample_weight: Sample weights, if the inputs are arrays.
-        head_names: The registered heads.
-        batch_size: The batch size, if the inputs are arrays.
+    """Brings arrays of inputs, targets and sample weights, or an iterable of batches `x`, to one form, and checks them.
 
     Raises:
         ValueError: Targets or weights are missing, superfluous, of another length, or keyed by an unknown head.
@@ -99,12 +92,7 @@ class Call(NamedTuple):
         return self._replace(data=self.data.drawing_from(stream), validation=validation)
 
     def in_fixed_order(self, seed: int, batches_per_step: int) -> Call:
-        """The call with batches that come in the same order in each process, each made when it is needed.
-
-        Args:
-            seed: The seed of the shuffle of arrays.
-            batches_per_step: The number of batches of a step, `gradient_accumulation_steps`.
-        """
+        """The call with batches that come in the same order in each process, each made when it is needed."""
         call, validation = self, self.validation
         if validation is not None and validation.batches is not None:
             dataset = validation.as_dataset(None, None, False, "`Checkpoint`")
@@ -189,4 +177,5 @@ def read_batches(x: Any, y: Any, sample_weight: Any, head_names: Sequence[str], 
             "`x` must be what yields batches, a list of batches, or arrays together with `y`. "
             f"Received: x of type {type(x).__name__} and y=None. Pass what `fit` takes, or `[(inputs, targets)]`."
         )
-    return read(x, y, sample_weight, head_names, batch_size).each(batch_size)
+    data = read(x, y, sample_weight, head_names, batch_size)
+    return data.batches(False) if data.batches else iter(data.as_dataset(batch_size, None, False, "`diagnose`"))

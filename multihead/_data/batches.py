@@ -52,16 +52,7 @@ def _check_batched(nest: Any, received: str) -> None:
 
 
 class _Completion:
-    """Brings batches to one structure: a head without targets gets placeholders with a sample weight of 0.
-
-    Args:
-        first: Some batches, from the first on.
-        head_names: The registered heads.
-        source: The class that they come from, for messages.
-
-    Attributes:
-        specs: The specs of a completed batch.
-    """
+    """Brings batches to one structure, `specs`: a head without targets gets placeholders with a sample weight of 0."""
 
     def __init__(self, first: Sequence[Any], head_names: Sequence[str], source: str) -> None:
         self._head_names = list(head_names)

@@ -148,12 +148,7 @@ def _continue_files(callbacks: Sequence[Any], epoch: int) -> None:
 
 
 class Drawing:
-    """A step of Keras, of training or evaluation, that only draws its batches: of a run before its checkpoint.
-
-    Args:
-        trainer: The trainer.
-        logs: The logs of a step.
-    """
+    """A step of Keras that only draws its batches, and returns the same logs each time: of a run before its checkpoint."""
 
     def __init__(self, trainer: Any, logs: Mapping[str, float]) -> None:
         self._trainer = trainer
@@ -173,9 +168,9 @@ class RunCallbacks(keras.callbacks.CallbackList):
         trainer: The trainer.
         checkpoint: Where and when the run is saved.
         start: What holds of the whole run.
-        snapshot: The checkpoint that the run continues from, whose variables are already loaded; None in a new run.
+        snapshot: What the run continues from, whose variables are already loaded; None in a new run.
         callbacks: The other callbacks.
-        is_over: Whether the run has ended with that checkpoint.
+        is_over: Whether the run has ended with the snapshot.
         **params: The parameters of callbacks, as Keras sets them.
     """
 

@@ -116,10 +116,6 @@ class Run:
     def begin(self, call: Call, batches_per_step: int) -> Call:
         """Loads the checkpoint, if there is one; returns the call with batches in the same order in each process.
 
-        Args:
-            call: The call of `fit`.
-            batches_per_step: The number of batches of a step.
-
         Raises:
             ValueError: The checkpoint does not fit the trainer or the data, or the trainer was trained further. The trainer
                 stays as it was.
