@@ -9,7 +9,7 @@ of every head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,9 +26,6 @@ from multihead._update.representation import Measure, Rows, times, total, weight
 from multihead._update.update import Combined
 from multihead._update.weights import Losses, LossWeights
 from multihead.balancing import Balancer
-
-Passed = Callable[[MicroBatch], HeadsPass]
-"""The forward pass of a micro-batch, and the heads' backward passes."""
 
 
 class Way(ABC):
@@ -50,13 +47,9 @@ class Way(ABC):
     def __init__(self, balancer: Balancer | None = None, measure: Measure | None = None) -> None:
         self._balancer, self.measure = balancer, measure
 
+    @abstractmethod
     def gradients(
-        self,
-        network: Network,
-        micro_batches: MicroBatches,
-        weights: LossWeights,
-        conditional: Sequence[bool],
-        by_layer: tf.Tensor | None,
+        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, conditional: Sequence[bool], by_layer: Any
     ) -> tuple[Sums, Losses, Combined]:
         """The gradients of an update.
 
@@ -71,18 +64,6 @@ class Way(ABC):
             The sums on this replica that do not depend on how the heads are combined; the losses, and the encoder's gradient
             over all replicas.
         """
-        is_repeated = self.per_head or by_layer is not None
-
-        def passed(micro_batch: MicroBatch) -> HeadsPass:
-            return HeadsPass(network, micro_batch, weights, conditional, is_repeated=is_repeated)
-
-        return self._gradients(network, micro_batches, weights, passed, by_layer)
-
-    @abstractmethod
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
-    ) -> tuple[Sums, Losses, Combined]:
-        """The same, from the passes of each micro-batch."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
@@ -97,11 +78,11 @@ class Way(ABC):
 class Summed(Way):
     """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
+    def gradients(
+        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, conditional: Sequence[bool], by_layer: Any
     ) -> tuple[Sums, Losses, Combined]:
         def of_micro_batch(micro_batch: MicroBatch) -> Any:
-            found = passed(micro_batch)
+            found = HeadsPass(network, micro_batch, weights, conditional, is_repeated=by_layer is not None)
             rows = found.at_representation
             encoder = found.backward(total(rows), tf.ones([len(rows)]))
             sums = Sums.of(found, is_measured=self.measure is not None)
@@ -126,11 +107,11 @@ class Summed(Way):
 class CombinedFirst(Way):
     """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
+    def gradients(
+        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, conditional: Sequence[bool], by_layer: Any
     ) -> tuple[Sums, Losses, Combined]:
         (micro_batch,) = micro_batches
-        found = passed(micro_batch)
+        found = HeadsPass(network, micro_batch, weights, conditional, is_repeated=by_layer is not None)
         sums = Sums.of(found, is_measured=self.measure is not None)
         losses = Losses(weights, sums.losses)
         rows, square = times(found.at_representation, losses.factors), None
@@ -180,13 +161,13 @@ class PassPerHead(Way):
         super().__init__(balancer, measure)
         self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
+    def gradients(
+        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, conditional: Sequence[bool], by_layer: Any
     ) -> tuple[Sums, Losses, Combined]:
         solves, known = self._reused(weights, by_layer)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Any:
-            found = passed(micro_batch)
+            found = HeadsPass(network, micro_batch, weights, conditional, is_repeated=True)
             sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
             if solves is None:
                 return sums, found.of_added(), found.by_head(), products
@@ -215,8 +196,9 @@ class PassPerHead(Way):
 
     def _reused(self, weights: LossWeights, by_layer: Any) -> tuple[tf.Tensor | None, Any]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
-        reuses = self._balancer is not None and self.may_reuse and not in_xla()
-        found = self._balancer.reused(weights.step, weights.meeting) if reuses else None
+        if self._balancer is None or not self.may_reuse or in_xla():
+            return None, None
+        found = self._balancer.reused(weights.step, weights.meeting)
         if found is None:
             return None, None
         solves, coefficients = found
@@ -231,16 +213,7 @@ class PassPerHead(Way):
         at_representation: tf.Tensor | None,
         solves: tf.Tensor | None,
     ) -> Combined:
-        """Combines the heads' gradients of the encoder's parameters.
-
-        Args:
-            network: The encoder and the heads.
-            rest: The gradients that are not combined: of added losses, or of everything where coefficients are reused.
-            rows: The heads' gradients over all replicas.
-            losses: The losses.
-            at_representation: Inner products at the representation, or None.
-            solves: Whether the coefficients are found in this update; None: always.
-        """
+        """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
         square, is_measured = None, solves
         if self._balancer is not None and "gradients" in self._balancer.uses:
             is_measured, dense = None, [_dense(row, network.encoder_tensors) for row in rows]
@@ -305,13 +278,7 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) ->
 def combine_matrices(
     balancer: Balancer, losses: Losses, matrices: Sequence[Any], products: Any
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
-    """Combines the heads' gradients with a method that needs them.
-
-    Args:
-        balancer: The method.
-        losses: The losses.
-        matrices: The heads' gradients as the rows of one matrix per tensor; None for a tensor that no head reaches.
-        products: The heads' inner products, `[num_heads, num_heads]`.
+    """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
 
     Returns:
         The combined gradient `d`: one per matrix, None for None; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and
