@@ -54,7 +54,6 @@ class HeadsPass:
         network: The encoder and the heads.
         micro_batch: Inputs and labels.
         weights: How much the losses count.
-        conditional: For each head, whether it is computed only if it is active.
         is_repeated: Whether there may be several backward passes through the encoder.
 
     Attributes:
@@ -63,15 +62,7 @@ class HeadsPass:
         at_representation: For each head, the gradients of its loss at the representation.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        micro_batch: MicroBatch,
-        weights: LossWeights,
-        conditional: Sequence[bool],
-        *,
-        is_repeated: bool,
-    ) -> None:
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
         self.network, self._inputs, self._weights = network, micro_batch.inputs, weights
         self._variables = network.trained(network.encoder_tensors)
         with tf.GradientTape(watch_accessed_variables=False, persistent=is_repeated) as self._tape:
@@ -84,7 +75,7 @@ class HeadsPass:
         self._factors = tf.unstack(weights.per_element)
         self.heads: list[HeadLosses | None] = []
         for k, labels in enumerate(micro_batch.labels):
-            if labels is not None and conditional[k]:
+            if labels is not None and weights.conditional[k]:
                 self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))
             else:
                 self.heads.append(None if labels is None else self._head(k, labels))
