@@ -47,12 +47,6 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, position: Pos
     The variables and slots of idle heads are restored, because momentum, Adam and weight decay change them even if the
     gradient is zero. Frozen variables and their slots are left out. What was not finite is remembered.
 
-    Args:
-        spec: How updates are applied.
-        optimizer: The built optimizer.
-        update: The update.
-        position: Gives the position of the update's first batch in the epoch, if it is known.
-
     Returns:
         Whether the update was applied, a boolean scalar.
     """
@@ -168,13 +162,7 @@ def _if_any_is_idle(
 
 
 def observe(spec: UpdateSpec, update: Update, applied: tf.Tensor) -> None:
-    """Calls `observe` of the weighting, the balancer and the schedule.
-
-    Args:
-        spec: How updates are computed.
-        update: The update.
-        applied: Whether it was applied.
-    """
+    """Calls `observe` of the weighting, the balancer and the schedule."""
     weights, after = update.losses.given, None
     if "losses_after" in spec.uses:
         after = weights.times_means(weights.mean_losses(loss_sums_after(spec, update, applied)))

@@ -31,14 +31,7 @@ def evaluate_batch(
     weights: tf.Tensor,
     measured: Sequence[Labels | None] = (),
 ) -> dict[str, Any]:
-    """Runs the modules in inference mode and updates the heads' metrics.
-
-    Args:
-        network: The encoder and the heads.
-        inputs: The inputs.
-        labels: Each head's labels; None for a head without targets.
-        weights: `[num_heads]`: the heads' own weights.
-        measured: The labels of each head that is only measured.
+    """Runs the modules in inference mode and updates the heads' metrics; `weights` are the heads' own, `[num_heads]`.
 
     Returns:
         This replica's `losses`, `[num_heads]` unweighted loss sums over labelled elements; the `counts` of these; the losses
@@ -141,12 +134,7 @@ def update_of_heads_apart(
 ) -> tuple[Update, Rows]:
     """The update of a batch, of all heads whatever the schedule and without balancing, and each head's gradients in it.
 
-    Args:
-        spec: How updates are computed.
-        at: `"representation"`, for gradients of this replica, or `"parameters"`, for those over all replicas.
-        batch: The batch.
-        step: The number of updates applied so far.
-        loss_scale: The factor of loss scaling, or None.
+    Those `at` the `"representation"` are this replica's, those at the `"parameters"` over all replicas.
     """
     together = schedules.Together()
     together.bind([head.name for head in spec.network.heads])
@@ -161,10 +149,7 @@ def update_of_heads_apart(
 def gradients_by_head(
     spec: UpdateSpec, at: str, batch: Batch, step: tf.Tensor, loss_scale: tf.Tensor | None
 ) -> HeadGradients:
-    """Each head's gradients of its weighted mean loss; afterwards all variables are what they were.
-
-    The arguments are those of `update_of_heads_apart`.
-    """
+    """Each head's gradients of its weighted mean loss; afterwards all variables are what they were."""
     before = RollBack(spec.state)
     update, rows = update_of_heads_apart(spec, at, batch, step, loss_scale)
     before.restore()

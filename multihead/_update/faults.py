@@ -51,14 +51,9 @@ class Broken(NamedTuple):
     def with_losses(
         self, active: tf.Tensor, loss_sums: tf.Tensor, at_representation: tf.Tensor, norms: tf.Tensor | None
     ) -> Broken:
-        """The same of an update whose losses are known.
+        """The same of an update with `[num_heads]` loss sums of this replica.
 
-        Args:
-            active: `[num_heads]`: which heads the update trains.
-            loss_sums: `[num_heads]` loss sums of this replica.
-            at_representation: `[num_heads]`: above 0 where a gradient of this replica at the representation is not finite,
-                other than those whose `norms` are given.
-            norms: `[num_heads]` norms of the heads' gradients, or None.
+        `at_representation` is above 0 where a gradient there is not finite, other than those whose `norms` are given.
         """
         losses, at_representation = replicas.on_any_replica([~tf.math.is_finite(loss_sums), at_representation > 0])
         found = [losses, at_representation, self.heads]
@@ -142,14 +137,7 @@ class Faults:
     ) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
-        Args:
-            strategy: The strategy.
-            broken: Which losses and gradients were not finite.
-            trains_any: Whether there was anything to train, a boolean scalar.
-            step: The number of updates applied before it.
-            loss_scale: The factor of loss scaling if the optimizer adapts it, or None.
-            data: Its data, of all replicas.
-            position: As in `Position`.
+        `trains_any` is whether there was anything to train, and `loss_scale` None unless the optimizer adapts it.
         """
         fault, overflows = trains_any, None
         if loss_scale is not None:

@@ -70,14 +70,7 @@ class Labels(NamedTuple):
 def fully_labelled(
     network: Network, predictions: Sequence[Predictions], batch: Batch, complete: Collection[str]
 ) -> list[bool]:
-    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell.
-
-    Args:
-        network: The encoder and the heads.
-        predictions: One entry per head.
-        batch: The batch.
-        complete: The names of heads none of whose targets mark a missing label.
-    """
+    """For each head, whether each element of a batch has a label that counts, which its structure and dtypes tell."""
     found = []
     for head, of_head in zip(network.heads, predictions):
         name, spec = head.name, head.label_spec
@@ -147,11 +140,6 @@ def with_counts(network: Network, inputs: Any, labels: Sequence[Labels | None]) 
 
     A count is a function of the targets, so a graph computes nothing else of these calls, unless the predictions' shape is
     unknown without them; their state is undone, as in `_prediction_masks`.
-
-    Args:
-        network: The encoder and the heads.
-        inputs: The batch's inputs.
-        labels: Each head's labels in the batch.
     """
     if not any(head.loss.has_count and each is not None for head, each in zip(network.heads, labels)):
         return list(labels)

@@ -187,7 +187,7 @@ def can_loop() -> bool:
 
 
 def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
-    """`compute` of each nest, in a loop where the graph allows it.
+    """`compute` of each nest, as calls of one function where the graph allows it, so that the graph holds it once.
 
     Args:
         compute: From a nest of tensors to a nest of tensors and None; where it is None depends on the specs only.
@@ -196,20 +196,7 @@ def each(compute: Callable[[Any], Any], nests: Sequence[Any]) -> list[Any]:
     if len(nests) == 1 or not can_loop():
         return [compute(nest) for nest in nests]
     in_graph = graph_function(compute)
-    return [result for group in _by_spec(nests) for result in _each_of(in_graph, group)]
-
-
-def _each_of(compute: Any, nests: Sequence[Any]) -> list[Any]:
-    like = compute.get_concrete_function(common_spec(nests)).structured_outputs
-    stored, number = _Stored(nests), len(nests)
-
-    def step(place: tf.Tensor, results: list[tf.TensorArray]) -> tuple[tf.Tensor, list[tf.TensorArray]]:
-        found = _components(compute(stored[place]))
-        return place + 1, [array.write(place, tensor) for array, tensor in zip(results, found)]
-
-    start = tf.constant(0), [_empty(tensor.dtype, number) for tensor in _components(like)]
-    _, results = tf.while_loop(lambda place, _: place < number, step, start, maximum_iterations=number)
-    return [_read(results, place, like) for place in range(number)]
+    return [in_graph(nest) for nest in nests]
 
 
 def _by_spec(nests: Sequence[Any]) -> list[list[Any]]:

@@ -139,18 +139,10 @@ class Network:
         """The TensorFlow variables of the encoder that the module of head `k` also contains."""
         return [tensor_variable(self.variables.encoder[i]) for i in self.shared[k]]
 
-    @property
-    def trains_encoder(self) -> list[bool]:
-        """For each of `encoder_tensors`, whether it is trained."""
-        return [i not in self.frozen for i in range(len(self.variables.encoder))]
-
-    def trains_own(self, k: int) -> list[bool]:
-        """For each of `own_tensors`, whether it is trained."""
-        return [len(self.variables.encoder) + i not in self.frozen for i in self.own[k]]
-
-    def trains_shared(self, k: int) -> list[bool]:
-        """For each of `shared_tensors`, whether it is trained."""
-        return [i not in self.frozen for i in self.shared[k]]
+    def trained(self, tensors: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Those of some variables that are not frozen."""
+        frozen = {id(tensor_variable(self.variables.all[i])) for i in self.frozen}
+        return [tensor for tensor in tensors if id(tensor) not in frozen]
 
     @property
     def frozen_layers(self) -> list[Any]:
@@ -206,11 +198,7 @@ def adds_losses(network: Network) -> bool:
 
 
 def loss_of_call(module: Any) -> tf.Tensor | None:
-    """The sum of the losses that the latest call of a module has added, float32; None without any.
-
-    Raises:
-        ValueError: One of them is not a scalar.
-    """
+    """The sum of the losses that the latest call of a module has added, float32; None without any."""
     return sum_of([_scalar(name, loss) for name, loss in losses_of_call(module)])
 
 
@@ -218,13 +206,6 @@ def loss_of_weights(network: Network, active: tf.Tensor) -> tf.Tensor | None:
     """The sum of the losses of weights, float32; None without any.
 
     Those of layers that only heads contain count if one of these heads is active.
-
-    Args:
-        network: The encoder and the heads.
-        active: `[num_heads]` booleans.
-
-    Raises:
-        ValueError: One of them is not a scalar.
     """
     found = dict[int, tuple[str, Any]](losses_of_weights(network.encoder))
     of_encoder, owners = set(found), dict[int, list[int]]()

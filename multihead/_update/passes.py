@@ -54,7 +54,6 @@ class HeadsPass:
         network: The encoder and the heads.
         micro_batch: Inputs and labels.
         weights: How much the losses count.
-        conditional: For each head, whether it is computed only if it is active.
         is_repeated: Whether there may be several backward passes through the encoder.
 
     Attributes:
@@ -63,17 +62,9 @@ class HeadsPass:
         at_representation: For each head, the gradients of its loss at the representation.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        micro_batch: MicroBatch,
-        weights: LossWeights,
-        conditional: Sequence[bool],
-        *,
-        is_repeated: bool,
-    ) -> None:
+    def __init__(self, network: Network, micro_batch: MicroBatch, weights: LossWeights, *, is_repeated: bool) -> None:
         self.network, self._inputs, self._weights = network, micro_batch.inputs, weights
-        self._variables = _chosen(network.encoder_tensors, network.trains_encoder)
+        self._variables = network.trained(network.encoder_tensors)
         with tf.GradientTape(watch_accessed_variables=False, persistent=is_repeated) as self._tape:
             self._tape.watch(self._variables)
             with in_inference_mode(network.frozen_layers):
@@ -84,7 +75,7 @@ class HeadsPass:
         self._factors = tf.unstack(weights.per_element)
         self.heads: list[HeadLosses | None] = []
         for k, labels in enumerate(micro_batch.labels):
-            if labels is not None and conditional[k]:
+            if labels is not None and weights.conditional[k]:
                 self.heads.append(self._head_if(runs(network.heads[k], weights.active[k], labels), k, labels))
             else:
                 self.heads.append(None if labels is None else self._head(k, labels))
@@ -102,28 +93,25 @@ class HeadsPass:
         """The micro-batch's fraction of the update's examples: the factor of losses that count once per update."""
         return tf.math.divide_no_nan(tf.cast(batch_size(self._inputs), tf.float32), self._weights.examples)
 
-    def _gradient(self, tape: Any, losses: Sequence[Any], sources: Any, factors: Sequence[tf.Tensor]) -> list[Gradient]:
-        """The gradients of losses times some factors, with loss scaling within the backward pass."""
+    def _gradients(
+        self, tape: Any, losses: Sequence[Any], sources: Sequence[Any], factors: Sequence[tf.Tensor]
+    ) -> dict[int, Gradient]:
+        """The gradients of losses times some factors by the identity of a source, with loss scaling in the backward pass."""
         scale = self._weights.scale
         if scale is not None:
             factors = [factor * tf.cast(scale, factor.dtype) for factor in factors]
         cast = [tf.cast(factor, loss.dtype) for factor, loss in zip(factors, losses)]
         found = tape.gradient(losses, sources, output_gradients=cast)
-        return list(found) if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
+        found = found if scale is None else [scaled(gradient, 1.0 / scale) for gradient in found]
+        return dict(zip(map(id, sources), found))
 
     # ------------------------------------------------------------------------------------------- the heads
 
     def _head(self, k: int, labels: Labels) -> HeadLosses:
-        """Forward and backward pass of head `k`, down to the representation; also updates its metrics.
-
-        Raises:
-            ValueError: The head's loss has no gradient with respect to the representation and to the module's variables.
-        """
+        """Forward and backward pass of head `k`, down to the representation; also updates its metrics."""
         network, representation, factor = self.network, self._representation, self._factors[k]
-        head, trains_own, trains_shared = network.heads[k], network.trains_own(k), network.trains_shared(k)
-        leaves = representation.leaves if head.trains_encoder else []
-        own = _chosen(network.own_tensors(k), trains_own)
-        sources = [*leaves, *own, *_chosen(network.shared_tensors(k), trains_shared)]
+        head, own, shared = network.heads[k], network.own_tensors(k), network.shared_tensors(k)
+        sources = [*(representation.leaves if head.trains_encoder else []), *network.trained([*own, *shared])]
         with tf.GradientTape(watch_accessed_variables=False, persistent=True) as tape:
             tape.watch(sources)
             with in_inference_mode(network.frozen_layers):
@@ -133,14 +121,13 @@ class HeadsPass:
             added_loss = loss_of_call(head.module)
 
         def gradients(value: tf.Tensor, loss: tf.Tensor, factor: tf.Tensor) -> LossGradients:
-            found = self._gradient(tape, [loss], sources, [factor])
-            end = len(leaves) + len(own)
-            at_leaves = found[: len(leaves)] if leaves else [None] * len(representation.leaves)
+            found = self._gradients(tape, [loss], sources, [factor])
+            at_leaves = [found.get(id(leaf)) for leaf in representation.leaves]
             return LossGradients(
                 value=value,
                 representation=[None if each is None else tf.convert_to_tensor(each) for each in at_leaves],
-                own=_among_all(found[len(leaves) : end], trains_own),
-                shared=_among_all(found[end:], trains_shared),
+                own=[found.get(id(tensor)) for tensor in own],
+                shared=[found.get(id(tensor)) for tensor in shared],
             )
 
         # Elements without a label have a weight of 0, so that nothing of their loss counts.
@@ -150,7 +137,7 @@ class HeadsPass:
             fraction = where(factor > 0, self._fraction(), 0.0)
             of_added = gradients(added_loss * fraction, added_loss, fraction)
         head.update_metrics(labels.in_units, predictions, labels.weights)
-        if head.reads_floats(representation.nest) and not trains_shared and _is_nothing(of_loss.representation):
+        if head.reads_floats(representation.nest) and not shared and _is_nothing(of_loss.representation):
             _refuse_or_warn(head.name, trains_own=not _is_nothing(of_loss.own))
         return of_loss, of_added
 
@@ -208,10 +195,9 @@ class HeadsPass:
         pairs = [(leaf, each) for leaf, each in zip(self._representation.attached, of_leaves) if each is not None]
         if with_added and self._added_loss is not None:
             pairs.append((self._added_loss, self._fraction()))
-        if not pairs or not self._variables:
-            return [None] * len(self.network.encoder_tensors)
-        outputs, factors = map(list, zip(*pairs))
-        return _among_all(self._gradient(self._tape, outputs, self._variables, factors), self.network.trains_encoder)
+        outputs, factors = [output for output, _ in pairs], [factor for _, factor in pairs]
+        found = self._gradients(self._tape, outputs, self._variables, factors) if pairs and self._variables else {}
+        return [found.get(id(tensor)) for tensor in self.network.encoder_tensors]
 
     def _shared(self) -> Iterator[tuple[int, int, Gradient, Gradient]]:
         """The encoder's variables that a head's module also contains: head, position, gradients of its loss and of added."""
@@ -219,16 +205,6 @@ class HeadsPass:
             if head is not None:
                 for i, of_loss, of_added in zip(self.network.shared[k], head[0].shared, head[1].shared):
                     yield k, i, of_loss, of_added
-
-
-def _chosen(tensors: Sequence[Any], are_chosen: Sequence[bool]) -> list[Any]:
-    return [tensor for tensor, is_chosen in zip(tensors, are_chosen) if is_chosen]
-
-
-def _among_all(gradients: Sequence[Gradient], are_chosen: Sequence[bool]) -> list[Gradient]:
-    """The gradients of all tensors, from those of the chosen ones; None for the others."""
-    found = iter(gradients)
-    return [next(found) if is_chosen else None for is_chosen in are_chosen]
 
 
 def _is_nothing(gradients: Sequence[Gradient]) -> bool:
@@ -272,12 +248,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, passed: HeadsPass, *, is_measured: bool) -> Sums:
-        """The sums of one micro-batch.
-
-        Args:
-            passed: Its passes.
-            is_measured: Whether the update's norms at the representation show gradients that are not finite there.
-        """
+        """Those of one micro-batch; if it `is_measured`, norms show gradients at the representation that are not finite."""
         broken = []
         for head in passed.heads:
             found = [] if head is None else [*head[1].representation, *head[0].shared, *head[1].shared]
@@ -301,12 +272,7 @@ class Sums(NamedTuple):
         return cls(losses=vector, added_loss=added_loss, own=own, added_own=own, broken=vector)
 
     def of_heads(self, network: Network, factors: tf.Tensor | None) -> list[Gradient]:
-        """The gradients of `network.variables.heads` over all replicas; those of heads that share a variable are added.
-
-        Args:
-            network: The network.
-            factors: `[num_heads]` loss-dependent factors of the heads' gradients, or None.
-        """
+        """The gradients of `network.variables.heads` over all replicas, with loss-dependent factors, or None."""
         totals: list[Gradient] = [None] * len(network.variables.heads)
         for k, positions in enumerate(network.own):
             for i, of_loss, of_added in zip(positions, self.own[k], self.added_own[k]):

@@ -39,14 +39,15 @@ def compute_update(spec: UpdateSpec, batches: Sequence[Batch], step: tf.Tensor, 
     # 2. Weights: which heads train at this step, and how much each loss counts.
     head_weights, never_idle = head_weights_at(network.heads, step), _never_idle(spec, batches)
     active = _checked(_active(spec, head_weights, counts, step), never_idle)
-    known = {"active": active, "meeting": meeting_of(network.heads, active), "step": step}
-    weights = LossWeights.of(spec.weighting, head_weights, counts=counts, examples=examples, scale=scale, **known)
+    known = {"active": active, "meeting": meeting_of(network.heads, active), "conditional": _may_be_idle(spec, batches)}
+    known |= {"counts": counts, "examples": examples, "scale": scale, "step": step}
+    weights = LossWeights.of(spec.weighting, head_weights, **known)
 
     # 3. Gradients: those of one micro-batch after another add up, in the memory of one. Across replicas, the heads' encoder
     # gradients are combined, once; each head keeps its own variables' gradients.
     parts = [MicroBatch(batch.inputs, *of_batch) for batch, of_batch in zip(batches, labels)]
     micro_batches, by_layer = MicroBatches(parts, spec.num_micro_batches), spec.measures_layers_at(step)
-    sums, losses, combined = spec.way.gradients(network, micro_batches, weights, _may_be_idle(spec, batches), by_layer)
+    sums, losses, combined = spec.way.gradients(network, micro_batches, weights, by_layer)
     own = sums.of_heads(network, losses.factors)
 
     # 4. Regularizers of weights, which have no micro-batches and no replicas.

@@ -57,11 +57,6 @@ def periods_of(network: Network, encoder_rate: Any, encoder_decay: Any) -> tuple
     The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
     heads share has the largest of their factors. A weighting's variables have the factor 1.
 
-    Args:
-        network: The network, nothing of it frozen.
-        encoder_rate: The encoder's `encoder_learning_rate_multiplier`.
-        encoder_decay: Its `encoder_weight_decay_multiplier`.
-
     Raises:
         ValueError: In one of the periods, everything is frozen.
     """
@@ -121,15 +116,6 @@ def apply_scaled(
 
     A constraint holds for the result, and moving averages of the variables are of the result. Where a function of the step
     returns 0, the variable and its slots do not change.
-
-    Args:
-        strategy: The strategy, in its cross-replica context.
-        optimizer: The built optimizer.
-        gradients: The gradients of the variables, as replicas have them.
-        variables: The variables that the optimizer updates.
-        slots: The optimizer slots of each.
-        factors: The factors of the applied step and of the weight decay of each.
-        step: The number of updates applied so far.
     """
     steps, decays = (_values_at(each, step) for each in zip(*factors))
     tensors = [tensor_variable(variable) for variable in variables]

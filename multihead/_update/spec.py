@@ -114,7 +114,7 @@ class UpdateSpec:
 
     def measures_layers_at(self, step: tf.Tensor) -> tf.Tensor | None:
         """Whether the update after `step` updates measures the heads' gradients by layer; None if no update does."""
-        measures = self.layers_every > 0 and any(self.network.trains_encoder)
+        measures = self.layers_every and self.network.trained(self.network.encoder_tensors)
         return tf.equal((step + 1) % self.layers_every, 0) if measures else None
 
     @property

@@ -9,7 +9,7 @@ of every head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,8 +27,8 @@ from multihead._update.update import Combined
 from multihead._update.weights import Losses, LossWeights
 from multihead.balancing import Balancer
 
-Passed = Callable[[MicroBatch], HeadsPass]
-"""The forward pass of a micro-batch, and the heads' backward passes."""
+Found = tuple[Sums, Losses, Combined]
+"""The sums on this replica that do not depend on how the heads are combined; the losses and the gradient over all."""
 
 
 class Way(ABC):
@@ -50,39 +50,16 @@ class Way(ABC):
     def __init__(self, balancer: Balancer | None = None, measure: Measure | None = None) -> None:
         self._balancer, self.measure = balancer, measure
 
-    def gradients(
-        self,
-        network: Network,
-        micro_batches: MicroBatches,
-        weights: LossWeights,
-        conditional: Sequence[bool],
-        by_layer: tf.Tensor | None,
-    ) -> tuple[Sums, Losses, Combined]:
+    @abstractmethod
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
         """The gradients of an update.
 
         Args:
             network: The encoder and the heads.
             micro_batches: The micro-batches of this replica.
             weights: How much the heads' losses count.
-            conditional: For each head, whether it is computed only if it is active.
             by_layer: Whether the heads' gradients are measured by layer, a boolean scalar; None if they never are.
-
-        Returns:
-            The sums on this replica that do not depend on how the heads are combined; the losses, and the encoder's gradient
-            over all replicas.
         """
-        is_repeated = self.per_head or by_layer is not None
-
-        def passed(micro_batch: MicroBatch) -> HeadsPass:
-            return HeadsPass(network, micro_batch, weights, conditional, is_repeated=is_repeated)
-
-        return self._gradients(network, micro_batches, weights, passed, by_layer)
-
-    @abstractmethod
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
-    ) -> tuple[Sums, Losses, Combined]:
-        """The same, from the passes of each micro-batch."""
 
     def _measured(self, rows: Rows) -> tf.Tensor | None:
         return None if self.measure is None else self.measure(rows)
@@ -97,11 +74,9 @@ class Way(ABC):
 class Summed(Way):
     """Adds the heads' gradients before one backward pass of each micro-batch, where their weights are known before."""
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
-    ) -> tuple[Sums, Losses, Combined]:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
         def of_micro_batch(micro_batch: MicroBatch) -> Any:
-            found = passed(micro_batch)
+            found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
             rows = found.at_representation
             encoder = found.backward(total(rows), tf.ones([len(rows)]))
             sums = Sums.of(found, is_measured=self.measure is not None)
@@ -110,27 +85,16 @@ class Summed(Way):
         shapes = self._shapes(network, has_rows=by_layer is not None) if len(micro_batches) > 1 else None
         sums, encoder, rows, products = accumulate(of_micro_batch, micro_batches, shapes)
         losses, products = Losses(weights, sums.losses), _reduced(products, None)
-        return (
-            sums,
-            losses,
-            Combined(
-                gradients=replicas.all_reduce_sum(encoder),
-                coefficients=coefficients_of(None, losses, products),
-                gramian=products,
-                at_representation=products,
-                rows=_of_all_replicas(rows),
-            ),
-        )
+        encoder, coefficients = replicas.all_reduce_sum(encoder), coefficients_of(None, losses, products)
+        return sums, losses, Combined(encoder, coefficients, products, products, rows=_of_all_replicas(rows))
 
 
 class CombinedFirst(Way):
     """Combines the heads at the representation before one backward pass, for updates of a single micro-batch."""
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
-    ) -> tuple[Sums, Losses, Combined]:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
         (micro_batch,) = micro_batches
-        found = passed(micro_batch)
+        found = HeadsPass(network, micro_batch, weights, is_repeated=by_layer is not None)
         sums = Sums.of(found, is_measured=self.measure is not None)
         losses = Losses(weights, sums.losses)
         rows, square = times(found.at_representation, losses.factors), None
@@ -141,20 +105,9 @@ class CombinedFirst(Way):
         else:
             coefficients = coefficients_of(self._balancer, losses, products)
             leaves = total(rows if self._balancer is None else times(rows, coefficients))
-        encoder = found.backward(leaves, losses.times_factors(coefficients))
-        return (
-            sums,
-            losses,
-            Combined(
-                gradients=replicas.all_reduce_sum(encoder),
-                coefficients=coefficients,
-                gramian=products,
-                at_representation=products,
-                square=square,
-                rows=_of_all_replicas(found.by_head_if(by_layer)),
-                leaves=rows,
-            ),
-        )
+        encoder = replicas.all_reduce_sum(found.backward(leaves, losses.times_factors(coefficients)))
+        apart = {"rows": _of_all_replicas(found.by_head_if(by_layer)), "leaves": rows}
+        return sums, losses, Combined(encoder, coefficients, products, products, square, **apart)
 
 
 class PassPerHead(Way):
@@ -180,13 +133,11 @@ class PassPerHead(Way):
         super().__init__(balancer, measure)
         self._at_parameters, self.may_reuse = at_parameters, may_reuse
 
-    def _gradients(
-        self, network: Network, micro_batches: MicroBatches, weights: LossWeights, passed: Passed, by_layer: Any
-    ) -> tuple[Sums, Losses, Combined]:
+    def gradients(self, network: Network, micro_batches: MicroBatches, weights: LossWeights, by_layer: Any) -> Found:
         solves, known = self._reused(weights, by_layer)
 
         def of_micro_batch(micro_batch: MicroBatch) -> Any:
-            found = passed(micro_batch)
+            found = HeadsPass(network, micro_batch, weights, is_repeated=True)
             sums, products = Sums.of(found, is_measured=False), self._measured(found.at_representation)
             if solves is None:
                 return sums, found.of_added(), found.by_head(), products
@@ -200,18 +151,9 @@ class PassPerHead(Way):
             rest, rows = replicas.all_reduce_sum(rest), _of_all_replicas(rows)
             return sums, losses, self._balanced(network, rest, rows, losses, at_representation, solves)
         coefficients = coefficients_of(self._balancer, losses, at_representation)
-        encoder = plus(rest, total(times(rows, losses.times_factors(coefficients))))
-        return (
-            sums,
-            losses,
-            Combined(
-                gradients=replicas.all_reduce_sum(encoder),
-                coefficients=coefficients,
-                gramian=at_representation,
-                at_representation=at_representation,
-                rows=[] if by_layer is None else _of_all_replicas(rows),
-            ),
-        )
+        encoder = replicas.all_reduce_sum(plus(rest, total(times(rows, losses.times_factors(coefficients)))))
+        rows = [] if by_layer is None else _of_all_replicas(rows)
+        return sums, losses, Combined(encoder, coefficients, at_representation, at_representation, rows=rows)
 
     def _reused(self, weights: LossWeights, by_layer: Any) -> tuple[tf.Tensor | None, Any]:
         """Whether coefficients are found in this update, a boolean scalar, and those to use otherwise; None: always."""
@@ -232,16 +174,7 @@ class PassPerHead(Way):
         at_representation: tf.Tensor | None,
         solves: tf.Tensor | None,
     ) -> Combined:
-        """Combines the heads' gradients of the encoder's parameters.
-
-        Args:
-            network: The encoder and the heads.
-            rest: The gradients that are not combined: of added losses, or of everything where coefficients are reused.
-            rows: The heads' gradients over all replicas.
-            losses: The losses.
-            at_representation: Inner products at the representation, or None.
-            solves: Whether the coefficients are found in this update; None: always.
-        """
+        """Combines the heads' gradients of the encoder's parameters, and adds the rest, which is not combined."""
         square, is_measured = None, solves
         if self._balancer is not None and "gradients" in self._balancer.uses:
             is_measured, dense = None, [_dense(row, network.encoder_tensors) for row in rows]
@@ -253,15 +186,8 @@ class PassPerHead(Way):
             products = weighted(products, losses.factors)
             coefficients = coefficients_of(self._balancer, losses, products)
             found = total(times(rows, losses.times_factors(coefficients)))
-        return Combined(
-            gradients=plus(rest, found),
-            coefficients=coefficients,
-            gramian=products,
-            at_representation=at_representation,
-            square=square,
-            is_measured=is_measured,
-            rows=rows,
-        )
+        combined = plus(rest, found)
+        return Combined(combined, coefficients, products, at_representation, square, is_measured, rows)
 
 
 def _apart_or_combined(found: HeadsPass, solves: tf.Tensor, factors: tf.Tensor) -> tuple[list[Gradient], Rows]:
@@ -306,13 +232,7 @@ def coefficients_of(balancer: Balancer | None, losses: Losses, products: Any) ->
 def combine_matrices(
     balancer: Balancer, losses: Losses, matrices: Sequence[Any], products: Any
 ) -> tuple[list[Gradient], tf.Tensor, tf.Tensor]:
-    """Combines the heads' gradients with a method that needs them.
-
-    Args:
-        balancer: The method.
-        losses: The losses.
-        matrices: The heads' gradients as the rows of one matrix per tensor; None for a tensor that no head reaches.
-        products: The heads' inner products, `[num_heads, num_heads]`.
+    """Combines the heads' gradients, the rows of one matrix per tensor, with a method that needs them.
 
     Returns:
         The combined gradient `d`: one per matrix, None for None; `[num_heads]` coefficients `<d, g_k> / <g_k, g_k>`; and

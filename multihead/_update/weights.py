@@ -67,6 +67,7 @@ class LossWeights(NamedTuple):
         counts: `[num_heads]` counts of labelled elements in the whole update, over all replicas.
         examples: The number of examples in the whole update, over all replicas, float32.
         scale: The factor of loss scaling, or None.
+        conditional: For each head, whether it is computed only if it is active.
         of_heads: `[num_heads]`: the weights of the heads at this step.
         fixed: `[num_heads]`: the fixed factor; 0 for an idle head.
         per_element: `[num_heads]`: the fixed factor divided by the count, by which each element's loss is multiplied.
@@ -79,6 +80,7 @@ class LossWeights(NamedTuple):
     counts: tf.Tensor
     examples: tf.Tensor
     scale: tf.Tensor | None
+    conditional: Sequence[bool]
     of_heads: tf.Tensor
     fixed: tf.Tensor
     per_element: tf.Tensor

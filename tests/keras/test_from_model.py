@@ -236,6 +236,7 @@ def test_models_of_keras_with_two_heads(name):
     model = keras.Model(base.input, [layers.Dense(3, name="kind")(features), layers.Dense(1, name="size")(features)])
     images = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
     assert_same(model, images, optimizer=keras.optimizers.SGD(1e-3))
+    keras.backend.clear_session()  # or the models of all tests stay in memory
 
 
 def test_the_guide_to_the_functional_api_rebuilt():

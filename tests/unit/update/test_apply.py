@@ -35,17 +35,6 @@ def setting():
     return spec, optimizer, tf.Variable([5.0])
 
 
-def test_groups_are_what_idle_heads_must_leave_with_its_slots():
-    encoder, shared, *layers = [keras.layers.Dense(1, use_bias=False) for _ in range(4)]
-    for layer in (encoder, shared, *layers):
-        layer.build((None, 1))
-    heads = [NamedHead(name, keras.Sequential([shared, layer]), "mse") for name, layer in zip("ab", layers)]
-    net = Network.of(encoder, heads)
-    groups = UpdateSpec.groups.fget(SimpleNamespace(network=net, slots=[[f"slot {i}"] for i in range(4)]))
-    assert [owners for owners, _ in groups] == [[0, 1], [0], [1]]
-    assert [members[1::2] for _, members in groups] == [["slot 1"], ["slot 2"], ["slot 3"]]
-
-
 def change(net, gradients, active, roll_back, clipped=None):
     return Change(
         gradients=gradients,

@@ -46,22 +46,22 @@ def network():
 WAYS = [Summed(None), CombinedFirst(None, inner_products), PassPerHead(None, inner_products)]
 
 
-def weights_of(scale, active):
+def weights_of(scale, active, conditional=(False, False)):
     known = {"counts": tf.ones([2]), "examples": tf.constant(4.0), "scale": scale, "step": tf.constant(0, tf.int64)}
-    return LossWeights.of(None, FACTORS, active=active, meeting=active, **known)
+    return LossWeights.of(None, FACTORS, active=active, meeting=active, conditional=conditional, **known)
 
 
 def computed(net, way, scale=None, conditional=(False, False), active=ACTIVE, by_layer=None, parts=1):
     labels = Labels(Y, tf.ones([4]))
     micro_batches = MicroBatches([MicroBatch(X, [labels, labels])], parts)
-    return way.gradients(net, micro_batches, weights_of(scale, active), conditional, by_layer)
+    return way.gradients(net, micro_batches, weights_of(scale, active, conditional), by_layer)
 
 
 def by_head(net):
     """For each head, the gradients of its weighted loss for the encoder's variables."""
     labels = Labels(Y, tf.ones([4]))
     batch, weights = MicroBatch(X, [labels, labels]), weights_of(None, ACTIVE)
-    return HeadsPass(net, batch, weights, (False, False), is_repeated=True).by_head()
+    return HeadsPass(net, batch, weights, is_repeated=True).by_head()
 
 
 def by_tape(net):
@@ -145,4 +145,4 @@ def test_a_head_that_trains_nothing_is_refused():
     net = Network.of(encoder, [NamedHead("deaf", lambda hidden: bias(tf.ones_like(hidden)), "mse")])
     batch, weights = MicroBatch(X, [Labels(Y, tf.ones([4]))]), weights_of(None, tf.constant([True]))
     with pytest.raises(ValueError, match="Head 'deaf' must have a loss that trains something"):
-        HeadsPass(net, batch, weights._replace(per_element=tf.ones([1])), [False], is_repeated=False)
+        HeadsPass(net, batch, weights._replace(per_element=tf.ones([1])), is_repeated=False)

@@ -32,7 +32,7 @@ class Net:
 class Passed:
     """The passes of a micro-batch through an encoder that is the identity: half of the rows, and of the rest."""
 
-    def __init__(self, network, micro_batch, weights, conditional, *, is_repeated):
+    def __init__(self, network, micro_batch, weights, *, is_repeated):
         self.network, self.heads, self.added_loss = network, (None, None), tf.constant(0.0)
         self.part, self.can_repeat = micro_batch.inputs[0, 0], is_repeated
         self.at_representation = [[self.part * tf.cast(row, tf.float32)] for row in micro_batch.measured]
@@ -63,13 +63,13 @@ def combined(monkeypatch, way, parts, active=(True, True), method=None, rows=ROW
     if method is not None:
         method.bind(["a", "b"])
         method.build((2,))
-    known = {"counts": tf.constant([2.0, 2.0]), "examples": tf.constant(4.0), "scale": None}
+    known = {"counts": tf.constant([2.0, 2.0]), "examples": tf.constant(4.0), "scale": None, "conditional": ()}
     active = tf.constant(active)
     weights = LossWeights.of(method, tf.ones([2]), active=active, meeting=active, step=tf.constant(0, tf.int64), **known)
     monkeypatch.setattr(ways, "HeadsPass", Passed)
     monkeypatch.setattr(ways, "Sums", Sum)
     batches = [MicroBatch(tf.fill([1, 1], 1.0 / parts), [], rows) for _ in range(parts)]
-    return way.gradients(Net(), MicroBatches(batches, 1), weights, (False, False), None)
+    return way.gradients(Net(), MicroBatches(batches, 1), weights, None)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

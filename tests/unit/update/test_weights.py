@@ -18,7 +18,13 @@ def weights(method):
     if method is not None:
         method.bind(["a", "b", "c"])
         method.build((3,))
-    known = {"counts": COUNTS, "examples": tf.constant(3.0), "scale": None, "step": tf.constant(4, tf.int64)}
+    known = {
+        "counts": COUNTS,
+        "examples": tf.constant(3.0),
+        "scale": None,
+        "conditional": (),
+        "step": tf.constant(4, tf.int64),
+    }
     return LossWeights.of(method, OWN, active=ACTIVE, meeting=ACTIVE, **known)
 
 
