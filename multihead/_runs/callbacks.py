@@ -87,11 +87,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class CallbackStates:
-    """The state of callbacks: the attributes that training changes. Options are not part of it.
-
-    Args:
-        callbacks: The callbacks, as training begins.
-    """
+    """The state of callbacks: the attributes that training changes. Options are not part of it."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = [each for each in callbacks if not isinstance(each, keras.callbacks.ProgbarLogger)]

@@ -151,18 +151,7 @@ def build_spec(
     awake: tf.Variable,
     earlier: UpdateSpec | None,
 ) -> UpdateSpec:
-    """Creates the variables of the methods and the optimizer, and the specification of updates.
-
-    Args:
-        encoder: The built encoder.
-        heads: The built heads.
-        shapes: What they return.
-        options: The options of `compile`.
-        balancer: The balancer of the options, or a wrapper around it.
-        optimizer: The optimizer.
-        awake: `[num_heads]`: 1 for each head that may be trained, 0 for the others.
-        earlier: The specification for the same heads and optimizer before they were built again; None at first.
-    """
+    """Creates the variables of the methods and the optimizer, and the specification of updates."""
     measured = [head for head in heads if not head.is_trained and head.metric_specs]
     heads = [head for head in heads if head.is_trained]
     if options.weighting is not None:

@@ -69,11 +69,6 @@ class FittedTrainer(SteppedTrainer):
     def _with_checked_labels(self, data: Data, *, shuffle: Any = False, argument: str = "x") -> Data:
         """The data, with arrays of labels checked at once, and other batches checked outside of what XLA compiles.
 
-        Args:
-            data: The data.
-            shuffle: Whether to shuffle a `PyDataset`.
-            argument: The argument that the data are, for messages.
-
         Raises:
             ValueError: Labels in arrays are invalid.
         """

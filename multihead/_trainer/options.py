@@ -202,10 +202,6 @@ _INSTEAD_OF_METHODS = {
 def check_methods(kind: type, base: type) -> None:
     """Checks that a subclass of a trainer overrides only methods that are called.
 
-    Args:
-        kind: The class of the trainer.
-        base: `MultiHeadTrainer`.
-
     Raises:
         ValueError: The subclass overrides another one.
     """
@@ -299,12 +295,6 @@ def check_compile(
     optimizer: Any, options: CompileOptions, heads: Sequence[NamedHead], strategy: tf.distribute.Strategy
 ) -> tuple[Any, CompileOptions]:
     """The optimizer and the options of `compile`, checked together with the heads.
-
-    Args:
-        optimizer: The optimizer.
-        options: The options.
-        heads: The heads.
-        strategy: The trainer's strategy.
 
     Raises:
         ValueError: There is no head, an option is out of range, or the optimizer clips or accumulates gradients.

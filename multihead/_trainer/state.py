@@ -37,12 +37,7 @@ from multihead.telemetry._logs import LogMetrics
 
 
 class TrainerState(KerasHooks, keras.Model):
-    """The heads and options of a trainer, and what is derived from them and from data.
-
-    Args:
-        encoder: The encoder.
-        name: Name of the model.
-    """
+    """The heads and options of a trainer, and what is derived from them and from data."""
 
     train_function: Any
     test_function: Any
@@ -260,11 +255,7 @@ def check_every_head(targets: Mapping[str, Any], heads: Sequence[NamedHead]) -> 
 
 
 class HeadWeights(keras.layers.Layer):
-    """One variable per head, saved and loaded by the head's name.
-
-    Args:
-        values: The weights by head name.
-    """
+    """One variable per head, saved and loaded by the head's name."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         super().__init__(name="head_weights", dtype="float32", trainable=False)

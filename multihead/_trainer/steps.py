@@ -160,11 +160,7 @@ class StepFunction:
             return self._functions[plan](iterator)
 
     def take(self, specs: Any) -> None:
-        """Prepares for other data: drops the functions if they were traced for another structure or other ranks.
-
-        Args:
-            specs: The specs of a batch; None if they are not known.
-        """
+        """Prepares for other data: drops the functions if they were traced for another structure or other ranks."""
         ranks = repr(tf.nest.map_structure(lambda spec: None if spec is None else spec.shape.rank, specs))
         if self._ranks not in (None, ranks):
             self._functions.clear()

@@ -74,13 +74,7 @@ def trace_predictions(
 
 
 class _Tracer:
-    """Forward passes of an encoder and heads.
-
-    Args:
-        encoder: The encoder.
-        heads: The heads.
-        known: The heads that are built.
-    """
+    """Forward passes of an encoder and heads."""
 
     def __init__(self, encoder: Any, heads: Sequence[NamedHead], known: Mapping[str, Any]) -> None:
         self._encoder = encoder
@@ -284,14 +278,6 @@ def read_by_loss(
     encoder: Any, heads: Sequence[NamedHead], head: NamedHead, targets: Any, predictions: tf.TensorSpec, *, eagerly: bool
 ) -> tuple[Any, ...]:
     """The trainable variables of the encoder and the heads that the loss of a head reads by itself.
-
-    Args:
-        encoder: The built encoder.
-        heads: All heads.
-        head: The built head.
-        targets: The spec of its targets.
-        predictions: The spec of its predictions.
-        eagerly: Whether losses run as plain Python.
 
     Raises:
         ValueError: The loss reads other trainable variables, which no update would train.
