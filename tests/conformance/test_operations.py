@@ -66,15 +66,15 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (32, 66, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
-    "without statistics": (23, 66, 46, 18, 35, 242, 122, 85, 42, 21, 1, 35),
-    "all statistics": (74, 66, 46, 18, 267, 242, 122, 88, 193, 56, 5, 39),
-    "UPGrad": (31, 66, 46, 18, 207, 242, 122, 88, 78, 29, 1, 37),
-    "UPGrad at the parameters": (26, 66, 46, 18, 238, 242, 122, 88, 78, 29, 1, 37),
-    "micro-batches": (33, 135, 70, 18, 168, 242, 122, 88, 78, 195, 3, 37),
-    "labels checked before": (32, 23, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
-    "fit on arrays": (32, 21, 46, 25, 40, 254, 62, 88, 78, 27, 1, 25),
-    "fit on arrays, without statistics": (23, 21, 46, 25, 35, 254, 62, 85, 42, 21, 1, 23),
+    "plain": (66, 74, 17, 40, 242, 133, 87, 78, 27, 1, 39),
+    "without statistics": (66, 74, 17, 31, 242, 128, 84, 42, 21, 1, 37),
+    "all statistics": (66, 88, 19, 239, 242, 189, 87, 193, 54, 5, 41),
+    "UPGrad": (66, 74, 17, 206, 242, 133, 87, 78, 29, 1, 39),
+    "UPGrad at the parameters": (66, 77, 17, 229, 242, 133, 87, 78, 29, 1, 39),
+    "micro-batches": (135, 106, 17, 158, 242, 133, 87, 78, 193, 3, 39),
+    "labels checked before": (23, 74, 17, 40, 242, 133, 87, 78, 27, 1, 39),
+    "fit on arrays": (21, 74, 24, 40, 254, 73, 87, 78, 27, 1, 27),
+    "fit on arrays, without statistics": (21, 74, 24, 31, 254, 68, 84, 42, 21, 1, 25),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 
