@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from multihead._ground.autograph import as_is
 from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
 from multihead._ground.graphs import in_xla
 from multihead._ground.method import Observation
@@ -67,6 +68,7 @@ def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, position: Pos
     applies = finite & trains_any
     seen = (finite, trains_any, applies, update.step, update.broken, adapted_loss_scale(optimizer))
 
+    @as_is
     def apply_or_skip(strategy: Any, gradients: Any, active: Any, seen: Any, data: Any, saved: Any) -> None:
         """Applies the gradients if that is to be done; otherwise restores the saved values."""
         seen = tf.nest.map_structure(lambda each: None if each is None else local(strategy, each), seen)
