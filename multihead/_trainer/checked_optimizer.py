@@ -55,10 +55,6 @@ _BY_NAME = {
 def check_optimizer(optimizer: Any, num_replicas: int = 1) -> Any:
     """Returns a Keras optimizer for an optimizer, its name or its configuration.
 
-    Args:
-        optimizer: The optimizer.
-        num_replicas: The number of replicas that it is to update.
-
     Raises:
         ValueError: The optimizer is unknown, a legacy optimizer, or contains another one; it clips or accumulates gradients
             itself, or overrides a method that an update does not call.
@@ -159,11 +155,6 @@ def _check_methods(optimizer: Any, num_replicas: int) -> None:
 
 def check_weight_decay(optimizer: Any, rates: Mapping[str, Any], heads: Sequence[NamedHead]) -> None:
     """Checks that the optimizer has the weight decay that is to be multiplied.
-
-    Args:
-        optimizer: The optimizer.
-        rates: The encoder's factors, by the name of their argument.
-        heads: The heads.
 
     Raises:
         ValueError: A factor would have no effect.

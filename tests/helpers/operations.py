@@ -12,14 +12,13 @@ import multihead
 ROOT = Path(multihead.__file__).parent
 
 STAGES = {
-    "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras"),
     "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/errors"),
-    "heads": ("_update/head_gradients", "_update/added_losses", "heads/", "losses/"),
+    "passes": ("_update/passes", "_update/network", "_ground/keras", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
-    "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/gradients"),
+    "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/gradients"),
     "optimizer": ("_ground/optimizers",),
-    "apply": ("_update/apply", "_update/roll_back", "_update/update", "_ground/replicas"),
-    "faults": ("_update/broken", "_update/faults"),
+    "apply": ("_update/apply", "_update/update", "_ground/replicas"),
+    "faults": ("_update/faults",),
     "statistics": ("telemetry/",),
 }
 """The beginnings of the paths of each stage's files, the first that fits counts; the rest is `"others"`."""

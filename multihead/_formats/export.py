@@ -23,11 +23,6 @@ Step = Callable[[Any], Any] | None
 def heads_to_export(head: Any, names: Sequence[str], built: Container[str]) -> list[str]:
     """The names of the heads that `export` was asked for.
 
-    Args:
-        head: A head's name, several, or None for all.
-        names: All heads.
-        built: The heads that are built.
-
     Raises:
         ValueError: A head is unknown, or is not built.
     """
