@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks._results import markdown as markdown
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, weighting
-from multihead._ground.method import methods
-from multihead._ground.names import did_you_mean
+from multihead._ground.validation import did_you_mean
+from multihead._method import methods
 from multihead.comparison import Comparison, Difference
 from multihead.comparison._file import Line, read_lines
 from multihead.comparison._student import difference_of

@@ -45,7 +45,7 @@ from benchmarks._equal_cost_table import tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError, Parser, whole
 from multihead import balancing, clipping
-from multihead._ground.files import replace_text
+from multihead._runs.files import replace_text
 from multihead.comparison import Comparison
 
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {

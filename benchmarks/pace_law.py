@@ -29,7 +29,7 @@ from benchmarks import norm_floor
 from benchmarks._results import markdown, read_lines
 from benchmarks.norm_floor import BATCH, PROBLEMS, SEEDS, Line, Networks, Rule, State, orders_of
 from examples._command_line import InputError
-from multihead._ground.files import replace_text
+from multihead._runs.files import replace_text
 from multihead.comparison import Difference
 from multihead.comparison._student import difference_of
 

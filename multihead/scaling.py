@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import call_module
+from multihead._ground.calls import call_module
 from multihead._ground.validation import as_python, check_choice, is_number
 
 __all__ = ["Log", "Standardize", "get"]

@@ -21,27 +21,23 @@ from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of_update
 from multihead._display.summary import print_summary
 from multihead._ground import replicas
-from multihead._ground.errors import errors_in_words
-from multihead._ground.graphs import functions_run_eagerly
+from multihead._ground.calls import InMode, functions_run_eagerly
 from multihead._ground.keras import (
     HEAD,
     SCALING,
-    InMode,
     KerasHooks,
     Untracked,
     add_state,
     callbacks_of,
     check_one_step,
     load_as_arrays,
-    over_replicas,
-    remove_layer,
-    replace_layers,
     steps_at_once,
     tensor_variable,
-    unlock,
 )
+from multihead._ground.layers import remove_layer, replace_layers, unlock
 from multihead._ground.optimizers import loss_scale
-from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, quoted
+from multihead._ground.replicas import over_replicas
+from multihead._ground.validation import check_choice, check_head_names, check_positive_whole, errors_in_words, quoted
 from multihead._runs.opening import Opening, opened
 from multihead._runs.resuming import checkpoint_of, interruptible, make_run
 from multihead._runs.variables import draw_from_variables

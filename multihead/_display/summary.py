@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead import losses
 from multihead._display.tables import as_text
-from multihead._ground.keras import renamed
+from multihead._ground.layers import renamed
 
 
 class Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""The differences between the optimizers of Keras 2 and Keras 3."""
+"""Where the stacks differ: the optimizers of Keras 2 and Keras 3."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.gradients import map_values
-from multihead._ground.keras import KERAS_3, Gradient, temporarily, tensor_variable, variable_name
+from multihead._ground.calls import as_is
+from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
 from multihead._ground.replicas import assign
-from multihead._ground.where import where
+from multihead._ground.tensors import map_values, where
+from multihead._ground.types import Gradient
 
 _BUILT_FOR: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 """The variables, by identity, that an optimizer was built for."""

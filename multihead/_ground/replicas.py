@@ -1,4 +1,4 @@
-"""Communication between the replicas of a `tf.distribute` strategy."""
+"""Helpers on tensors: communication between the replicas of a `tf.distribute` strategy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.gradients import with_none
+from multihead._ground.calls import as_is
+from multihead._ground.keras import KERAS_3
+from multihead._ground.tensors import with_none
 
 
 def num_replicas() -> int:
@@ -65,3 +66,23 @@ def once(action: Callable[[], None]) -> None:
 def is_chief(model: Any) -> bool:
     """Whether this worker writes the files that all workers share."""
     return bool(model.distribute_strategy.extended.should_checkpoint)
+
+
+def has_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy's replicas are in several processes."""
+    return bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
+
+
+def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Computes results of metrics over all replicas, inside a replica.
+
+    Keras 3 would return each replica's own results; Keras 2 would add up the results of the replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return results()
+    computed = context.merge_call(as_is(lambda strategy: results()))
+    if KERAS_3 and has_several_workers(context.strategy):
+        # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
+        return {name: tf.reshape(value, [1]) for name, value in computed.items()}
+    return computed

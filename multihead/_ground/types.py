@@ -1,4 +1,4 @@
-"""Names for what TensorFlow and Keras give, which have no stubs that hold for both stacks: a signature says what it takes."""
+"""Kinds of values. TensorFlow and Keras have no stubs that hold for both stacks, so a name says what a signature takes."""
 
 from __future__ import annotations
 
@@ -27,3 +27,6 @@ Callback = Any
 
 Nested = Any
 """A tensor, or a nested structure of tensors, as `tf.nest` takes them."""
+
+Gradient = Any
+"""A dense tensor, a `tf.IndexedSlices`, or None."""

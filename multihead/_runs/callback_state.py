@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.files import replace_text
 from multihead._ground.keras import choose_direction, tensor_variable
+from multihead._runs.files import replace_text
 
 _LEFT_OUT = {"model", "params", "validation_data"}
 

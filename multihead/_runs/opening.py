@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from multihead._data.arguments import Call
 from multihead._data.described import described, digest_of_first, has_unseeded_shuffle
-from multihead._ground.files import locked
-from multihead._ground.global_random import RandomStream, random_numbers, restore_random_numbers
+from multihead._ground.random import RandomStream, random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
 from multihead._runs.checkpoint import Checkpoint
+from multihead._runs.files import locked
 from multihead._runs.snapshot import Snapshot
 from multihead._runs.variables import draw_from_variables
 

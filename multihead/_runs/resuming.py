@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
-from multihead._ground.global_random import random_numbers, restore_random_numbers
 from multihead._ground.keras import callbacks_of
+from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._runs.callback_state import CallbackStates, continue_files
 from multihead._runs.checkpoint import Checkpoint
 from multihead._runs.opening import Start

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.keras import Gradient, tensor_variable
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
 from multihead._update.broken import Broken
 from multihead._update.network import Gradients, Network
 from multihead._update.update import Change, Update

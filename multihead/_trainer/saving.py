@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.keras import classes_of_shared_layers, restorable, seed_variables
+from multihead._ground.keras import classes_of_shared_layers, restorable
+from multihead._ground.layers import seed_variables
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.shapes import Shapes
 from multihead._update.batch import Batch, decode_specs, encode_specs

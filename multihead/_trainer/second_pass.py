@@ -12,12 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.global_random import random_numbers
-from multihead._ground.graphs import written_resources
-from multihead._ground.keras import seed_variables
-from multihead._ground.layers import in_inference_mode
-from multihead._ground.state import module_variables, state_variables
+from multihead._ground.calls import graph_function, in_inference_mode, written_resources
+from multihead._ground.layers import module_variables, seed_variables, state_variables
+from multihead._ground.random import random_numbers
 from multihead._trainer.trace import handles
 from multihead._update.encode import call_encoder
 from multihead._update.labels import Predictions

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from multihead._ground.keras import run_in_graphs
+from multihead._ground.layers import run_in_graphs
 from multihead._trainer.trace import read_by_loss, trace_predictions
 from multihead._update.batch import Batch, sample_of, widened
 from multihead._update.labels import Predictions

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.numerics import results_unchecked
+from multihead._ground.tensors import results_unchecked
 from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.keras import losses_of_call, losses_of_weights, tensor_variable
-from multihead._ground.where import where
+from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import losses_of_call, losses_of_weights
+from multihead._ground.tensors import where
 from multihead._update.network import Gradients, Network
 
 

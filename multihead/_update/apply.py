@@ -9,16 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
-from multihead._ground.graphs import in_xla
-from multihead._ground.optimizers import (
-    adapted_loss_scale,
-    apply_reduced_gradients,
-    has_loss_scaling,
-    record_finite,
-)
+from multihead._ground.optimizers import adapted_loss_scale, apply_reduced_gradients, has_loss_scaling, record_finite
 from multihead._ground.replicas import assign, local
-from multihead._ground.where import where
+from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
 from multihead._update.faults import Batch as Position
 from multihead._update.faults import Faults, Seen
 from multihead._update.network import Gradients

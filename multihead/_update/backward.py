@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import added, scaled
-from multihead._ground.keras import Gradient
+from multihead._ground.tensors import added, scaled
+from multihead._ground.types import Gradient
 from multihead._update.added_losses import sum_of
 from multihead._update.combined import Combined
 from multihead._update.encoder_gradients import HeadsPass

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import is_finite
-from multihead._ground.keras import Gradient
+from multihead._ground.tensors import is_finite
+from multihead._ground.types import Gradient
 from multihead._update.network import Gradients, Network
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from multihead import schedules
 from multihead._ground import replicas
-from multihead._ground.gradients import inner_products, scaled
-from multihead._ground.keras import Gradient
+from multihead._ground.tensors import inner_products, scaled
+from multihead._ground.types import Gradient
 from multihead._update.backward import CombinedPass, GradientsPerHead, PassPerHead
 from multihead._update.batch import Batch
 from multihead._update.combine import Combiner, SumHeads

@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import Rows, added, as_rows, gramian, with_none
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import Gradient
-from multihead._ground.where import where
+from multihead._ground.tensors import Rows, added, as_rows, gramian, in_xla, where, with_none
+from multihead._ground.types import Gradient
 from multihead._update.backward import (
     CombinedPass,
     EncoderPass,

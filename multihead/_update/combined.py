@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
 from multihead._update.products import cosines_of
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.errors import in_short
-from multihead._ground.keras import call_module
+from multihead._ground.calls import call_module
+from multihead._ground.validation import in_short
 from multihead.heads._reads import described
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import added, computed_if, scaled
-from multihead._ground.keras import Gradient
-from multihead._ground.layers import in_inference_mode
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import added, computed_if, scaled
+from multihead._ground.types import Gradient
 from multihead._update.added_losses import loss_of_call
 from multihead._update.encode import call_encoder
 from multihead._update.evaluate import measure

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import computed_if
-from multihead._ground.where import where
+from multihead._ground.tensors import computed_if, where
 from multihead._update.added_losses import loss_of_call, loss_of_weights, sum_of
 from multihead._update.batch import batch_size
 from multihead._update.encode import call_encoder

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import computed_if
-from multihead._ground.keras import Gradient
 from multihead._ground.layers import owner_names
+from multihead._ground.tensors import computed_if
+from multihead._ground.types import Gradient
 from multihead._update.network import Network
 from multihead._update.products import products_of, weighted
 

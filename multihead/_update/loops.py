@@ -8,9 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import with_none
-from multihead._ground.graphs import in_xla
+from multihead._ground.calls import graph_function
+from multihead._ground.tensors import in_xla, with_none
 from multihead._update.batch import merged_spec, open_batch_size
 
 

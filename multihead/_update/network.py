@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient, all_layers, tensor_variable
-from multihead._ground.state import own_state, state_variables
+from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import all_layers, own_state, state_variables
+from multihead._ground.types import Gradient
 from multihead.heads._named import NamedHead
 
 

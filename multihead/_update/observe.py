@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.gradients import computed_if
-from multihead._ground.layers import in_inference_mode
-from multihead._ground.method import Observation
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import computed_if
+from multihead._method import Observation
 from multihead._update.encode import call_encoder
 from multihead._update.labels import rows_for, runs
 from multihead._update.micro_batches import MicroBatch, accumulate

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.errors import stop_unless
-from multihead._ground.where import where
+from multihead._ground.tensors import where
+from multihead._ground.validation import stop_unless
 from multihead._update.added_losses import gradients_of_weights, sum_of
 from multihead._update.backward import CombinedGradients
 from multihead._update.batch import Batch, batch_size

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from multihead._ground.gradients import inner_products
-from multihead._ground.keras import Gradient
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import inner_products, unchecked, where
+from multihead._ground.types import Gradient
 
 
 def products_of(rows: Sequence[list[Gradient]]) -> tf.Tensor:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import Rows, added, as_rows, half_square, inner_products, scaled, wide
-from multihead._ground.keras import keras_mask, with_keras_mask
+from multihead._ground.calls import keras_mask, with_keras_mask
+from multihead._ground.tensors import Rows, added, as_rows, half_square, inner_products, scaled, wide
 
 
 class DetachedRepresentation:

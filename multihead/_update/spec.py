@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.method import Method
+from multihead._method import Method
 from multihead._update.batch import Batch
 from multihead._update.combine import Combiner, Passes, Setting
 from multihead._update.faults import Faults

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.gradients import added, scaled
-from multihead._ground.keras import Gradient
+from multihead._ground.tensors import added, scaled
+from multihead._ground.types import Gradient
 from multihead._update.backward import Factors, Measure, Sums, shapes_of
 from multihead._update.encoder_gradients import Encoded, HeadsPass
 from multihead._update.micro_batches import MicroBatch, MicroBatches, Repeated, gather, gather_again

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.gradients import deduplicate
 from multihead._ground.keras import Untracked
-from multihead._ground.method import Method, find
+from multihead._ground.tensors import deduplicate
 from multihead._ground.validation import quoted
+from multihead._method import Method, find
 
 MAX_HEADS = 128
 """The largest number of heads for methods that need the exact solvers, whose time grows with its fourth power."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.keras import Untracked, keras, tensor_variable
-from multihead._ground.numerics import unchecked
+from multihead._ground.calls import as_is
+from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
+from multihead._ground.tensors import unchecked, where
 from multihead._ground.validation import check_head_names, is_number, quoted
-from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 

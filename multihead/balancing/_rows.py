@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
 
 # Half of the tolerance for "no conflict": `d . g_k >= -1e-5 |d| |g_k|`.
 _ALLOWED = 5e-6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between
-from multihead._ground.where import where
 from multihead.balancing._base import MAX_HEADS
 from multihead.balancing._kinds import PreferenceBalancer
 from multihead.balancing._rows import inverse_norms, lesser_of_a_pair, mean_of, unit_rows

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.random import uniform
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_whole
-from multihead._ground.where import where
 from multihead.balancing._base import Balancer
 
 

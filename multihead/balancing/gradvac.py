@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.keras import keras, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import one_after_another, where
 from multihead._ground.validation import check_between, check_whole
-from multihead._ground.where import where
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import unit_rows
 from multihead.balancing.pcgrad import other_heads_in_random_order

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.keras import keras
 from multihead._ground.random import uniform
+from multihead._ground.tensors import one_after_another
 from multihead._ground.validation import check_whole
 from multihead.balancing._base import MANY_HEADS, Balancer
 from multihead.balancing._rows import unit_rows

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from multihead._ground.files import replace_text
-from multihead._ground.names import nearest
+from multihead._ground.validation import nearest
+from multihead._runs.files import replace_text
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from multihead._ground.names import did_you_mean, nearest
-from multihead._ground.validation import check_choice, check_head_names, is_number, quoted
+from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
 from multihead._trainer.directions import direction
 from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
 from multihead.callbacks._score import Score

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import quoted
+from multihead._ground.validation import did_you_mean, quoted
 from multihead.comparison._compare import compare
 from multihead.comparison._result import Comparison
 

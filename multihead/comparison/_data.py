@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from multihead._data.arguments import read
 from multihead._data.data import Data, num_examples
-from multihead._ground.autograph import as_is
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import quoted
+from multihead._ground.calls import as_is
+from multihead._ground.validation import did_you_mean, quoted
 from multihead._update.batch import unpack
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

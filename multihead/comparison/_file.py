@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multihead._ground.files import locked, replace_text
-from multihead._ground.names import nearest
+from multihead._ground.validation import nearest
+from multihead._runs.files import locked, replace_text
 
 Line = dict[str, Any]
 _OPEN = ("rates", "tuning_seeds")

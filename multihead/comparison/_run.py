@@ -14,8 +14,7 @@ import numpy as np
 
 from multihead._data.data import Data
 from multihead._ground.keras import KerasHooks
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import as_python, check_head_names, is_number, quoted
+from multihead._ground.validation import as_python, check_head_names, did_you_mean, is_number, quoted
 from multihead._trainer.directions import direction
 from multihead._trainer.scaling import learn_from_batches, unknown
 from multihead._update.batch import as_tensors, unpack

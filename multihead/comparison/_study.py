@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from multihead._ground.keras import STACK
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_positive_whole, check_whole, is_number, quoted
+from multihead._ground.validation import check_positive_whole, check_whole, did_you_mean, is_number, quoted
 from multihead.comparison._variants import ALONE, AT_EQUAL_COST, check_build, in_words
 
 TUNE, FINAL = "tune", "final"

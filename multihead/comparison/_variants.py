@@ -10,8 +10,7 @@ from typing import Any
 import keras
 
 from multihead import balancing, weighting
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_choice, is_number, quoted
+from multihead._ground.validation import check_choice, did_you_mean, is_number, quoted
 from multihead._trainer.options import CompileOptions
 
 ALONE = "alone"

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.autograph import graph_function
-from multihead._ground.keras import function_values, tensor_variable
+from multihead._ground.calls import function_values, graph_function
+from multihead._ground.keras import tensor_variable
 from multihead.heads._reading import COLUMNS, ELEMENTS, WEIGHTS, Reading, is_function, place_of, update_metric
 from multihead.losses._elements import ElementLoss
 from multihead.losses._known import CLASSES, ROWS

@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import add_state, keras_mask, with_keras_mask
-from multihead._ground.where import where
+from multihead._ground.calls import keras_mask, with_keras_mask
+from multihead._ground.keras import add_state
+from multihead._ground.tensors import where
 from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
 from multihead.scaling import ByLayer, Scaling
 

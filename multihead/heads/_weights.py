@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users
+from multihead._ground.calls import call_users
 from multihead._ground.validation import as_python, check_head_names, is_number, quoted
 
 Weight = float | Callable[[tf.Tensor], Any]

@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.errors import stop_unless
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import are_probabilities
-from multihead._ground.where import where
+from multihead._ground.calls import are_probabilities
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import stop_unless
 from multihead.losses._known import ELEMENTS
 
 TOLERANCE = 0.01

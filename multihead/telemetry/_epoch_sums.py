@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead._update.faults import Faults
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.gradients import norm_of_present
 from multihead._ground.keras import callbacks_of
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import norm_of_present, unchecked, where
 from multihead._update.added_losses import adds_losses
 from multihead._update.evaluate import Evaluated
 from multihead._update.network import Gradients

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.telemetry._layout import Layout
 
 DECAY = 0.98

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead._update.products import cosines_of
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update

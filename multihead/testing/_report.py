@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
+from multihead._ground.calls import graph_function
 
 
 class Report:

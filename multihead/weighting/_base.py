@@ -9,10 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
-from multihead._ground.method import Method, find
-from multihead._ground.numerics import unchecked
+from multihead._ground.tensors import unchecked, where
 from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._method import Method, find
 
 
 class Weighting(Method):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras, tensor_variable
-from multihead._ground.method import Observation
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_between, check_positive
-from multihead._ground.where import where
+from multihead._method import Observation
 from multihead.weighting._base import Weighting, logarithm, softmax_over, sum_over
 from multihead.weighting._by_name import check_numbers, vector
 

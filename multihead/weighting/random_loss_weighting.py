@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
 from multihead._ground.random import normal
 from multihead._ground.validation import check_whole
 from multihead.weighting._base import Weighting, softmax_over, sum_over

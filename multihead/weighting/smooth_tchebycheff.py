@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.keras import keras
+from multihead._ground.tensors import where
 from multihead._ground.validation import check_positive
-from multihead._ground.where import where
 from multihead.weighting._base import Weighting
 from multihead.weighting._by_name import check_numbers, vector
 

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead._ground.keras import KERAS_3, seed_variables, use_seed_variables
+from multihead._ground.keras import KERAS_3
+from multihead._ground.layers import seed_variables, use_seed_variables
 from multihead._trainer import second_pass
 from tests.helpers import tiny
 

@@ -12,11 +12,11 @@ import multihead
 ROOT = Path(multihead.__file__).parent
 
 STAGES = {
-    "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras"),
-    "labels": ("_update/labels", "heads/_labels", "losses/_shapes", "_update/batch", "_ground/errors"),
+    "encode": ("_update/encode", "_update/representation", "_update/encoder_gradients", "_ground/keras", "_ground/calls"),
+    "labels": ("_update/labels", "heads/_labels", "losses/_shapes", "_update/batch", "_ground/validation"),
     "heads": ("_update/head_gradients", "_update/added_losses", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
-    "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/gradients"),
+    "combine": ("_update/backward", "_update/combine", "_update/products", "balancing/", "_ground/tensors"),
     "optimizer": ("_ground/optimizers",),
     "apply": ("_update/apply", "_update/roll_back", "_update/update", "_ground/replicas"),
     "faults": ("_update/broken", "_update/faults"),
@@ -49,7 +49,7 @@ def stage_of(operation: tf.Operation) -> str:
     """The stage whose code made an operation: that of the innermost of the package's files."""
     for frame in reversed(operation.traceback or ()):  # none in the bodies of some loops
         path = Path(frame.filename)
-        if ROOT in path.parents and path.name != "where.py":
+        if ROOT in path.parents and frame.name != "where":
             name = path.relative_to(ROOT).as_posix()
             return next((stage for stage, files in STAGES.items() if name.startswith(files)), "others")
     return "others"

@@ -15,7 +15,7 @@ from tests.helpers.sources import ROOT, imported, sources
 
 # The floors of the house, from the ground up: what stands on one imports from its own floor and from those below.
 FLOORS = [
-    {"_compatibility", "_version", "_ground"},
+    {"_compatibility", "_version", "_ground", "_method"},
     {"_display", "losses", "rates", "scaling", "schedules", "clipping", "accumulation", "mixing", "weighting", "balancing"},
     {"heads", "testing"},
     {"_update"},

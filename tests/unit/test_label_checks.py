@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
-from multihead._ground.errors import errors_in_words
+from multihead._ground.validation import errors_in_words
 from multihead.heads._labels import missing
 from multihead.heads._named import NamedHead
 from tests.helpers import labels as reference

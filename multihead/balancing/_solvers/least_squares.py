@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.graphs import in_xla
-from multihead._ground.where import where
+from multihead._ground.tensors import in_xla, where
 from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
 
 FEW = 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.balancing._rows import UnitRows, inside, inverse_norms, times
 from multihead.balancing._solvers.least_squares import are_few
 

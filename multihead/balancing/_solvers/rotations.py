@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from multihead._ground.graphs import one_after_another
-from multihead._ground.where import where
+from multihead._ground.tensors import one_after_another, where
 from multihead.balancing._rows import UnitRows
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
+from multihead._ground.calls import as_is
 
 _VALUES_AT_ONCE = 2**20
 

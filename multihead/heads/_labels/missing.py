@@ -11,10 +11,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from multihead._ground.errors import stop_unless
-from multihead._ground.graphs import in_xla
-from multihead._ground.validation import check_dense
-from multihead._ground.where import where
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import check_dense, stop_unless
 from multihead.heads._labels.checks import LabelSpec, Problem, both, check_specs, find_problems
 from multihead.losses._shapes import Elements, aligned, with_columns
 

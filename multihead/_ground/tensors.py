@@ -1,14 +1,116 @@
-"""Arithmetic on gradients (dense, sparse or None); the heads' gradients as rows, and their inner products."""
+"""Helpers on tensors: choices, values that may be NaN, loops; gradients (dense, sparse or None) and their inner products."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
-from multihead._ground.keras import Gradient
+from multihead._ground.types import Gradient
+
+
+def in_xla() -> bool:
+    """Whether the graph that is traced, or one around it, will be compiled by XLA."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def one_after_another(step: Callable[[Any, tf.Tensor], Any], state: Any, orders: tf.Tensor) -> Any:
+    """`step(state, others)` for each row of `orders`: unrolled for few heads, which is faster, otherwise a loop."""
+    count = int(orders.shape[0])
+    if count < 16:
+        for others in tf.unstack(orders):
+            state = step(state, others)
+        return state
+    return tf.while_loop(
+        lambda index, _: index < count, lambda index, state: (index + 1, step(state, orders[index])), (tf.constant(0), state)
+    )[1]
+
+
+_QUICK = (tf.float32, tf.float64, tf.int32, tf.int64, tf.bool)
+"""The dtypes for which the quick operation has kernels on all devices."""
+
+
+def where(condition: Any, then: Any, otherwise: Any) -> tf.Tensor:
+    """As `tf.where` with three arguments, but faster if the shapes match or one operand is a Python number.
+
+    The operation of `tf.where` broadcasts, which takes it 1 to 2 microseconds for small tensors, and copies a tensor for a
+    scalar condition. The one that TensorFlow had before takes 0.2 to 0.5, and copies nothing then (CPU).
+
+    Args:
+        condition: Booleans; a scalar for a choice between whole tensors.
+        then: A tensor, or a number: the values where the condition holds.
+        otherwise: A tensor, or a number: the other values.
+    """
+    if isinstance(then, (int, float)):
+        otherwise = tf.convert_to_tensor(otherwise)
+        then = _number(then, otherwise)
+    elif isinstance(otherwise, (int, float)):
+        then = tf.convert_to_tensor(then)
+        otherwise = _number(otherwise, then)
+    else:
+        then = tf.convert_to_tensor(then)
+        otherwise = tf.convert_to_tensor(otherwise, then.dtype)
+    condition = tf.convert_to_tensor(condition)
+    is_quick = then.dtype in _QUICK and then.shape.is_fully_defined() and condition.shape.is_fully_defined()
+    if is_quick and otherwise.shape == then.shape and condition.shape in ([], then.shape):
+        return tf.raw_ops.Select(condition=condition, x=then, y=otherwise)
+    return tf.where(condition, then, otherwise)
+
+
+def _number(value: float, like: tf.Tensor) -> tf.Tensor:
+    """A number as a tensor, of the shape of another if that is known."""
+    return tf.constant(value, like.dtype, like.shape if like.shape.is_fully_defined() else [])
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """A context, or a decorator, for operations whose results may be NaN, such as values of nothing.
+
+    `tf.debugging.enable_check_numerics` checks the results of all other operations, constants included.
+    """
+    with _callbacks(lambda before: []):
+        yield
+
+
+@contextmanager
+def results_unchecked() -> Iterator[None]:
+    """A context for calls of a `tf.function` whose results may be NaN; what it computes is checked as before."""
+    with _callbacks(lambda before: [_in_functions_only(callback) for callback in before]):
+        yield
+
+
+@contextmanager
+def _callbacks(change: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """A context in which TensorFlow calls other functions for each operation of this thread."""
+    present = context.context().op_callbacks
+    before = list(present)
+    present[:] = change(before)
+    try:
+        yield
+    finally:
+        present[:] = before
+
+
+def _in_functions_only(callback: Callable[..., Any]) -> Callable[..., Any]:
+    def called(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
+        name = op_type.decode() if isinstance(op_type, bytes) else op_type
+        if graph is None and (name.startswith("__inference_") or name == "OptionalGetValue"):
+            return None
+        return callback(op_type, inputs, attrs, outputs, op_name=op_name, graph=graph)
+
+    return called
 
 
 def deduplicate(gradient: Gradient) -> Gradient:

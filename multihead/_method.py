@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import users
-from multihead._ground.keras import Untracked, add_state, keras
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import quoted
+from multihead._ground.calls import users
+from multihead._ground.keras import Untracked, add_state
+from multihead._ground.validation import did_you_mean, quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
