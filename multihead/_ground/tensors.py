@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from multihead._ground.types import Gradient
+from multihead._ground.types import Gradient, Tensor
 
 
 def in_xla() -> bool:
@@ -367,12 +367,15 @@ def _at(heads: Sequence[int], products: tf.Tensor, num_heads: int) -> tf.Tensor:
     return tf.gather(tf.concat([tf.reshape(products, [-1]), tf.zeros([1], tf.float64)], axis=0), places)
 
 
-def gramian(rows: Sequence[tf.Tensor], num_heads: int) -> tf.Tensor:
+def gramian(rows: Sequence[Tensor], num_heads: int | None = None) -> Tensor:
     """The inner products of the heads' gradients: `G_ij = <g_i, g_j>`, summed over tensors `[num_heads, n]`.
-
-    Zeros if there is no tensor, that is, if no head has a gradient.
 
     In float64, because a balancer's result for nearly parallel gradients is only as accurate as this matrix, and because
     squares of float32 numbers can overflow or underflow in float32.
+
+    Args:
+        rows: The tensors.
+        num_heads: The number of heads, where there may be no tensor, that is, where no head may have a gradient.
     """
-    return tf.add_n([tf.zeros([num_heads, num_heads], tf.float64), *map(_products, rows)])
+    nothing = [] if num_heads is None else [tf.zeros([num_heads, num_heads], tf.float64)]
+    return tf.add_n([*nothing, *map(_products, rows)])

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked
-from multihead._ground.tensors import deduplicate
+from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
 from multihead._ground.validation import quoted
 from multihead._method import Method, find
 
@@ -135,8 +135,7 @@ class Balancer(Method):
         """
         # In float64, the squares of float32 numbers neither overflow nor underflow.
         wide = [tf.cast(gradient, tf.float64) for gradient in gradients]
-        gramian = tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in wide])
-        weights = tf.cast(self.coefficients(gramian, **used), tf.float64)
+        weights = tf.cast(self.coefficients(gramian(wide), **used), tf.float64)
         return [rows * weights[:, None] for rows in wide]
 
     def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | None:
@@ -281,46 +280,28 @@ def balance(
             "`gradients` must be one list per head, each with one gradient (or None) per shared variable. "
             f"Received: lists of lengths {lengths}. Compute each head's gradients for the same list of variables."
         )
-    columns = [[_dense(gradient) for gradient in column] for column in zip(*gradients)]
-    kept = [index for index, column in enumerate(columns) if any(gradient is not None for gradient in column)]
-    if not kept:
-        return [None] * lengths[0]
-    for index in kept:
-        _check_shapes(index, columns[index])
-    matrices = [_rows(columns[index]) for index in kept]
+    results: list[tf.Tensor | None] = [None] * lengths[0]
+    rows: dict[int, Rows] = {}
+    for index, column in enumerate(zip(*gradients)):
+        dense = [None if each is None else tf.convert_to_tensor(deduplicate(each)) for each in column]
+        shapes = [each.shape for each in dense if each is not None]
+        if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
+            raise ValueError(
+                f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
+                f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
+            )
+        stacked = as_rows(dense)
+        if stacked is not None:
+            rows[index] = stacked
+    if not rows:
+        return results
+    matrices = [each.values for each in rows.values()]
     check_finite_rows(matrices, chosen.head_names)
     if not chosen.built:
         with tf.init_scope():
             chosen.build([tuple(matrix.shape) for matrix in matrices])
-    used = chosen.used(**known_by_name(step, losses))
-    results: list[tf.Tensor | None] = [None] * lengths[0]
-    for index, combined in zip(kept, chosen.combine(matrices, **used)):
-        like = next(gradient for gradient in columns[index] if gradient is not None)
-        results[index] = tf.cast(tf.reshape(combined, _shape_of(like)), like.dtype)
+    combined = chosen.combine(matrices, **chosen.used(**known_by_name(step, losses)))
+    for (index, each), update in zip(rows.items(), combined):
+        like = next(row[index] for row in gradients if row[index] is not None)
+        results[index] = tf.cast(each.restore(update), like.dtype)
     return results
-
-
-def _dense(gradient: Any) -> tf.Tensor | None:
-    if gradient is None:
-        return None
-    return tf.convert_to_tensor(deduplicate(gradient))
-
-
-def _check_shapes(index: int, column: Sequence[tf.Tensor | None]) -> None:
-    shapes = [gradient.shape for gradient in column if gradient is not None]
-    if not all(shape.is_compatible_with(shapes[0]) for shape in shapes):
-        raise ValueError(
-            f"`gradients` of variable {index} must all have the variable's shape. Received: shapes "
-            f"{sorted({str(shape) for shape in shapes})}. Compute each head's gradients for the same list of variables."
-        )
-
-
-def _shape_of(tensor: tf.Tensor) -> Any:
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
-
-
-def _rows(column: Sequence[tf.Tensor | None]) -> tf.Tensor:
-    """`[num_heads, size]`, float64 if a gradient is float64, otherwise float32; zeros for None."""
-    dtype = tf.float64 if any(each is not None and each.dtype == tf.float64 for each in column) else tf.float32
-    zero = tf.zeros_like(next(each for each in column if each is not None))
-    return tf.stack([tf.cast(tf.reshape(zero if each is None else each, [-1]), dtype) for each in column])

@@ -141,11 +141,6 @@ class RunningBalancer(Balancer):
             tensor_variable(variable).assign(tf.cast(value, tf.float32))
 
 
-def gramian_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`[num_heads, num_heads]` float64 inner products of rows that are split into tensors."""
-    return tf.add_n([tf.matmul(rows, rows, transpose_b=True) for rows in tensors])
-
-
 def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
     """Gradients in float64, `[num_heads]` booleans of the active heads, and whether all gradients are finite.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.tensors import unchecked, where
-from multihead._ground.validation import quoted
+from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Method, find
 
 
@@ -168,6 +169,39 @@ class Weighting(Method):
             )
         self.build((losses.shape[0],))
         return self.call(losses, tf.cast(step, tf.int64))
+
+
+class BoundedWeighting(Weighting):
+    """A weighting with a lower bound of each loss.
+
+    Args:
+        least_losses: The bounds by head name; 0 for a head that is missing.
+        name: Name of the layer.
+
+    Raises:
+        ValueError: A bound is not a finite number.
+    """
+
+    def __init__(self, least_losses: Mapping[str, float] | None, *, name: str | None) -> None:
+        super().__init__(name=name)
+        given = dict(least_losses or {})
+        if not all(is_number(value) for value in given.values()):
+            raise ValueError(
+                f"`least_losses` must map head names to finite numbers. Received: least_losses={given!r}. Correct them."
+            )
+        # In a form that Keras does not track.
+        self._least_losses = MappingProxyType({str(name): float(value) for name, value in given.items()})
+
+    def bind(self, head_names: Sequence[str]) -> None:
+        super().bind(head_names)
+        check_head_names("least_losses", self._least_losses, head_names)
+
+    def _above(self, losses: tf.Tensor) -> tf.Tensor:
+        """The losses minus their bounds."""
+        return losses - tf.constant([self._least_losses.get(name, 0.0) for name in self.head_names or ()], tf.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "least_losses": dict(self._least_losses)}
 
 
 def values(variables: Sequence[Any]) -> tf.Tensor:
