@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ._largest import largest
-from ._search import Decoded, Search, lengths_of, next_ids, penalty, rank_beams
+from ._search import Decoded, Search, largest, lengths_of, next_ids, penalty, rank_beams
 
 _FRACTION = 16
 """Finished examples are removed once they are one in this many: continuing with fewer rows costs about a tenth of a step."""

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from . import _addons_loops, _native_loops
 from ._attention import KINDS, MemoryOrNone
-from ._bridge import StateBridge
 from ._cell import DecoderCell, DecoderState, FastStep
 from ._checks import check_choice, check_count, check_ids, check_probability, check_representation
 from ._ids import AbstractDecoder
-from ._recurrent import CELLS, dropout_layer, hidden_of, state_list
+from ._recurrent import CELLS, StateBridge, dropout_layer, hidden_of, state_list
 from ._search import Decoded, Search, SearchParts, padded, penalty, score_rows, shift_right
 
 ENGINES = ("addons", "native", None)

@@ -13,11 +13,9 @@ import keras
 import tensorflow as tf
 
 from multihead._ground.keras import KERAS_3, options_of, wrapped_function
+from multihead._ground.types import Layer, Metric, Nested, Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_BY_DEFAULT = int(keras.__version__.split(".")[0]) < 3
-"""Whether users' functions are converted where nothing says so: Keras 2 converts, and Keras 3 does not."""
 
 _LIBRARIES = {__name__.partition(".")[0], "keras", "tensorflow", "numpy"}
 
@@ -59,15 +57,10 @@ def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function that a user wrote, converted by AutoGraph if a graph is built and AutoGraph is not switched off.
 
     A function whose source cannot be read is called as it is, without a warning.
-
-    Args:
-        function: Any callable. Functions of Keras, TensorFlow and this package are not converted.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
     """
     if not tf.executing_eagerly():
         around = tf.__internal__.autograph.control_status_ctx()
-        converts = {"ENABLED": True, "DISABLED": False}.get(around.status.name, _BY_DEFAULT)
+        converts = {"ENABLED": True, "DISABLED": False}.get(around.status.name, not KERAS_3)  # where nothing says so
         if converts and _is_convertible(function):
             function = tf.__internal__.autograph.tf_convert(function, around, user_requested=True)
     return function(*args, **kwargs)
@@ -87,12 +80,7 @@ def users(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def graph_function(function: Callable[..., Any], **options: Any) -> Any:
-    """A `tf.function` of a function of this package, inside which users' functions are converted if they are outside.
-
-    Args:
-        function: The function.
-        **options: Options of `tf.function` except `autograph`.
-    """
+    """A `tf.function` of a function of this package, inside which users' functions are converted if they are outside."""
     around = tf.__internal__.autograph.control_status_ctx()
 
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +147,7 @@ def created_outside_of_graphs(forward: Callable[[], Any]) -> None:
             forward()
 
 
-def entries_for(module: Any, representation: Any) -> Any:
+def entries_for(module: Layer, representation: Nested) -> Any:
     """The entries of a dict that a functional model has inputs for, in the structure of its inputs; all for other modules.
 
     Keras itself ignores the other entries, with a warning.
@@ -177,7 +165,7 @@ def entries_for(module: Any, representation: Any) -> Any:
     return list(entries.values()) if isinstance(structure, (list, tuple)) else entries[names[0]]
 
 
-def keras_mask(tensor: Any) -> tf.Tensor | None:
+def keras_mask(tensor: Tensor) -> tf.Tensor | None:
     """The Keras mask of a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
@@ -196,7 +184,7 @@ def with_masks_of_layers(model: keras.Model) -> keras.Model:
     return model
 
 
-def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
+def with_logits(change: Callable[[Any], Any], predictions: Tensor) -> Any:
     """Changes the shape or the dtype of predictions, and of the logits that Keras's activations attach to them.
 
     Keras's cross-entropies compute from these logits, which is more exact; sigmoids of TensorFlow are recognized, too.
@@ -210,7 +198,7 @@ def with_logits(change: Callable[[Any], Any], predictions: Any) -> Any:
     return changed
 
 
-def are_probabilities(predictions: Any) -> bool:
+def are_probabilities(predictions: Tensor) -> bool:
     """Whether predictions are known to be the result of a softmax or a sigmoid, however reshaped."""
     if getattr(predictions, "_keras_logits", None) is not None:
         return True
@@ -231,7 +219,7 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     return tf.cast(targets, predictions.dtype) if KERAS_3 or both("is_floating") or both("is_integer") else targets
 
 
-def function_values(metric: Any, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+def function_values(metric: Metric, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
     """The values of the function of a `MeanMetricWrapper`, called as the metric calls it; Keras 2 casts what it gets."""
     if not KERAS_3:
         targets, predictions = (tf.cast(each, metric.dtype) for each in (targets, predictions))
@@ -260,11 +248,11 @@ class InMode(keras.layers.Layer):
     def call(self, arguments: Any, training: bool | None = None) -> Any:
         return self._module[0](*arguments)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+    def compute_mask(self, inputs: Nested, mask: Tensor = None) -> None:
         """No other mask than those of the module."""
 
 
-def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Any = None) -> Any:
+def call_module(module: Callable[..., Any], *args: Any, training: bool, step: Tensor = None) -> Any:
     """Calls a Keras layer or model (or any callable) in training or inference mode.
 
     `training` is passed if the module accepts it, and otherwise set for its sub-layers, as Keras does for a layer inside a
@@ -280,12 +268,8 @@ def call_module(module: Callable[..., Any], *args: Any, training: bool, step: An
 
 
 @contextmanager
-def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
-    """A context in which layers run in inference mode, whatever runs them; the layers in them do not.
-
-    Args:
-        layers: Layers, such as batch normalization, that change their own variables when they run in training mode.
-    """
+def in_inference_mode(layers: Sequence[Layer]) -> Iterator[None]:
+    """A context in which layers run in inference mode, whatever runs them; the layers in them do not."""
     before = [vars(layer).get("call") for layer in layers]
     for layer in layers:
         layer.call = _in_inference_mode(layer.call)
@@ -293,7 +277,7 @@ def in_inference_mode(layers: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         for layer, call in zip(layers, before):
-            vars(layer).pop("call", None)
+            layer.__dict__.pop("call", None)
             if call is not None:
                 layer.call = call
 

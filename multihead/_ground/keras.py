@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from multihead._ground.types import Callback, Layer, Metric, Variable
 from multihead._ground.validation import check_positive_whole
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
@@ -56,7 +57,7 @@ class Untracked:
         self.value = value
 
 
-def tensor_variable(variable: Any) -> tf.Variable:
+def tensor_variable(variable: Variable) -> tf.Variable:
     """The TensorFlow variable of a Keras variable (the same on Keras 2), for tapes and TensorFlow ops."""
     return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
 
@@ -66,7 +67,7 @@ def is_tensor(value: Any) -> bool:
     return bool(tf.is_tensor(value)) or (KERAS_3 and isinstance(value, keras.KerasTensor))
 
 
-def variable_name(variable: Any) -> str:
+def variable_name(variable: Variable) -> str:
     """A name for messages: the path on Keras 3, the name without the output number on Keras 2."""
     return str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
 
@@ -74,15 +75,7 @@ def variable_name(variable: Any) -> str:
 def add_state(
     layer: keras.layers.Layer, name: str, shape: Sequence[int], initializer: Any = "zeros", dtype: str = "float32"
 ) -> Any:
-    """Creates a named, saved, non-trainable variable that stays equal on every replica.
-
-    Args:
-        layer: The layer that owns the variable and saves it.
-        name: Name of the variable.
-        shape: Its full shape.
-        initializer: Anything that Keras accepts as an initializer.
-        dtype: Its dtype, regardless of the layer's dtype policy.
-    """
+    """Creates a named, saved, non-trainable variable that stays equal on every replica."""
     variable = layer.add_weight(
         name=name,
         shape=tuple(shape),
@@ -103,13 +96,7 @@ def first_replica_variable(value: tf.Tensor) -> tf.Variable:
 
 
 def add_learned(layer: keras.layers.Layer, name: str, initial: float) -> Any:
-    """Creates a named, saved, trainable float32 scalar.
-
-    Args:
-        layer: The layer that owns the variable and saves it.
-        name: Name of the variable.
-        initial: Its initial value.
-    """
+    """Creates a named, saved, trainable float32 scalar."""
     initializer = keras.initializers.Constant(initial)
     return layer.add_weight(name=name, shape=(), dtype="float32", initializer=initializer, trainable=True, **_NOT_CAST)
 
@@ -163,7 +150,7 @@ def callbacks_of(callbacks: Any) -> list[Any]:
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def choose_direction(callback: Any) -> None:
+def choose_direction(callback: Callback) -> None:
     """Lets a callback that monitors a value find out whether lower is better, as it does at the end of its first epoch.
 
     On Keras 3 this also changes the sign of its `min_delta`.
@@ -173,11 +160,7 @@ def choose_direction(callback: Any) -> None:
 
 
 class ProgressLine(keras.callbacks.ProgbarLogger):
-    """Keras's progress line, with some of the logs.
-
-    Args:
-        shown: A function from all logs to those that are shown.
-    """
+    """Keras's progress line, with some of the logs: `shown` selects them."""
 
     async_safe = True  # as Keras 3 treats its own
 
@@ -212,12 +195,7 @@ class ProgressLine(keras.callbacks.ProgbarLogger):
 
 @contextmanager
 def temporarily(attribute: str, values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """A context in which an attribute of some objects has other values.
-
-    Args:
-        attribute: Its name.
-        values: Pairs of object and value.
-    """
+    """A context in which an attribute of some objects has other values, pairs of object and value."""
     before = [(each, getattr(each, attribute)) for each, _ in values]
     try:
         for each, value in values:
@@ -233,18 +211,14 @@ def validates_during_fit(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("_use_cached_eval_dataset"))
 
 
-def steps_at_once(model: Any) -> int:
+def steps_at_once(model: Layer) -> int:
     """How many steps the next call of a model's train function makes, at most; it changes with `"auto"` on Keras 2."""
     steps = model.steps_per_execution
     return int(steps if KERAS_3 else steps.numpy())
 
 
-def check_one_step(model: Any, method: str) -> None:
-    """Checks that a method of one batch can be called.
-
-    Raises:
-        ValueError: A function of Keras 2 takes several batches at once.
-    """
+def check_one_step(model: Layer, method: str) -> None:
+    """Raises `ValueError` for a method of one batch where a function of Keras 2 takes several at once."""
     if not KERAS_3 and steps_at_once(model) > 1:
         raise ValueError(
             f"`{method}` requires steps_per_execution=1 on Keras 2, where a step takes as many batches at once. Received: "
@@ -253,11 +227,7 @@ def check_one_step(model: Any, method: str) -> None:
 
 
 def check_steps_at_once(steps: Any) -> Any:
-    """Returns a value of `steps_per_execution` if this Keras takes it: 1 for None.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Returns a value of `steps_per_execution`, 1 for None; raises `ValueError` if this Keras does not take it."""
     if isinstance(steps, str) and steps == "auto":
         if not KERAS_3:
             return steps
@@ -269,11 +239,7 @@ def check_steps_at_once(steps: Any) -> Any:
 
 
 def check_options_of_replicas(jit_compile: Any, steps_per_execution: Any, strategy: tf.distribute.Strategy) -> None:
-    """Checks the options of `compile` that TensorFlow cannot run in a graph on several replicas.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Raises `ValueError` for an option of `compile` that TensorFlow cannot run in a graph on several replicas."""
     num_replicas = strategy.num_replicas_in_sync
     if jit_compile is True and all("CPU" in device for device in strategy.extended.worker_devices):
         raise ValueError(
@@ -293,25 +259,25 @@ def spec_of_one_replica(spec: Any) -> Any:
     return spec if of_replicas is None else of_replicas[0]
 
 
-def load_as_arrays(metrics: Iterable[Any]) -> None:
+def load_as_arrays(metrics: Iterable[Metric]) -> None:
     """Makes metrics take what Keras loads as arrays, so that those of several replicas can be loaded.
 
     Keras 2 gives their variables parts of a file, and TensorFlow divides what it gives to them by the number of replicas.
     """
 
-    def load(metric: Any, store: Any) -> None:
+    def load(metric: Metric, store: Any) -> None:
         type(metric).load_own_variables(metric, {name: store[name][()] for name in store})
 
     for metric in [] if KERAS_3 else metrics:
         metric.load_own_variables = types.MethodType(load, metric)
 
 
-def wrapped_function(metric: Any) -> Any:
+def wrapped_function(metric: Metric) -> Any:
     """The function of a `MeanMetricWrapper`."""
     return metric._fn
 
 
-def metric_direction(metric: Any) -> str | None:
+def metric_direction(metric: Metric) -> str | None:
     """`"min"` or `"max"`, the direction in which a metric improves; None if unknown. Only Keras 3's metrics have one."""
     return {"down": "min", "up": "max"}.get(getattr(metric, "_direction", ""))
 

@@ -13,21 +13,22 @@ import tensorflow as tf
 
 from multihead._ground.calls import written_resources
 from multihead._ground.keras import KERAS_3, temporarily, tensor_variable, variable_name
+from multihead._ground.types import Layer, Tensor, Variable
 
 
-def all_layers(module: Any) -> list[keras.layers.Layer]:
+def all_layers(module: Layer) -> list[keras.layers.Layer]:
     """A layer and all its sub-layers; empty for other objects."""
     return list(module._flatten_layers()) if isinstance(module, keras.layers.Layer) else []
 
 
-def sublayers(module: Any) -> list[keras.layers.Layer]:
+def sublayers(module: Layer) -> list[keras.layers.Layer]:
     """The layers directly below a layer or model; empty for other objects."""
     if not isinstance(module, keras.layers.Layer):
         return []
     return list(module.layers if isinstance(module, keras.Model) else module._flatten_layers(False, False))
 
 
-def blocks(module: Any) -> list[keras.layers.Layer]:
+def blocks(module: Layer) -> list[keras.layers.Layer]:
     """The layers of a module, from the lowest to the highest; a model among them is replaced by its own layers.
 
     They are in the order of the computation in a functional or sequential model, otherwise in that of attributes.
@@ -37,7 +38,7 @@ def blocks(module: Any) -> list[keras.layers.Layer]:
     return [each for layer, found in zip(layers, inner) for each in found or [layer]]
 
 
-def ends_in_scaling(module: Any) -> bool:
+def ends_in_scaling(module: Layer) -> bool:
     """Whether the last layer of a module changes the scale of numbers: `Rescaling`, or an inverted `Normalization`."""
     while isinstance(module, keras.Model) and getattr(module, "layers", None):
         module = module.layers[-1]
@@ -46,7 +47,7 @@ def ends_in_scaling(module: Any) -> bool:
     )
 
 
-def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
+def owner_names(module: Layer, variables: Sequence[Variable]) -> list[str]:
     """For each variable of a module, the name of the innermost layer that contains it; its own name if there is none."""
     names: dict[int, str] = {}
     used: dict[str, int] = {}
@@ -57,14 +58,14 @@ def owner_names(module: Any, variables: Sequence[Any]) -> list[str]:
     return [names.get(id(tensor_variable(variable)), variable_name(variable)) for variable in variables]
 
 
-def variable_paths(module: Any) -> dict[int, str]:
+def variable_paths(module: Layer) -> dict[int, str]:
     """The paths of a layer's variables by the identity of their tensors: the names of the layers from it on, and their own.
 
     Keras 2 has no such paths, and those of Keras 3 depend on where a layer was built first.
     """
     found: dict[int, str] = {}
 
-    def visit(layer: Any, prefix: str) -> None:
+    def visit(layer: Layer, prefix: str) -> None:
         prefix, inner = f"{prefix}{layer.name}/", sublayers(layer)
         below = {id(tensor_variable(variable)) for each in inner for variable in each.weights}
         for variable in layer.weights:
@@ -80,11 +81,7 @@ def variable_paths(module: Any) -> dict[int, str]:
 
 
 def renamed(layers: Sequence[tuple[str, Any]]) -> AbstractContextManager[None]:
-    """A context in which layers have other names.
-
-    Args:
-        layers: Pairs of name and layer.
-    """
+    """A context in which layers have other names, pairs of name and layer."""
     return temporarily("name" if KERAS_3 else "_name", [(layer, name) for name, layer in layers])
 
 
@@ -118,7 +115,7 @@ def remove_layer(owner: keras.layers.Layer, name: str) -> None:
         owner._tracker.untrack(layer)
 
 
-def run_in_graphs(module: Any) -> None:
+def run_in_graphs(module: Layer) -> None:
     """Makes layers of Keras 2 run in graphs whose Python depends on tensors: AutoGraph leaves out what belongs to Keras."""
     for layer in [] if KERAS_3 else all_layers(module):
         if isinstance(layer, keras.layers.SpectralNormalization):
@@ -126,7 +123,7 @@ def run_in_graphs(module: Any) -> None:
             layer.normalize_weights = types.MethodType(converted, layer)
 
 
-def losses_of_call(module: Any) -> list[tuple[str, Any]]:
+def losses_of_call(module: Layer) -> list[tuple[str, Any]]:
     """The losses that the latest call of a module has added, each with the name of its layer."""
     if not isinstance(module, keras.layers.Layer):
         return [(type(module).__name__, loss) for loss in getattr(module, "losses", [])]
@@ -134,7 +131,7 @@ def losses_of_call(module: Any) -> list[tuple[str, Any]]:
     return [(name, loss) for name, losses in found for loss in losses if tf.is_tensor(loss)]
 
 
-def losses_of_weights(module: Any) -> dict[int, tuple[str, Callable[[], Any]]]:
+def losses_of_weights(module: Layer) -> dict[int, tuple[str, Callable[[], Any]]]:
     """The losses of a module that depend on its variables alone, by identity; each with the name of what adds it.
 
     These are the regularizers of weights and, on Keras 2, what was passed to `add_loss` as a function.
@@ -147,7 +144,7 @@ def losses_of_weights(module: Any) -> dict[int, tuple[str, Callable[[], Any]]]:
     return {id(loss): (layer.name, loss) for layer in all_layers(module) for loss in layer._callable_losses}
 
 
-def use_seed_variables(module: Any) -> bool:
+def use_seed_variables(module: Layer) -> bool:
     """Makes layers draw random numbers from a variable that can be saved; whether a layer did not before.
 
     Layers of Keras 2, such as `Dropout`, draw from a counter inside of the operation, which nobody can read.
@@ -161,14 +158,14 @@ def use_seed_variables(module: Any) -> bool:
     return changed
 
 
-def random_states(module: Any) -> list[tf.Variable]:
+def random_states(module: Layer) -> list[tf.Variable]:
     """The variables of `use_seed_variables`; those of Keras 3 are variables of the layers."""
     generators = [getattr(layer, "_random_generator", None) for layer in all_layers(module)]
     inner = [getattr(generator, "_generator", None) for generator in generators]
     return [generator.state for generator in inner if isinstance(generator, tf.random.Generator)]
 
 
-def seed_variables(module: Any) -> list[tf.Variable]:
+def seed_variables(module: Layer) -> list[tf.Variable]:
     """The variables from which layers draw random numbers, which neither Keras saves."""
     if not KERAS_3:
         return random_states(module)
@@ -176,20 +173,20 @@ def seed_variables(module: Any) -> list[tf.Variable]:
     return [tensor_variable(each) for each in variables if getattr(each, "path", "").endswith("seed_generator_state")]
 
 
-def module_variables(module: Any) -> list[tf.Variable]:
+def module_variables(module: Layer) -> list[tf.Variable]:
     """The TensorFlow variables of a module; the lookup tables that Keras 2 lists among them are none."""
     found = [tensor_variable(variable) for variable in getattr(module, "variables", [])]
     return [variable for variable in found if hasattr(variable, "trainable")]
 
 
-def recurrent_states(module: Any) -> list[tf.Variable]:
+def recurrent_states(module: Layer) -> list[tf.Variable]:
     """The states that stateful recurrent layers carry from batch to batch, in training and in inference."""
     layers = [layer for layer in all_layers(module) if getattr(layer, "stateful", False)]
     states = [state for layer in layers for state in tf.nest.flatten(getattr(layer, "states", None)) if state is not None]
     return [tensor_variable(state) for state in states]
 
 
-def state_variables(module: Any) -> list[tf.Variable]:
+def state_variables(module: Layer) -> list[tf.Variable]:
     """The variables that running a module in training mode may change, each once.
 
     These are moving averages, seeds and recurrent states, and the kernels that spectral normalization rescales itself.
@@ -205,7 +202,7 @@ def state_variables(module: Any) -> list[tf.Variable]:
     return list({id(variable): variable for variable in found}.values())
 
 
-def own_state(layer: Any) -> list[tf.Variable]:
+def own_state(layer: Layer) -> list[tf.Variable]:
     """The variables that a layer itself, without the layers in it, may change when it runs in training mode.
 
     Seeds, the states of recurrent layers, and metrics are not among them.
@@ -217,14 +214,14 @@ def own_state(layer: Any) -> list[tf.Variable]:
     return [*found, *_rescaled(layer)]
 
 
-def _rescaled(layer: Any) -> list[tf.Variable]:
+def _rescaled(layer: Layer) -> list[tf.Variable]:
     """The kernel of another layer that spectral normalization rescales itself."""
     is_spectral = isinstance(layer, keras.layers.SpectralNormalization) and layer.built
     return [tensor_variable(layer.kernel)] if is_spectral else []
 
 
 @contextmanager
-def state_kept(modules: Sequence[Any]) -> Iterator[None]:
+def state_kept(modules: Sequence[Layer]) -> Iterator[None]:
     """A context after which the state of modules, whatever they do in it, is what it was before."""
     variables = list({id(each): each for module in modules for each in state_variables(module)}.values())
     before = [tf.identity(variable.read_value()) for variable in variables]
@@ -242,13 +239,13 @@ def state_kept(modules: Sequence[Any]) -> Iterator[None]:
 _OWN_CODE = ("call", "train_step", "test_step", "predict_step", "compute_loss")
 
 
-def is_functional(model: Any) -> bool:
+def is_functional(model: Layer) -> bool:
     """Whether a model is a graph of layers, and does nothing beyond it."""
     has_graph = getattr(model, "_nodes_by_depth", None) is not None
     return has_graph and all(getattr(type(model), name).__module__.startswith("keras.") for name in _OWN_CODE)
 
 
-def node_of(tensor: Any) -> Any:
+def node_of(tensor: Tensor) -> Any:
     """The call of a layer that returned a symbolic tensor."""
     history = tensor._keras_history
     layer = history.operation if KERAS_3 else history.layer
@@ -271,12 +268,7 @@ def outputs_of(node: Any) -> list[Any]:
 
 
 def nodes_in_order(outputs: Iterable[Any], known: Iterable[Any] = ()) -> list[Any]:
-    """The calls that some symbolic tensors depend on, each after those that it depends on.
-
-    Args:
-        outputs: The tensors.
-        known: Tensors behind which nothing is followed.
-    """
+    """The calls that some symbolic tensors depend on, each after its own; none behind `known` tensors."""
     order: dict[int, Any] = {}
     stop, stack = {id(tensor) for tensor in known}, [(tensor, False) for tensor in reversed(list(outputs))]
     while stack:
@@ -293,18 +285,13 @@ def nodes_in_order(outputs: Iterable[Any], known: Iterable[Any] = ()) -> list[An
 
 
 def called_again(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
-    """Calls the layer of a node again on other symbolic tensors; what it returns, flat.
-
-    Args:
-        node: The call.
-        tensors: The new tensors, by the `id` of those that they replace.
-    """
+    """Calls the layer of a node again on symbolic tensors by the `id` of those that they replace; what it returns, flat."""
     given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
     return tf.nest.flatten(layer_of(node)(*args, **kwargs))
 
 
-def compiled_with(model: Any) -> dict[str, Any]:
+def compiled_with(model: Layer) -> dict[str, Any]:
     """The arguments of `compile` that a model was compiled with; none if it was not."""
     found = getattr(model, "_compile_config", None)
     return {} if found is None else dict(found.config)

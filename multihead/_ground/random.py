@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multihead._ground.types import Tensor
+
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -22,15 +24,8 @@ def _mixed(bits: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(31, tf.uint64)))
 
 
-def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.Tensor:
-    """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn.
-
-    Args:
-        shape: Shape of the result.
-        seed: The method's seed.
-        step: The number of updates applied so far, an integer scalar.
-        stream: Distinguishes several draws at the same step.
-    """
+def uniform(shape: Sequence[Any], seed: int, step: Tensor, stream: int = 0) -> tf.Tensor:
+    """Uniform numbers in [0, 1), float32; the first ones do not depend on how many are drawn."""
     # Scalars, because a vector of such constants loses its highest bits in graphs of TensorFlow 2.21.
     of_seed, of_stream = (tf.constant((number + 1) * _GOLDEN % 2**64, tf.uint64) for number in (seed, stream))
     key = _mixed(_mixed(_mixed(of_seed) + of_stream) + tf.cast(tf.cast(step, tf.int64), tf.uint64))
@@ -41,7 +36,7 @@ def uniform(shape: Sequence[Any], seed: int, step: Any, stream: int = 0) -> tf.T
     return tf.reshape(tf.cast(high, tf.float32) * 2.0**-24, shape)
 
 
-def normal(shape: Sequence[Any], seed: int, step: Any) -> tf.Tensor:
+def normal(shape: Sequence[Any], seed: int, step: Tensor) -> tf.Tensor:
     """Standard normal numbers, float32, by the Box-Muller method; arguments as for `uniform`."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, seed, step, 1)))
     return radius * tf.cos(2.0 * math.pi * uniform(shape, seed, step, 2))

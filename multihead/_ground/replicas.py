@@ -10,6 +10,7 @@ import tensorflow as tf
 from multihead._ground.calls import as_is
 from multihead._ground.keras import KERAS_3
 from multihead._ground.tensors import with_none
+from multihead._ground.types import Layer
 
 
 def num_replicas() -> int:
@@ -63,7 +64,7 @@ def once(action: Callable[[], None]) -> None:
         tf.distribute.get_replica_context().merge_call(as_is(lambda strategy: action()))
 
 
-def is_chief(model: Any) -> bool:
+def is_chief(model: Layer) -> bool:
     """Whether this worker writes the files that all workers share."""
     return bool(model.distribute_strategy.extended.should_checkpoint)
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._ground.tensors import in_xla
+from multihead._ground.types import Layer
 
 
 def nearest(given: Any, known: Iterable[Any]) -> Any:
@@ -22,46 +23,33 @@ def nearest(given: Any, known: Iterable[Any]) -> Any:
 
     Capitals, hyphens and underscores do not count.
     """
-    by_text = {_plain(name): name for name in known}
-    close = difflib.get_close_matches(_plain(given), by_text, n=1)
+    by_text = {plain(name): name for name in known}
+    close = difflib.get_close_matches(plain(given), by_text, n=1)
     return by_text[close[0]] if close else None
 
 
-def _plain(name: Any) -> str:
+def plain(name: Any) -> str:
+    """A name without capitals, hyphens and underscores."""
     return str(name).replace("_", "").replace("-", "").lower()
 
 
 def did_you_mean(given: Iterable[Any], known: Iterable[Any], otherwise: str) -> str:
-    """The last sentence of a message: the known name nearest to the first unknown one that has any, or what to do instead.
-
-    Args:
-        given: The unknown names.
-        known: The known names.
-        otherwise: The sentence for names that are like no known one.
-    """
+    """The last sentence of a message: the known name nearest to a given, unknown one, or else what to do instead."""
     known = list(known)
     found = [near for near in (nearest(name, known) for name in given) if near is not None]
     return f"Did you mean {found[0]!r}?" if found else otherwise
 
 
-def names_known_to(get: Callable[[str], Any], module: Any) -> list[str]:
-    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once.
-
-    Args:
-        get: One of these functions.
-        module: Its module.
-    """
+def names_known_to(get: Callable[[str], Any], module: Layer) -> list[str]:
+    """The names that `keras.losses.get` or `keras.metrics.get` knows, each function and class once."""
     found: dict[str, None] = {}
     for name, each in vars(module).items():
         if callable(each) and not name.startswith("_") and name not in ("get", "serialize", "deserialize", "Loss", "Metric"):
             names = (snake_case(name), name.lower(), name)
             known = next((each for each in names if _is_known(get, each)), None)
             found.update({} if known is None else {known: None})
-    abbreviations = [name for name in _ABBREVIATIONS if _is_known(get, name)]
+    abbreviations = [name for name in ("accuracy", "acc", "mae", "mape", "mse", "msle") if _is_known(get, name)]
     return [*sorted(found), *(name for name in abbreviations if name not in found)]
-
-
-_ABBREVIATIONS = ("accuracy", "acc", "mae", "mape", "mse", "msle")
 
 
 def _is_known(get: Callable[[str], Any], name: str) -> bool:
@@ -78,12 +66,7 @@ def snake_case(name: str) -> str:
 
 
 def quoted(names: Iterable[Any], most: int | None = None) -> str:
-    """Formats names as a list: `'a', 'b'`, or `none`.
-
-    Args:
-        names: The names.
-        most: How many of them to show; None for all.
-    """
+    """Formats names as a list: `'a', 'b'`, or `none`."""
     shown = [repr(name) for name in names]
     hidden = 0 if most is None else max(len(shown) - most, 0)
     return ", ".join(shown[:most]) + (f" and {hidden} others" if hidden else "") or "none"
@@ -197,11 +180,7 @@ def check_dense(argument: str, value: Any) -> None:
 
 
 def check_pattern(argument: str, pattern: Any) -> None:
-    """Checks that a key of a dict is a regular expression.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Checks that a key of a dict is a regular expression."""
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -212,16 +191,7 @@ def check_pattern(argument: str, pattern: Any) -> None:
 
 
 def check_found(argument: str, values: Mapping[str, Any], paths: Sequence[str]) -> None:
-    """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it.
-
-    Args:
-        argument: The name of the user's argument, for messages.
-        values: The values by pattern, of which the first that is found in a path decides.
-        paths: The paths, such as `encoder/dense/kernel`.
-
-    Raises:
-        ValueError: One is in no path.
-    """
+    """Checks that each pattern is found in a path; warns of one that decides nothing, because others come before it."""
     found = {pattern: [path for path in paths if re.search(pattern, path)] for pattern in values}
     absent = [pattern for pattern in found if not found[pattern]]
     if absent:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.tensors import results_unchecked
+from multihead._ground.tensors import unchecked
 from multihead._runs.resuming import Replay, draw
 from multihead._update.spec import UpdateSpec
 
@@ -68,7 +68,7 @@ class StepFunction:
     def _run(self, iterator: Any) -> Any:
         before, self._is_running = self._is_running, True
         try:
-            with results_unchecked():  # values of nothing are NaN
+            with unchecked(in_functions=True):  # values of nothing are NaN
                 return self._function(iterator)
         finally:
             self._is_running = before

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked
 from multihead._ground.tensors import Rows, as_rows, deduplicate, gramian
+from multihead._ground.types import Tensor
 from multihead._ground.validation import quoted
 from multihead._method import Method, find
 
@@ -155,7 +156,7 @@ class Balancer(Method):
         """See `__call__`."""
         return self.combine([matrix], **self.used(**known))[0]
 
-    def __call__(self, matrix: Any, *, step: Any = None, losses: Any = None) -> tf.Tensor:
+    def __call__(self, matrix: Tensor, *, step: Tensor = None, losses: Tensor = None) -> tf.Tensor:
         """Combines the rows of a matrix.
 
         Args:
@@ -180,7 +181,7 @@ class Balancer(Method):
         return self.call(matrix, known_by_name(step, losses))
 
 
-def known_by_name(step: Any, losses: Any) -> dict[str, Any]:
+def known_by_name(step: Tensor, losses: Tensor) -> dict[str, Any]:
     """The keyword arguments that a balancer may use, as tensors; None stays None."""
     return {
         "step": None if step is None else tf.cast(step, tf.int64),
@@ -188,7 +189,7 @@ def known_by_name(step: Any, losses: Any) -> dict[str, Any]:
     }
 
 
-def as_matrix(matrix: Any) -> tf.Tensor:
+def as_matrix(matrix: Tensor) -> tf.Tensor:
     """Converts to a `[num_heads, num_parameters]` tensor, float64 if the input is float64, otherwise float32."""
     if not tf.is_tensor(matrix):
         matrix = np.asarray(matrix) if isinstance(matrix, np.ndarray) else np.asarray(matrix, np.float32)
@@ -235,8 +236,8 @@ def balance(
     gradients: Sequence[Sequence[Any]] | Mapping[str, Sequence[Any]],
     balancer: Balancer | str,
     *,
-    step: Any = None,
-    losses: Any = None,
+    step: Tensor = None,
+    losses: Tensor = None,
 ) -> list[tf.Tensor | None]:
     """Combines the heads' gradients of shared variables, in a custom training loop.
 

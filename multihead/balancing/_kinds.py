@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ from multihead._ground.calls import as_is
 from multihead._ground.keras import Untracked, tensor_variable
 from multihead._ground.replicas import local, num_replicas
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead.balancing._base import Balancer
 
@@ -153,7 +154,7 @@ def prepared(gradients: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor
 
 
 def combined(
-    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Any], finite: tf.Tensor
+    weights: tf.Tensor, tensors: Sequence[tf.Tensor], originals: Sequence[Tensor], finite: tf.Tensor
 ) -> list[tf.Tensor]:
     """`sum_k weights_k row_k` of each tensor, in the dtypes of `originals`; NaN if the gradients are not finite."""
     with unchecked():
@@ -192,15 +193,12 @@ class Every(Balancer):
         self.cached = self.add_state("cached", (num_heads,), "ones")
         self.solved = self.add_state("solved", (num_heads,))
 
-    def coefficients(self, gramian: tf.Tensor, *, step: Any = 0, **known: Any) -> tf.Tensor:
-        names = list(known)
-        given = [gramian, tf.cast(step, tf.int64), *known.values()]
-
-        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, *values: Any) -> tf.Tensor:
+    def coefficients(self, gramian: tf.Tensor, *, step: Tensor = 0, **known: Any) -> tf.Tensor:
+        def solve_if_due(gramian: tf.Tensor, step: tf.Tensor, known: dict[str, tf.Tensor]) -> tf.Tensor:
             active, cached = tf.linalg.diag_part(gramian) > 0, tensor_variable(self.cached)
 
             def solve() -> tf.Tensor:
-                used = self.balancer.used(step=step, **dict(zip(names, values)))
+                used = self.balancer.used(step=step, **known)
                 fresh = tf.cast(self.balancer.coefficients(gramian, **used), tf.float32)
                 cached.assign(fresh)
                 tensor_variable(self.solved).assign(tf.cast(active, tf.float32))
@@ -208,7 +206,16 @@ class Every(Balancer):
 
             return tf.cond(self._is_due(step, active), solve, lambda: tf.identity(cached.read_value()))
 
-        return tf.cast(_outside_of_replicas(solve_if_due, given), gramian.dtype)
+        @as_is
+        def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
+            return solve_if_due(*tf.nest.map_structure(lambda value: local(strategy, value), values))
+
+        given = (gramian, tf.cast(step, tf.int64), known)
+        if num_replicas() == 1:
+            found = solve_if_due(*given)
+        else:  # inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there
+            found = tf.distribute.get_replica_context().merge_call(of_first, args=given)
+        return tf.cast(found, gramian.dtype)
 
     def reused(self, step: tf.Tensor, active: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._is_due(step, active), tensor_variable(self.cached).read_value()
@@ -232,18 +239,3 @@ class Every(Balancer):
 def every(balancer: Balancer, steps: int) -> Balancer:
     """Wraps a balancer so that it is recomputed at every `steps`-th step; returns it unchanged for 1."""
     return balancer if steps == 1 else Every(balancer, steps)
-
-
-def _outside_of_replicas(compute: Callable[..., tf.Tensor], arguments: list[tf.Tensor]) -> tf.Tensor:
-    """`compute(*arguments)`, for arguments that are equal on all replicas.
-
-    Inside a replica, a variable cannot be assigned under a condition, because replicas cannot synchronize there.
-    """
-    if num_replicas() == 1:
-        return compute(*arguments)
-
-    @as_is
-    def of_first(strategy: tf.distribute.Strategy, *values: Any) -> tf.Tensor:
-        return compute(*(local(strategy, value) for value in values))
-
-    return tf.distribute.get_replica_context().merge_call(of_first, args=tuple(arguments))

@@ -45,11 +45,7 @@ class AlignedMTL(PreferenceBalancer):
     max_heads = MAX_HEADS
 
     def __init__(
-        self,
-        preference: Mapping[str, float] | None = None,
-        scale: str = "min",
-        *,
-        name: str | None = None,
+        self, preference: Mapping[str, float] | None = None, scale: str = "min", *, name: str | None = None
     ) -> None:
         super().__init__(preference, name=name)
         self.scale = check_choice("scale", scale, ("min", "median", "rmse"))

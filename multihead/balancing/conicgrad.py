@@ -50,13 +50,7 @@ class ConicGrad(PreferenceBalancer):
 
     max_heads = MAX_HEADS
 
-    def __init__(
-        self,
-        c: float = 0.9,
-        preference: Mapping[str, float] | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, c: float = 0.9, preference: Mapping[str, float] | None = None, *, name: str | None = None) -> None:
         super().__init__(preference, name=name)
         self.c = check_between("c", c, 0.0, 1.0)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
 from multihead._ground.tensors import gramian, where
+from multihead._ground.types import Tensor
 from multihead._ground.validation import check_between
 from multihead.balancing._kinds import RunningBalancer, combined, prepared
 
@@ -58,7 +58,7 @@ class DBMTL(RunningBalancer):
         super().create_state(num_heads)
         self.masses = self.add_state("masses", (num_heads,))
 
-    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Any = None) -> list[tf.Tensor]:
+    def combine(self, gradients: Sequence[tf.Tensor], *, losses: Tensor = None) -> list[tf.Tensor]:
         self._check_gradients(gradients)
         rows, active, finite = prepared(gradients)
         if losses is not None:

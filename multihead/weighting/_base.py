@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from multihead._ground.keras import Untracked, add_learned, tensor_variable
 from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Tensor, Variable
 from multihead._ground.validation import check_head_names, is_number, quoted
 from multihead._method import Method, find
 
@@ -141,7 +142,7 @@ class Weighting(Method):
         """See `__call__`."""
         return self.weigh(losses, tf.ones_like(losses, tf.bool), **self.used(step=step))[0]
 
-    def __call__(self, losses: Any, *, step: Any = 0) -> tf.Tensor:
+    def __call__(self, losses: Tensor, *, step: Tensor = 0) -> tf.Tensor:
         """Computes the weights for the given losses, without changing the state.
 
         Args:
@@ -204,7 +205,7 @@ class BoundedWeighting(Weighting):
         return {**super().get_config(), "least_losses": dict(self._least_losses)}
 
 
-def values(variables: Sequence[Any]) -> tf.Tensor:
+def values(variables: Sequence[Variable]) -> tf.Tensor:
     """Scalar variables as one vector."""
     return tf.stack([tf.convert_to_tensor(tensor_variable(variable)) for variable in variables])
 
