@@ -196,10 +196,27 @@ def compiled_of(model: Any, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     for place, (name, output) in enumerate(zip(names, model.output_names)):
         of_output = [_copied(metric, output) for each in metrics for metric in each[place] if metric is not None]
         by_name = {getattr(metric, "name", metric): metric for metric in of_output}
-        found[name] = {"loss": losses[place], "metrics": list(by_name.values())}
+        found[name] = {"loss": _named_loss(model, place, losses[place]), "metrics": list(by_name.values())}
         if losses[place] is not None:
             found[name]["weight"] = 1.0 if weights[place] is None else float(weights[place])
     return found
+
+
+def _named_loss(model: Any, place: int, loss: Any) -> Any:
+    """The loss of an output; a binary crossentropy for the short name with which Keras 3 chooses one by the shapes.
+
+    Raises:
+        ValueError: The name stands for a loss that depends on the targets.
+    """
+    if not isinstance(loss, str) or loss.lower() not in ("crossentropy", "ce"):
+        return loss
+    if tf.nest.flatten(model.output)[place].shape[-1] == 1:
+        return "binary_crossentropy"
+    raise ValueError(
+        f"`model` must be compiled with a loss that does not depend on its targets. Received: loss={loss!r} for output "
+        f"{list(_outputs_of(model))[place]!r}. Call `model.compile` with 'sparse_categorical_crossentropy' for class "
+        "numbers, or 'categorical_crossentropy' for a column per class."
+    )
 
 
 def optimizer_of(model: Any) -> Any:

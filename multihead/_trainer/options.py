@@ -291,13 +291,13 @@ def _warn_of_idle(options: CompileOptions, heads: Sequence[NamedHead]) -> None:
         if (value := getattr(options, name)) != default and not is_there:
             text = f"`{name}` has no effect without {needed}. Pass it, or omit `{name}`. Received: {name}={value!r}."
             warnings.warn(text, UserWarning, stacklevel=4)
-    weighted = quoted(head.name for head in heads if head.has_weight_function or head.weight not in (0, 1))
+    weighted = [head.name for head in heads if head.has_weight_function or head.weight not in (0, 1)]
     invariant = [each for each in (options.weighting, options.balancer) if each is not None and each.scale_invariant]
     if weighted and invariant:
         warnings.warn(
             "The weights of heads do not change the direction of the encoder's update with "
-            f"{type(invariant[0]).__name__}, whatever their values above 0: {weighted}. Omit them, or choose a method that "
-            "depends on them, such as UPGrad.",
+            f"{type(invariant[0]).__name__}, whatever their values above 0: {quoted(weighted)}. Omit them, or choose a "
+            "method that depends on them, such as UPGrad.",
             UserWarning,
             stacklevel=4,
         )

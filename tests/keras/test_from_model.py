@@ -235,12 +235,8 @@ def test_models_of_keras_with_two_heads(name):
     features = base.output
     model = keras.Model(base.input, [layers.Dense(3, name="kind")(features), layers.Dense(1, name="size")(features)])
     images = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
-    model.compile(keras.optimizers.SGD(1e-3), "mse", **PLAIN)
-    expected = model.predict(images, verbose=0)
-    trainer = MultiHeadTrainer.from_model(model)
-    found = trainer.predict(images, verbose=0)
-    for head, values in zip(trainer.heads, expected):
-        np.testing.assert_array_equal(found[head], values)
+    assert_same(model, images, optimizer=keras.optimizers.SGD(1e-3))
+    keras.backend.clear_session()  # or the models of all tests stay in memory
 
 
 def test_the_guide_to_the_functional_api_rebuilt():
@@ -411,4 +407,16 @@ def test_a_loss_for_an_output_that_does_not_exist():
     model = three_outputs()
     model.compile("sgd", loss={"a": "mse", "misspelt": "mse"})
     with pytest.raises(ValueError, match=r"`model` must be compiled with `loss` for its outputs.*misspelt.*'a', 'b', 'c'"):
+        MultiHeadTrainer.from_model(model)
+
+
+def test_the_short_name_of_a_crossentropy_is_that_of_one_column_or_refused():
+    inputs = keras.Input([4])
+    shared = layers.Dense(5, activation="tanh")(inputs)
+    outputs = {"is_kind": layers.Dense(1, "sigmoid")(shared), "kind": layers.Dense(3, "softmax")(shared)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"is_kind": "crossentropy", "kind": "sparse_categorical_crossentropy"})
+    assert MultiHeadTrainer.from_model(model).heads["is_kind"].loss == "binary_crossentropy"
+    model.compile("sgd", {"is_kind": "mse", "kind": "ce"})
+    with pytest.raises(ValueError, match="Received: loss='ce' for output 'kind'. Call `model.compile` with 'sparse_cat"):
         MultiHeadTrainer.from_model(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -141,7 +143,9 @@ def test_the_trainer_warns_of_weights_without_effect(options):
             with pytest.warns(UserWarning, match="do not change the direction of the encoder's update with .*: 'a'. Omit"):
                 trainer = trainer_of(a=weight, **options)
         else:
-            trainer = trainer_of(a=weight, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # without other weights there is nothing to say
+                trainer = trainer_of(a=weight, **options)
         pairs = trainer.compute_gradients((X, Y))
         of_encoder = np.concatenate([np.ravel(gradient) for gradient, _ in pairs[:2]])
         directions.append(of_encoder / np.linalg.norm(of_encoder))
