@@ -231,8 +231,9 @@ def run_until_done(
         _, loop = run(start, loop, tf.size(loop.done))
         return loop.ids, loop.totals
     result_shapes = tf.nest.map_structure(lambda tensor: tensor.shape, results)
-    _, _, results = tf.while_loop(any_left, store_done, (start, loop, results), (tf.TensorShape([]), shapes, result_shapes))
-    return results
+    state = (start, loop, results)
+    _, _, (ids, totals) = tf.while_loop(any_left, store_done, state, (tf.TensorShape([]), shapes, result_shapes))
+    return ids, totals
 
 
 def _write(ids: tf.Tensor, time: tf.Tensor, last: tf.Tensor) -> tf.Tensor:

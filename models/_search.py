@@ -224,7 +224,8 @@ def largest(rows: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """
     size = int(rows.shape[1])
     if size < _SHORT * count:
-        return tf.math.top_k(rows, count)
+        found = tf.math.top_k(rows, count)
+        return found.values, found.indices
     length = _group_length(size, count)
     missing = -size % length
     if missing:

@@ -285,7 +285,7 @@ class Seq2SeqDecoder(AbstractDecoder):
         search = Search(length, self.end_id, beam_width, num_best, length_penalty, sample, temperature, top_k, seed)
         memory, state = self._begin_decoding(representation)
         if beam_width > 1:
-            result = self._loops().decode_beams(self.decoder_cell, memory, state, search)
+            result: Decoded = self._loops().decode_beams(self.decoder_cell, memory, state, search)
         else:
             ids, lengths = self._loops().decode_rows(self.decoder_cell, memory, state, search)
             logits = self.decoder_cell.next_logits(self.run(self.shift_right(ids), memory, state))

@@ -62,7 +62,7 @@ class Method(keras.layers.Layer):
     def __init__(self, *, name: str | None, trainable: bool) -> None:
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
         self.head_names: tuple[str, ...] | None = None
-        self._built_for = Untracked(None)
+        self._built_for: Untracked[Any] = Untracked(None)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -215,8 +215,8 @@ def targets_for_loss(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 
     Keras 3 gives all targets the dtype of the predictions. Keras 2 does so where both are floating or both are integers.
     """
-    both = lambda kind: getattr(targets.dtype, kind) and getattr(predictions.dtype, kind)  # noqa: E731
-    return tf.cast(targets, predictions.dtype) if KERAS_3 or both("is_floating") or both("is_integer") else targets
+    kinds = [(each.dtype.is_floating, each.dtype.is_integer) for each in (targets, predictions)]
+    return tf.cast(targets, predictions.dtype) if KERAS_3 or (kinds[0] == kinds[1] and any(kinds[0])) else targets
 
 
 def function_values(metric: Metric, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:

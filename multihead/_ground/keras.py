@@ -9,13 +9,15 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.types import Callback, Layer, Metric, Variable
 from multihead._ground.validation import check_positive_whole
+
+Value = TypeVar("Value")
 
 KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
 """Whether the installed Keras is Keras 3, which has its own variable class and optimizers."""
@@ -50,10 +52,10 @@ OPTIONS_OF_COMPILE = ("_steps_per_execution",)
 """Attributes of a model that hold an option of `compile` as a variable, on Keras 2."""
 
 
-class Untracked:
+class Untracked(Generic[Value]):
     """Holds a value that Keras would wrap, or search for variables, if it were an attribute of a layer."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
 
 
@@ -146,7 +148,8 @@ def overridden(kind: type, methods: Iterable[str], base: type) -> list[str]:
 def callbacks_of(callbacks: Any) -> list[Any]:
     """The callbacks that `fit` or `evaluate` was given: one, several or none; of a `CallbackList`, its own list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
+        found: list[Callback] = callbacks.callbacks
+        return found
     return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 

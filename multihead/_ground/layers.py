@@ -288,7 +288,7 @@ def called_again(node: Any, tensors: Mapping[int, Any]) -> list[Any]:
     """Calls the layer of a node again on symbolic tensors by the `id` of those that they replace; what it returns, flat."""
     given = (node.arguments.args, node.arguments.kwargs) if KERAS_3 else (node.call_args, node.call_kwargs)
     args, kwargs = tf.nest.map_structure(lambda each: tensors.get(id(each), each), given)
-    return tf.nest.flatten(layer_of(node)(*args, **kwargs))
+    return list(tf.nest.flatten(layer_of(node)(*args, **kwargs)))
 
 
 def compiled_with(model: Layer) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def on_any_replica(flags: list[tf.Tensor]) -> list[tf.Tensor]:
     """Where booleans hold on at least one replica; all tensors have one shape, and cross in one exchange."""
     if num_replicas() == 1:
         return flags
-    return tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0)
+    return list(tf.unstack(all_reduce_sum(tf.cast(tf.stack(flags), tf.float32)) > 0))
 
 
 def all_reduce_sum(value: Any) -> Any:
@@ -82,7 +82,7 @@ def over_replicas(results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return results()
-    computed = context.merge_call(as_is(lambda strategy: results()))
+    computed: dict[str, Any] = context.merge_call(as_is(lambda strategy: results()))
     if KERAS_3 and has_several_workers(context.strategy):
         # With several workers, Keras 3 averages the results of a step over their first axis, which must exist.
         return {name: tf.reshape(value, [1]) for name, value in computed.items()}

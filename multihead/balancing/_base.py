@@ -50,7 +50,7 @@ class Balancer(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=False)
-        self._sizes = Untracked(())
+        self._sizes: Untracked[tuple[int | None, ...]] = Untracked(())
 
     def build(self, input_shape: Any) -> None:
         """Creates the state, once. A second call does nothing.

@@ -42,7 +42,9 @@ class Weighting(Method):
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name, trainable=True)
-        self._owners = Untracked({})  # heads by the identity of the variable that belongs to them alone
+        self._owners: Untracked[dict[int, int]] = Untracked(
+            {}
+        )  # heads by the identity of the variable that belongs to them alone
 
     def bind(self, head_names: Sequence[str]) -> None:
         """Sets the heads' names, in the order of the losses.
@@ -136,7 +138,7 @@ class Weighting(Method):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             objective = self.objective(losses, norms, active, **used)
-        return tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return list(tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO))
 
     def call(self, losses: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """See `__call__`."""
