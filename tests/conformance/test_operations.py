@@ -65,15 +65,15 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (32, 66, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
-    "without statistics": (23, 66, 46, 18, 35, 242, 122, 85, 42, 21, 1, 35),
-    "all statistics": (74, 66, 46, 18, 267, 242, 122, 88, 193, 56, 5, 39),
-    "UPGrad": (31, 66, 46, 18, 207, 242, 122, 88, 78, 29, 1, 37),
-    "UPGrad at the parameters": (26, 66, 46, 18, 238, 242, 122, 88, 78, 29, 1, 37),
-    "micro-batches": (33, 135, 70, 18, 168, 242, 122, 88, 78, 195, 3, 37),
-    "labels checked before": (32, 23, 46, 18, 40, 242, 122, 88, 78, 27, 1, 37),
-    "fit on arrays": (32, 21, 46, 25, 40, 254, 62, 88, 78, 27, 1, 25),
-    "fit on arrays, without statistics": (23, 21, 46, 25, 35, 254, 62, 85, 42, 21, 1, 23),
+    "plain": (38, 66, 46, 18, 40, 242, 122, 88, 78, 21, 1, 37),
+    "without statistics": (29, 66, 46, 18, 35, 242, 122, 85, 42, 15, 1, 35),
+    "all statistics": (80, 66, 46, 18, 267, 242, 122, 88, 193, 50, 5, 39),
+    "UPGrad": (37, 66, 46, 18, 207, 242, 122, 88, 78, 23, 1, 37),
+    "UPGrad at the parameters": (32, 66, 46, 18, 238, 242, 122, 88, 78, 23, 1, 37),
+    "micro-batches": (39, 135, 70, 18, 168, 242, 122, 88, 78, 189, 3, 37),
+    "labels checked before": (38, 23, 46, 18, 40, 242, 122, 88, 78, 21, 1, 37),
+    "fit on arrays": (38, 21, 46, 25, 40, 254, 62, 88, 78, 21, 1, 25),
+    "fit on arrays, without statistics": (29, 21, 46, 25, 35, 254, 62, 85, 42, 15, 1, 23),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 
@@ -91,7 +91,7 @@ def test_a_step_has_no_more_operations_than_written_here(name):
     assert not more, f"found and written: {more}"
 
 
-FORMULAS = {"UPGrad": 165, "DualProj": 160, "NashMTL": 160, "MGDA": 205, "CAGrad": 145, "ConicGrad": 200, "AlignedMTL": 140}
+FORMULAS = {"UPGrad": 165, "DualProj": 160, "NashMTL": 160, "MGDA": 205}
 
 
 @pytest.mark.parametrize(("name", "most"), FORMULAS.items())
@@ -101,19 +101,6 @@ def test_for_two_heads_a_solver_is_a_formula(name, most):
     solve = tf.function(balancer.coefficients, autograph=False)
     found = operations(solve.get_concrete_function(tf.TensorSpec([2, 2])))
     assert len(found) <= most and not any(each.type in CONDITIONS for each in found)
-
-
-OF_THREE = {"UPGrad": (285, 1), "DualProj": (355, 1), "MGDA": (355, 0), "NashMTL": (450, 1)}
-"""The most operations, and the conditions and loops: one for rows that do not conflict, or Newton's method."""
-
-
-@pytest.mark.parametrize(("name", "most"), OF_THREE.items())
-def test_for_three_heads_a_solver_tries_all_subsets_without_a_loop(name, most):
-    balancer = getattr(balancing, name)()
-    balancer.build((3, None))
-    solve = tf.function(balancer.coefficients, autograph=False)
-    found = operations(solve.get_concrete_function(tf.TensorSpec([3, 3])))
-    assert len(found) <= most[0] and sum(each.type in CONDITIONS for each in found) <= most[1]
 
 
 def test_what_no_log_shows_is_not_computed():
