@@ -85,13 +85,6 @@ class Balancer(Method):
                 "Merge some heads, or use a method without a limit, such as Sum or EqualNorms."
             )
 
-    def _check_state(self, num_heads: int) -> None:
-        if self.variables and num_heads != self._built_heads:
-            raise ValueError(
-                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
-                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
-            )
-
     def coefficients(self, gramian: tf.Tensor) -> tf.Tensor:
         """The coefficient of each row in the update.
 
@@ -176,7 +169,11 @@ class Balancer(Method):
         self._check_num_heads(num_heads)
         if not self.built:
             self.build((num_heads, matrix.shape[1]))
-        self._check_state(num_heads)
+        if self.variables and num_heads != self._built_heads:
+            raise ValueError(
+                f"`{type(self).__name__}` has state for {self._built_heads} heads. Received: num_heads={num_heads}. "
+                "Use one balancer per encoder, always with the same heads; an idle head has a row of zeros."
+            )
         check_finite_rows([matrix], self.head_names)
         return self.call(matrix, known_by_name(step, losses))
 

@@ -87,7 +87,7 @@ class PreferenceBalancer(Balancer):
         return tf.constant(self._numbers(num_heads), tf.float64)
 
 
-def _not_a_preference(preference: Any) -> ValueError:
+def _not_a_preference(preference: Mapping[str, float]) -> ValueError:
     return ValueError(
         "`preference` must contain finite numbers of at least 0, and at least one above 0. "
         f"Received: preference={preference!r}. Omit it to treat all heads equally."
@@ -113,11 +113,8 @@ class RunningBalancer(Balancer):
                 "gradient tensor."
             )
         self.counts = self.add_state("counts", (num_heads,), dtype="int64")
-        self.running = [
-            self.add_state(f"running_{index}", (num_heads, size))
-            for index, size in enumerate(self.sizes)
-            if size is not None
-        ]
+        sizes = [size for size in self.sizes if size is not None]
+        self.running = [self.add_state(f"running_{index}", (num_heads, size)) for index, size in enumerate(sizes)]
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
         expected = [tuple(tensor_variable(variable).shape) for variable in self.running]

@@ -84,11 +84,7 @@ def unit_rows(gramian: tf.Tensor) -> UnitRows:
 
 
 def mean_of(rows: UnitRows, preference: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The mean gradient.
-
-    Args:
-        rows: The unit rows.
-        preference: `[num_heads]` float64, at least 0.
+    """The mean gradient, weighted by a preference.
 
     Returns:
         `[num_heads]` weights of the unit rows; `[num_heads]`, the inner products of the unit rows with its direction; its
@@ -158,15 +154,10 @@ def of_a_pair(rows: UnitRows, weights: tf.Tensor) -> tf.Tensor:
 
 
 def unless_none_conflict(rows: UnitRows, weights: tf.Tensor, resolve: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """The weights as they are if no two rows conflict: a comparison. Up to 400 rows, rounding does not matter then.
+    """Weights of at least 0 as they are if no two rows conflict; otherwise those that `resolve` yields.
 
-    The error of a product is at most `noise sum_k weights_k`, and the norm of the vector at least the root of
-    `sum_k weights_k^2`.
-
-    Args:
-        rows: The unit rows.
-        weights: `[num_heads]` float64, at least 0.
-        resolve: Otherwise yields the weights.
+    Up to 400 rows, rounding does not matter then: the error of a product is at most `noise sum_k weights_k`, and the norm of
+    the vector at least the root of `sum_k weights_k^2`.
     """
     if rows.num_heads == 1:
         return weights

@@ -16,11 +16,10 @@ MOST_ROUNDS = 200
 MOST_EXACT = 128
 """The largest number of heads for which there is an exact method where pivoting fails."""
 
-Trial = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""From the matrix restricted to the passive set, and that set, to the weights and slopes that belong to it."""
 
-
-def pivot(matrix: tf.Tensor, start: tf.Tensor, trial: Trial, noise: float) -> tuple[tf.Tensor, tf.Tensor]:
+def pivot(
+    matrix: tf.Tensor, start: tf.Tensor, trial: Callable[..., tuple[tf.Tensor, tf.Tensor]], noise: float
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds weights `v >= 0` with slopes `s >= 0` of which one is 0 for each index, for several problems at once.
 
     Each round computes the weights of the passive set, then exchanges at the same time every index whose weight or slope
