@@ -10,7 +10,7 @@ import keras
 
 from multihead import MultiHeadTrainer
 from multihead.comparison._run import parameters_of, start
-from multihead.comparison._study import TUNE, Job, Study
+from multihead.comparison._study import TUNE, Job, Study, Variant
 
 LARGE = ", as large"
 """What follows the name of a variant whose model is as large as the single-task models together."""
@@ -32,7 +32,7 @@ def width_as_large(
     def parameters(width: int, head: str = "") -> int:
         """Those of a joint model or, with the name of a head, of its single-task model."""
         study = Study(functools.partial(make, width), data, keras.optimizers.SGD, {}, batch_size, None)
-        return parameters_of(start(study, Job(TUNE, "alone" if head else "joint", head, 0, 1e-3, 1)).trainer)
+        return parameters_of(start(study, Job(TUNE, Variant("alone" if head else "joint"), head, 0, 1e-3))[0])
 
     most = sum(parameters(width, head) for head in heads)
     low, high = width, width * len(heads) + 1

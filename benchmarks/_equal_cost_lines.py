@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks._published import PLAIN, RESULTS
 from multihead.comparison import Difference
-from multihead.comparison._student import difference_of, relative_changes
+from multihead.comparison._findings import difference_of, relative_changes
 
 LINES = RESULTS / "equal_cost.jsonl"
 ALONE, ENDING = "alone", ", equal cost"

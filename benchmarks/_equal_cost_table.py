@@ -23,8 +23,7 @@ from benchmarks._published import interval, markdown, number_of, spread
 from benchmarks._results import read_lines as read
 from multihead._display.drawing import GREY, colour, new_figure, open_axis, title
 from multihead.comparison import Difference
-from multihead.comparison._choice import costs_of, favoured
-from multihead.comparison._student import difference_of, relative_changes
+from multihead.comparison._findings import costs_of, difference_of, favoured, relative_changes
 
 RULE, EQUAL = "NormFloor", "NormFloor 1"
 """The rule with its default, of which one way to train is chosen on the validation data, and with equal running norms."""

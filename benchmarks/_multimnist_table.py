@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks._published import AT_PARAMETERS, finished, interval, markdown, number_of, spread
 from multihead.comparison import Comparison, read
-from multihead.comparison._student import difference_of, relative_changes
+from multihead.comparison._findings import difference_of, relative_changes
 
 TASKS: Mapping[str, tuple[str, str]] = {"cl_rr": ("cl", "rr"), "cl_cr": ("cl", "cr")}
 """The heads of each task: `c` classifies and `r` reconstructs, `l` the left digit and `r` the right one."""

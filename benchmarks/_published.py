@@ -16,8 +16,8 @@ from multihead import balancing, weighting
 from multihead._ground.validation import did_you_mean
 from multihead._method import methods
 from multihead.comparison import Comparison, Difference
-from multihead.comparison._file import Line, read_lines
-from multihead.comparison._student import difference_of
+from multihead.comparison._findings import difference_of
+from multihead.comparison._jobs import Line, read_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

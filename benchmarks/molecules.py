@@ -41,7 +41,7 @@ from benchmarks._molecules_table import FOREST, LINEAR, SKLEARN, UNTUNED, tables
 from benchmarks._results import read_lines
 from examples._command_line import InputError
 from multihead import MultiHeadTrainer
-from multihead._display.extras import needed
+from multihead._display.tables import needed
 
 SETS = ("tox21", "sider", "clintox")
 VARIANTS = (_published.PLAIN, "EqualNorms", "EqualNorms, parameters", "UPGrad", "Uncertainty")

@@ -30,7 +30,7 @@ from benchmarks._further_problems import FURTHER
 from benchmarks._problems import CLASSES, FIRST, PIXELS, RARE, UNSEEN, Problem
 from benchmarks._results import read_lines as read
 from examples._command_line import InputError
-from multihead.comparison._student import difference_of
+from multihead.comparison._findings import difference_of
 
 BATCH, BETA = 32, 0.98
 GROUPS = {"first 12": FIRST, "unseen 14": UNSEEN, "further 10": FURTHER}

@@ -31,7 +31,7 @@ from benchmarks.norm_floor import BATCH, PROBLEMS, SEEDS, Line, Networks, Rule, 
 from examples._command_line import InputError
 from multihead._runs.files import replace_text
 from multihead.comparison import Difference
-from multihead.comparison._student import difference_of
+from multihead.comparison._findings import difference_of
 
 LINES = norm_floor.LINES.with_name("pace_law.jsonl")
 VARIANTS = ("plain sum", "floor 0.2", "floor 1")

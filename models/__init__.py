@@ -1,9 +1,10 @@
 """Reference models in plain Keras: sequence encoders, experts, and heads that decode, classify, tag and predict numbers."""
 
-from . import search
+from . import crf, search
 from ._recurrent import mark_functions as _mark_functions
 from ._search import Decoded
 from .classifier import Classifier
+from .crf_tagger import CRFTagger
 from .decoder import Seq2SeqDecoder
 from .encoder import Seq2SeqEncoder
 from .expert_head import ExpertHead
@@ -17,6 +18,7 @@ from .weights import load_weights, save_weights
 
 __all__ = [
     "CGC",
+    "CRFTagger",
     "Classifier",
     "Decoded",
     "ExpertHead",
@@ -28,6 +30,7 @@ __all__ = [
     "TokenTagger",
     "TransformerDecoder",
     "TransformerEncoder",
+    "crf",
     "load_weights",
     "save_weights",
     "search",

@@ -19,7 +19,7 @@ from multihead._data.arguments import Call, read_batches, read_evaluate, read_fi
 from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.data import Data
 from multihead._data.windows import Windows, batches_of_update
-from multihead._display.summary import print_summary
+from multihead._display.trainer import print_summary
 from multihead._ground import replicas
 from multihead._ground.calls import InMode, functions_run_eagerly
 from multihead._ground.keras import (
@@ -76,7 +76,8 @@ from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead, weigh_classes
 from multihead.heads._value import check_heads, named, value_of
 from multihead.heads._weights import Weight, check_weight, is_zero
-from multihead.telemetry._logs import LogMetrics, with_report
+from multihead.telemetry._epoch_end import with_epoch_end
+from multihead.telemetry._logs import LogMetrics
 
 __all__ = ["MultiHeadTrainer"]
 
@@ -790,7 +791,7 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         update = clip(spec, compute_update(spec, batches, self.update_count, loss_scale(self.optimizer)))
         applied = apply_update(spec, self.optimizer, update, logs.count_batches(len(batches)))
         observe(spec, update, applied)
-        logs.update(update, applied, self.distribute_strategy.num_replicas_in_sync)
+        logs.update(update, applied)
         return over_replicas(logs.training_logs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
@@ -1261,7 +1262,10 @@ class MultiHeadTrainer(KerasHooks, keras.Model):
         validates = call.validation is not None
         is_ours = type(self).train_step is MultiHeadTrainer.train_step  # another one may change labels, or log by itself
         given = call.others["callbacks"]
-        call = call.with_others(callbacks=with_report(lambda: self.log_metrics, given, validates=validates, counts=is_ours))
+        for callback in callbacks_of(given):
+            if hasattr(callback, "check_fit"):
+                callback.check_fit(callbacks_of(given), validates=validates)
+        call = call.with_others(callbacks=with_epoch_end(self, given, counts=is_ours))
         call = with_progress(call, lambda: self.log_metrics)
         if options.gradient_accumulation_steps > 1:
             call = call.in_windows(Windows(options.gradient_accumulation_steps, self.distribute_strategy, ahead))

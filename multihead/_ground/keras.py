@@ -6,6 +6,8 @@ The rest of the package uses the names of this folder and does not depend on the
 from __future__ import annotations
 
 import inspect
+import math
+import numbers
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,6 +162,14 @@ def choose_direction(callback: Callback) -> None:
     """
     if getattr(callback, "monitor_op", callback) is None and hasattr(callback, "_set_monitor_op"):
         callback._set_monitor_op()
+
+
+def forget_nan(callbacks: Iterable[Any]) -> None:
+    """Lets no callback keep NaN as its best value: Keras 3 takes the first one for it, and nothing is better than NaN."""
+    for callback in callbacks:
+        best = getattr(callback, "best", None)
+        if isinstance(best, numbers.Real) and math.isnan(best):
+            callback.best = None
 
 
 class ProgressLine(keras.callbacks.ProgbarLogger):

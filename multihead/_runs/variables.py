@@ -45,7 +45,7 @@ def _own_state(trainer: Any) -> list[tf.Variable]:
     """The variables of a built, compiled trainer that belong to none of its parts."""
     spec, logs = trainer.update_spec, trainer.log_metrics
     own = [tensor_variable(trainer.updates_before), spec.awake, spec.faults.state, spec.faults.of_epoch]
-    return [*own, logs.sums.batches.value, *(metric.number_variable for metric in logs.statistics.metrics)]
+    return [*own, *logs.counters]
 
 
 def found_in(root: Any) -> list[Any]:

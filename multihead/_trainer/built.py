@@ -63,8 +63,7 @@ class Built:
     def training_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """The logs of a training step, with statistics that are read again; statistics of others stay as they are."""
         # Where no update was counted, a `train_step` of the user's own logs by itself.
-        has_counted = int(tf.convert_to_tensor(self.logs.sums.batches.value)) > 0
-        return _read_again(logs, self.logs.training_logs() if has_counted else {})
+        return _read_again(logs, self.logs.training_logs() if self.logs.num_batches > 0 else {})
 
     def evaluation_logs(self, logs: dict[str, Any], step: Any) -> dict[str, Any]:
         """The same for the logs of an evaluation after `step` updates."""

@@ -35,7 +35,7 @@ def shown(logs: Mapping[str, Any], metrics: LogMetrics | None) -> dict[str, Any]
     """
     if metrics is None:
         return dict(logs)
-    first = metrics.main_names()
+    first = metrics.main_names
     wanted = [*first, *(f"val_{name}" for name in first)]
     hidden = set(metrics.names()) - set(first)
     hidden |= {f"val_{name}" for name in hidden}

@@ -250,10 +250,12 @@ def _predictions(head: NamedHead, representation: Any, targets: Any) -> Any:
     try:
         return head.predict(representation, targets, training=False)
     except Exception as error:
+        lacks_targets = not head.teacher_forcing and callable(getattr(head.module, "generate", None))
+        option = "teacher_forcing=True" if lacks_targets else f"reads={_first_key(representation)!r}"
         raise ValueError(
             f"The module of head {head.name!r} must take the whole representation, or `reads` must say which part of it. "
             f"Received: {type(head.module).__name__}, and the encoder gives {described(representation)}. "
-            f"Pass, say, `reads={_first_key(representation)!r}` to `add_head`. The module says: {in_short(error)}"
+            f"Pass, say, `{option}` to `add_head`. The module says: {in_short(error)}"
         ) from error
 
 

@@ -9,10 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.optimizers import adapted_loss_scale, apply_reduced_gradients, has_loss_scaling, record_finite
+from multihead._ground.optimizers import (
+    adapted_loss_scale,
+    apply_reduced_gradients,
+    has_loss_scaling,
+    record_finite,
+)
 from multihead._ground.replicas import assign, local
 from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
-from multihead._update.faults import Batch as Position
 from multihead._update.faults import Faults, Seen
 from multihead._update.network import Gradients
 from multihead._update.roll_back import RollBack
@@ -35,14 +39,14 @@ def clip(spec: UpdateSpec, update: AnyChange) -> AnyChange:
     return replace(update, clipped=clipped)
 
 
-def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: Position = None) -> tf.Tensor:
+def apply_update(spec: UpdateSpec, optimizer: Any, update: Change, batch: tf.Tensor | None = None) -> tf.Tensor:
     """Applies a clipped update once, or skips it completely, and remembers what was not finite; see `apply_once`.
 
     Args:
         spec: How updates are applied.
         optimizer: The built optimizer.
         update: The update.
-        batch: Gives the position of the update's first batch in the epoch, if it is known.
+        batch: The position of the update's first batch in the epoch, if it is known.
 
     Returns:
         Whether the update was applied, a boolean scalar.
@@ -55,12 +59,12 @@ class Observed(NamedTuple):
 
     Attributes:
         faults: Remembers them.
-        batch: Gives the position of the update's first batch in the epoch, if it is known.
+        batch: The position of the update's first batch in the epoch, if it is known.
         loss_scale: The factor of loss scaling if the optimizer adapts it, or None.
     """
 
     faults: Faults
-    batch: Position
+    batch: tf.Tensor | None
     loss_scale: tf.Tensor | None
 
 
@@ -86,8 +90,8 @@ def apply_once(spec: UpdateSpec, optimizer: Any, update: Change, observed: Obser
         positions = [i for i in range(len(gradients)) if i not in network.frozen]
     context, targets = tf.distribute.get_replica_context(), [network.variables.all[i] for i in positions]
     once = _Once(optimizer, targets, _may_stay(spec, update), update.roll_back, _scaling(spec, positions), observed)
-    scale = None if observed is None else observed.loss_scale
-    seen = Seen(update.broken, update.trains_any, update.step, scale)
+    given = {} if observed is None else {"loss_scale": observed.loss_scale, "batch": observed.batch}
+    seen = Seen(update.broken, update.trains_any, update.step, **given)
     if not positions:
         context.merge_call(once.leave, args=(seen, update.roll_back.values))
         return tf.constant(False)
@@ -165,7 +169,7 @@ class _Once:
             if has_loss_scaling(self.optimizer):
                 tf.cond(finite, lambda: None, lambda: record_finite(self.optimizer, False))
             if self.observed is not None:
-                self.observed.faults.skipped(strategy, local_seen, data, self.observed.batch)
+                self.observed.faults.skipped(strategy, local_seen, data)
 
         tf.cond(local(strategy, applies), apply, skip)
 

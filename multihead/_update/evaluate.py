@@ -43,7 +43,7 @@ def measure(heads: Sequence[NamedHead], representation: Any, labels: Sequence[La
     for head, of_head in zip(heads, labels):
         if of_head is not None:
             predictions = head.predict(representation, of_head.targets, training=False)
-            head.update_metrics(of_head.targets, predictions, of_head.weights)
+            head.update_metrics(of_head.targets, predictions, of_head.weights, representation)
 
 
 def evaluate_batch(
@@ -76,7 +76,7 @@ def evaluate_batch(
         def evaluated(head: NamedHead = head, labels: Labels = of_head) -> list[Any]:
             read, labels = rows_for(head, representation, labels)
             predictions = head.predict(read, labels.targets, training=False)
-            head.update_metrics(labels.in_units, predictions, labels.weights)
+            head.update_metrics(labels.in_units, predictions, labels.weights, read)
             return [head.loss_sum(labels.targets, predictions, labels.weights), loss_of_call(head.module)]
 
         if head.loss.takes_labelled_rows:

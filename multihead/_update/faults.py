@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -121,9 +121,6 @@ class Counted(NamedTuple):
 Data = Sequence[Any]
 """The floating-point tensors of an update's inputs, and those of its labels; see `Change.data`."""
 
-Batch = Callable[[], tf.Tensor] | None
-"""Gives the position in the epoch of an update's first batch; None if it is not known."""
-
 
 class Seen(NamedTuple):
     """What is known of an update where it is applied or skipped, outside of the replicas.
@@ -133,12 +130,14 @@ class Seen(NamedTuple):
         trains_any: Whether there was anything to train, a boolean scalar.
         step: The number of updates applied before it.
         loss_scale: The factor of loss scaling, or None.
+        batch: The position in the epoch of its first batch; None if it is not known.
     """
 
     broken: Broken
     trains_any: tf.Tensor
     step: tf.Tensor
-    loss_scale: tf.Tensor | None
+    loss_scale: tf.Tensor | None = None
+    batch: tf.Tensor | None = None
 
     @property
     def is_fault(self) -> tf.Tensor:
@@ -195,14 +194,13 @@ class Faults:
         """The counts of the epoch so far, as Python knows them."""
         return Counted(tf.convert_to_tensor(self.of_epoch).numpy().tolist(), len(self._heads))
 
-    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, data: Data, batch: Batch) -> None:
+    def skipped(self, strategy: tf.distribute.Strategy, seen: Seen, data: Data) -> None:
         """Remembers an update that was not applied, and stops if it must; in the cross-replica context.
 
         Args:
             strategy: The strategy.
             seen: The update.
             data: Its data, of all replicas.
-            batch: Gives the position of its first batch in the epoch; None if it is not known.
         """
         before, fault = self._before(), seen.is_fault
         # No update was applied since a fault after as many updates, so that both are in a row.
@@ -211,7 +209,7 @@ class Faults:
         if self.mode != "raise":
             stops = tf.constant(False) if self._limit is None else fault & (run >= self._limit)
         found = _not_finite(strategy, data)
-        self._remember(strategy, seen, found, batch, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
+        self._remember(strategy, seen, found, fault & tf.equal(before.stops, 0), in_a_row=run, stops=stops)
         self.count_skipped(strategy, seen)
         if tf.executing_eagerly():
             self.stop()
@@ -230,10 +228,10 @@ class Faults:
         return Memory(tf.unstack(self.state.read_value()), len(self._heads))
 
     def _remember(
-        self, strategy: tf.distribute.Strategy, seen: Seen, data: tf.Tensor, batch: Batch, is_new: tf.Tensor, **counts: Any
+        self, strategy: tf.distribute.Strategy, seen: Seen, data: tf.Tensor, is_new: tf.Tensor, **counts: Any
     ) -> None:
         """Replaces the last fault by an update, if it is a new one."""
-        place = {"step": seen.step, "batch": -1 if batch is None else batch(), "data": data}
+        place = {"step": seen.step, "batch": -1 if seen.batch is None else seen.batch, "data": data}
         new = Memory.of(**counts, **place, heads=seen.broken.heads, variables=seen.broken.variables)
         assign(strategy, self.state, where(is_new, new.vector, self.state.read_value()))
 

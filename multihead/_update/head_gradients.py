@@ -137,7 +137,7 @@ def head_gradients(
     if added_loss is not None:  # it counts once per update, without a weight, but not for an idle head
         added_factor = where(factors.heads[k] > 0, factors.added, 0.0)
         of_added, added_loss = gradients(added_loss, factors.scaled_up(added_factor)), added_loss * added_factor
-    head.update_metrics(labels.in_units, predictions, labels.weights)
+    head.update_metrics(labels.in_units, predictions, labels.weights, read)
     reaches = not head.reads_floats(representation.nest) or trains_shared or not _is_nothing(of_loss.representation)
     if not reaches and _is_nothing(of_loss.own):
         raise ValueError(

@@ -451,15 +451,22 @@ class NamedHead:
         """`sum_i s_i * loss_i`, a float32 scalar; the arguments are those of `losses`."""
         return sum_of_losses(*self.losses(targets, predictions, weights))
 
-    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
+    def update_metrics(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor, representation: Any) -> None:
         """Adds the labelled elements to the metrics, without class weights.
+
+        A module that reads its targets may have a method `scores`, which does not: its result, of the shape of the
+        predictions, is then measured in their place.
 
         Args:
             targets: The targets in their own units.
             predictions: The module's predictions, of scaled targets if these are.
             weights: The weights of the loss's elements.
+            representation: The encoder's representation, of the same rows.
         """
         if self._metrics:
+            scores = getattr(self.module, "scores", None) if self.teacher_forcing else None
+            if callable(scores):
+                predictions = call_users(scores, self.read(representation))
             predictions = self.in_units(predictions)
             weights = without_class_weights(self.label_spec, targets, predictions, weights)
         for metric in self._metrics or []:

@@ -20,7 +20,9 @@ class Head:
     Args:
         module: A Keras layer, model or function. Called as `module(representation)` or, with `teacher_forcing`, as
             `module(representation, targets)` in training and evaluation and `module.generate(representation)` in prediction.
-            If its `call` has an argument `step`, it gets the number of updates applied so far there in training.
+            If its `call` has an argument `step`, it gets the number of updates applied so far there in training. With
+            `teacher_forcing`, metrics compare the result of its method `scores(representation)`, if it has one, with the
+            targets, in place of the output for the loss, whose shape it has.
         loss: A Keras loss: a name, a `Loss`, or a function that returns one value per element, or a sum and a count; see
             `multihead.losses`. None: the output is predicted and exported, and its metrics are computed where there are
             targets, which it does not need; but it is not trained.

@@ -65,15 +65,15 @@ COLUMNS = (
 )
 
 MOST = {
-    "plain": (38, 66, 46, 18, 40, 242, 122, 88, 78, 21, 1, 37),
-    "without statistics": (29, 66, 46, 18, 35, 242, 122, 85, 42, 15, 1, 35),
-    "all statistics": (80, 66, 46, 18, 267, 242, 122, 88, 193, 50, 5, 39),
-    "UPGrad": (37, 66, 46, 18, 207, 242, 122, 88, 78, 23, 1, 37),
-    "UPGrad at the parameters": (32, 66, 46, 18, 238, 242, 122, 88, 78, 23, 1, 37),
-    "micro-batches": (39, 135, 70, 18, 168, 242, 122, 88, 78, 189, 3, 37),
-    "labels checked before": (38, 23, 46, 18, 40, 242, 122, 88, 78, 21, 1, 37),
-    "fit on arrays": (38, 21, 46, 25, 40, 254, 62, 88, 78, 21, 1, 25),
-    "fit on arrays, without statistics": (29, 21, 46, 25, 35, 254, 62, 85, 42, 15, 1, 23),
+    "plain": (38, 66, 46, 18, 40, 242, 122, 89, 80, 21, 1, 37),
+    "without statistics": (29, 66, 46, 18, 35, 242, 122, 86, 42, 15, 1, 35),
+    "all statistics": (80, 66, 46, 18, 267, 242, 122, 89, 193, 50, 5, 39),
+    "UPGrad": (37, 66, 46, 18, 207, 242, 122, 89, 80, 23, 1, 37),
+    "UPGrad at the parameters": (32, 66, 46, 18, 238, 242, 122, 89, 80, 23, 1, 37),
+    "micro-batches": (39, 135, 70, 18, 168, 242, 122, 89, 80, 189, 3, 37),
+    "labels checked before": (38, 23, 46, 18, 40, 242, 122, 89, 80, 21, 1, 37),
+    "fit on arrays": (38, 21, 46, 25, 40, 254, 62, 89, 80, 21, 1, 25),
+    "fit on arrays, without statistics": (29, 21, 46, 25, 35, 254, 62, 86, 42, 15, 1, 23),
 }
 """By configuration the operations of each stage and, among all, the conditions and loops, and the assignments of variables.
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import _equal_cost_front, _equal_cost_sets, _equal_cost_table, equal_cost, multimnist
 from examples.seq2seq_price.columns import NO_LABEL
-from multihead.comparison import _cost
+from multihead.comparison import _run
 
 pytestmark = pytest.mark.programs
 
@@ -192,8 +192,8 @@ def test_orders_are_padded_and_the_longest_left_out(tmp_path):
 
 
 def test_quick_trains_the_variants_and_prints_their_table(monkeypatch, tmp_path, capsys, without_graphs):
-    monkeypatch.setattr(_cost, "ROUNDS", 1)
-    monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(_run, "ROUNDS", 1)
+    monkeypatch.setattr(_run, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(multimnist, "SIZES", {"train": 200, "validation": 100, "test": 100})
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (400, 28, 28), np.uint8), rng.integers(0, 10, 400, np.uint8)

@@ -48,6 +48,7 @@ PRINTED = {
     ],
     "large_batches": ["True True", "True True"],
     "sharing": ["2 True", "(2,)"],
+    "crf": ["True True"],
     "reply_and_price": ["0.5 0.5", "(2, 6) (2, 1, 6)"],
     "representation_or_parameters": ["8.0 [0.0, 6.0]", "-3.91 [0.0, 1.17]"],
     "resuming": ["[0, 1, 2, 3] True"],

@@ -66,7 +66,7 @@ def results(made, loss, targets, predictions, sample_weight=None, ignore_label=-
     for part in (slice(0, half), slice(half, None)):
         weight = None if sample_weight is None else tf.constant(sample_weight[part])
         clean, weights = head.mask_missing(tf.constant(targets[part]), weight, spec, None)
-        head.update_metrics(clean, tf.constant(predictions[part]), weights)
+        head.update_metrics(clean, tf.constant(predictions[part]), weights, None)
     return {name: np.array(metric.result()) for name, metric in zip(made, head.metrics)}
 
 

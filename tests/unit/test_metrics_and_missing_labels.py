@@ -314,7 +314,7 @@ def found_by_head(specs, loss, batches, *, xla=False, **options):
 
     def update(y, p):
         clean, weights = head.mask_missing(y, None, spec, None)
-        head.update_metrics(clean, p, weights)
+        head.update_metrics(clean, p, weights, None)
 
     if xla:
         update = tf.function(update, jit_compile=True)

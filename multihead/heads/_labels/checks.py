@@ -15,6 +15,10 @@ from multihead.losses._shapes import Elements, aligned_shape, with_columns
 
 # How far beside their range soft labels may lie by the rounding of what computed them.
 _ROUNDING = 1e-3
+_OF_SEQUENCES = (
+    " A module that reads the targets returns something for each of them, too; for the log likelihood of a sequence of tags "
+    "use `multihead.models.CRFTagger`."
+)
 _MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
 
 
@@ -113,7 +117,7 @@ def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> in
         raise ValueError(
             f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
             f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
-            "Let the loss give one value per label."
+            f"Let the loss give one value per label.{_OF_SEQUENCES if predictions.shape.rank == 1 < seen.rank else ''}"
         )
     if spec.class_weight is not None and spec.loss.is_total:
         raise ValueError(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from multihead._ground.validation import check_choice, check_head_names, did_you_mean, is_number, nearest, quoted
 from multihead._trainer.directions import direction
-from multihead.callbacks._best import Best, by_head, check_by_head, restore, values_of
-from multihead.callbacks._score import Score
+from multihead.callbacks._best import Best, by_head, check_by_head, variables_of
 from multihead.heads._metrics import log_name
 from multihead.heads._value import named
 
@@ -82,9 +84,8 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             )
         for name, value in (("patience", patience), ("start_from_epoch", start_from_epoch)):
             if not isinstance(value, int) or value < 0:
-                raise ValueError(
-                    f"`{name}` must be a whole number of at least 0. Received: {name}={value!r}. Pass, for example, 3."
-                )
+                rule = f"`{name}` must be a whole number of at least 0."
+                raise ValueError(f"{rule} Received: {name}={value!r}. Pass, for example, 3.")
         self.monitor = None if monitor is None else dict(monitor)
         self.min_delta = check_by_head("min_delta", min_delta, is_number, "a finite number", 0.001)
         for each in mode.values() if isinstance(mode, Mapping) else [mode]:
@@ -95,15 +96,15 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         )
         self.patience, self.start_from_epoch = patience, start_from_epoch
         self.verbose, self.restore_best_weights, self.idle = verbose, restore_best_weights, idle
-        self._metrics: dict[str, str] = {}
-        self._modes: dict[str, str] = {}
-        self._validates = True
-        self._num_epochs = 0
+        self._metrics, self._modes = dict[str, str](), dict[str, str]()
+        self._validates, self._num_epochs = True, 0
         self._clear()
 
     def _clear(self) -> None:
         self._bests = {head: Best(self._modes[head], by_head(self.min_delta, head, 0.0)) for head in self._metrics}
-        self._score = Score(self._metrics, self._modes, self.single_task)
+        self._best_score = Best("max")
+        self._scores: dict[int, float] = {}  # of each epoch
+        self._last: dict[str, float] = {}  # the last metric, other than NaN, of each head that has had one
         self._rows: dict[int, dict[str, float]] = {}
         self._weights: dict[str | None, list[np.ndarray]] = {}  # of the best epoch of a head or, with None, of the score
         self.idle_heads: list[str] = []
@@ -119,16 +120,16 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     @property
     def best_score(self) -> float | None:
-        return self._score.best.value
+        return self._best_score.value
 
     @property
     def best_score_epoch(self) -> int | None:
-        return self._score.best.epoch
+        return self._best_score.epoch
 
     @property
     def score_name(self) -> str:
         """The name of the score in the logs: `val_score`, or `score` if all metrics are those of training."""
-        return self._score.name
+        return "val_score" if any(name.startswith("val_") for name in self._metrics.values()) else "score"
 
     def restore(self, head: str) -> None:
         """Sets the encoder and one head to their weights of the head's best epoch, for example to export them.
@@ -147,7 +148,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
                 f"`head` must be a head with kept weights. Received: head={head!r}; there are weights of "
                 f"{quoted(kept)}. {did_you_mean([head], kept, 'Pass one of these, with `restore_best_weights=True`.')}"
             )
-        restore(self.model, [head], self._weights[head])
+        self._restore([head], self._weights[head])
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras."""
@@ -178,8 +179,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.monitor is None and not validates:
             raise ValueError(
                 "`validation_data` must be given for HeadEarlyStopping, which monitors `val_{head}_loss`. Received: a `fit` "
-                "without "
-                "validation data. Pass them, or other metrics by head name as `monitor`."
+                "without validation data. Pass them, or other metrics by head name as `monitor`."
             )
         for place, callback in enumerate(others):
             if getattr(callback, "monitor", None) not in ("val_score", "score"):
@@ -188,8 +188,7 @@ class HeadEarlyStopping(keras.callbacks.Callback):
             if place < list(others).index(self):
                 raise ValueError(
                     f"`callbacks` must have HeadEarlyStopping before callbacks that monitor {callback.monitor!r}. Received: "
-                    f"{name} "
-                    "before HeadEarlyStopping. Move it."
+                    f"{name} before HeadEarlyStopping. Move it."
                 )
             if getattr(callback, "mode", "max") != "max" or (callable(better) and better(0.0, 1.0)):
                 raise ValueError(
@@ -205,10 +204,12 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if values is None:
             return
         improved, newly_idle = self._add(epoch, values)
-        logs[self.score_name] = self._score.of_epochs[epoch]
-        self._score.warn_of_missing()
+        logs[self.score_name] = self._scores[epoch]
+        if len(self._scores) == 1:
+            self._warn_of_missing()
         for name in improved if self.restore_best_weights else []:
-            self._weights[name] = values_of(self.model, list(self.model.heads) if name is None else [name])
+            variables = variables_of(self.model, list(self.model.heads) if name is None else [name])
+            self._weights[name] = [np.array(tf.convert_to_tensor(variable)) for variable in variables]
         for head in newly_idle:
             self._say(f"Epoch {epoch + 1}: head {head!r} is idle; its best {self._metrics[head]} was {self.best[head]}")
         self._apply()
@@ -220,10 +221,10 @@ class HeadEarlyStopping(keras.callbacks.Callback):
         if self.stopped_epoch:
             self._say(f"Epoch {self.stopped_epoch + 1}: no head improves any more")
         if self._num_epochs and self.best_score is None:
-            self._score.warn_of_none(self.start_from_epoch)
+            self._warn_of_none()
         if self.restore_best_weights and None in self._weights:
             self._say(f"Restoring the weights of epoch {(self.best_score_epoch or 0) + 1}, the best {self.score_name}")
-            restore(self.model, list(self.model.heads), self._weights[None])
+            self._restore(list(self.model.heads), self._weights[None])
 
     def get_run_state(self) -> dict[str, Any]:
         """Called by `Checkpoint`: the metrics of all epochs and the kept weights."""
@@ -239,19 +240,61 @@ class HeadEarlyStopping(keras.callbacks.Callback):
 
     def _add(self, epoch: int, values: dict[str, float]) -> tuple[list[str | None], list[str]]:
         """Adds the metrics of an epoch: the heads that improved (None stands for the score), and the newly idle ones."""
-        self._rows[epoch] = values
-        self._score.add(epoch, values, self.idle_heads)
+        known = {head: value for head, value in values.items() if not math.isnan(value)}
+        if known.keys() - self._last.keys():
+            self._best_score = Best("max")  # scores of more heads cannot be compared with those before
+        self._last.update(known)
+        self._rows[epoch], self._scores[epoch] = values, self._score(values)
         if epoch < self.start_from_epoch:
             return [], []
         improved: list[str | None] = [head for head, best in self._bests.items() if best.add(epoch, values[head])]
         ended = [head for head, best in self._bests.items() if head not in improved and best.wait >= self.patience]
-        newly_idle = [h for h in ended if self.idle and epoch > 0 and h not in self.idle_heads and h in self._score.last]
+        newly_idle = [h for h in ended if self.idle and epoch > 0 and h not in self.idle_heads and h in self._last]
         self.idle_heads += newly_idle
         if epoch > 0 and {*ended, *self.idle_heads} == set(self._bests):
             self.stopped_epoch = epoch
-        if self._score.best.add(epoch, self._score.of_epochs[epoch]):
+        if self._best_score.add(epoch, self._scores[epoch]):
             improved.append(None)
         return improved, newly_idle
+
+    def _score(self, values: Mapping[str, float]) -> float:
+        """The mean of the heads' metrics with their signs, or their mean relative gain."""
+        gains = []
+        for head, last in self._last.items():
+            # An idle head, which is not trained, has no metric of training.
+            value = last if head in self.idle_heads and not self._metrics[head].startswith("val_") else values[head]
+            base = self.single_task.get(head)
+            gain = value if base is None else (value - base) / abs(base)
+            gains.append(gain if self._modes[head] == "max" else -gain)
+        return float(np.mean(gains)) if gains else math.nan
+
+    def _warn_of_missing(self) -> None:
+        missing = [head for head in self._metrics if head not in self._last]
+        if missing:
+            names = quoted(self._metrics[head] for head in missing)
+            warnings.warn(
+                f"HeadEarlyStopping finds no value of head {quoted(missing)}: {names} is NaN, because the data have no "
+                f"labels for it, or its loss is not finite. Until there is a value, the head does not count in "
+                f"{self.score_name}, and is not made idle. Add labels, or name only the other heads in `monitor`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_none(self) -> None:
+        if not self._scores:
+            reason = "no epoch had validation. Look at `validation_freq`"
+        elif max(self._scores) < self.start_from_epoch:
+            reason = f"training ended before the epoch {self.start_from_epoch}. Lower `start_from_epoch`"
+        elif not self._last:
+            reason = "the values of all heads were NaN. Look at the labels and losses"
+        else:
+            reason = f"in each epoch, a value of the heads {quoted(self._last)} was NaN. Look at the labels and losses"
+        text = f"HeadEarlyStopping has no {self.score_name}, and restores nothing, because {reason}."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+    def _restore(self, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(variables_of(self.model, heads), values, strict=True):
+            variable.assign(value)
 
     def _apply(self) -> None:
         """Makes heads idle, or stops training, according to the state."""

@@ -1,4 +1,4 @@
-"""The parts of a trainer and its options, as tables."""
+"""A trainer: its parts and options as tables, and as a plot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from multihead import losses
-from multihead._display.tables import as_text
+from multihead._display.drawing import GREY, colour, new_figure, title
+from multihead._display.tables import as_text, needed
 from multihead._ground.layers import renamed
 
 
@@ -21,41 +22,26 @@ class Part(NamedTuple):
         name: `"encoder"`, or the head's name.
         kind: The class of the module.
         parameters: Its number of parameters; None before it is built.
-        trained: How many of them are trained; None before it is built.
+        size: The number of parameters, and of those that are trained, as text.
     """
 
     name: str
     kind: str
     parameters: int | None
-    trained: int | None
+    size: str
 
-    @property
-    def size(self) -> str:
-        """The number of parameters, in words."""
-        if self.parameters is None:
-            return "not built yet"
-        return (
-            f"{self.parameters:,}" if self.trained == self.parameters else f"{self.parameters:,} ({self.trained:,} trained)"
-        )
+    @classmethod
+    def of(cls, name: str, module: Any, rate: Any) -> Part:
+        """A module, which is frozen if the factor of its learning rate is 0."""
+        kind = type(module).__name__ if not inspect.isfunction(module) else "function"
+        if not getattr(module, "built", True):
+            return cls(name, kind, None, "not built yet")
+        total, trained = (sum(map(_size, getattr(module, each, []))) for each in ("weights", "trainable_weights"))
+        trained = 0 if rate == 0 else trained
+        return cls(name, kind, total, f"{total:,}" if trained == total else f"{total:,} ({trained:,} trained)")
 
-    @property
-    def in_words(self) -> str:
-        """The size, in words."""
+    def __str__(self) -> str:
         return self.size if self.parameters is None else f"{self.size} parameters"
-
-
-def part(name: str, module: Any, rate: Any) -> Part:
-    """A module with its size.
-
-    Args:
-        name: `"encoder"`, or the head's name.
-        module: The module.
-        rate: The factor of its learning rate.
-    """
-    is_built = getattr(module, "built", True)
-    total, trained = (sum(_size(v) for v in getattr(module, each, [])) for each in ("weights", "trainable_weights"))
-    kind = type(module).__name__ if not inspect.isfunction(module) else "function"
-    return Part(name, kind, total if is_built else None, (0 if rate == 0 else trained) if is_built else None)
 
 
 def _size(variable: Any) -> int:
@@ -65,8 +51,8 @@ def _size(variable: Any) -> int:
 def parts_of(trainer: Any) -> list[Part]:
     """The encoder, and the heads' modules."""
     rate = 1.0 if trainer.options is None else trainer.options.encoder_learning_rate_multiplier
-    heads = [part(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
-    return [part("encoder", trainer.encoder, rate), *heads]
+    heads = [Part.of(name, head.module, head.learning_rate_multiplier) for name, head in trainer.heads.items()]
+    return [Part.of("encoder", trainer.encoder, rate), *heads]
 
 
 def described(method: Any) -> str:
@@ -83,14 +69,14 @@ def loss_of(head: Any) -> str:
 
 
 def weight_of(head: Any) -> str:
-    """A head's weight, in words."""
+    """A head's weight, as text."""
     if head.loss is None:
         return "not trained"
     return "a function of the step" if callable(head.weight) else f"{float(head.weight):g}"
 
 
 def factor_of(rate: Any) -> str:
-    """A factor of the learning rate, in words."""
+    """A factor of the learning rate, as text."""
     if isinstance(rate, (int, float)):
         return "frozen" if rate == 0 else f"{rate:g}"
     return "a function of the step" if inspect.isroutine(rate) else type(rate).__name__
@@ -121,7 +107,7 @@ def update_of(trainer: Any) -> list[tuple[str, str]]:
 
 
 def balancing_of(trainer: Any) -> str:
-    """How and where the heads' gradients are combined, in words."""
+    """How and where the heads' gradients are combined, as text."""
     options = trainer.options
     if options is None or options.balancer is None:
         return "plain sum of the heads' gradients"
@@ -130,7 +116,7 @@ def balancing_of(trainer: Any) -> str:
 
 
 def passes_of(trainer: Any) -> str | None:
-    """How often each batch, or micro-batch, runs through the encoder, in words.
+    """How often each batch, or micro-batch, runs through the encoder, as text.
 
     None for a trainer that is not built, and where it is once forward and once backward.
     """
@@ -163,31 +149,95 @@ def tables(trainer: Any) -> list[tuple[str, list[str], list[list[str]]]]:
         rows.append([found.name, found.kind, found.size, loss_of(head) + scaling, weight_of(head), reads])
     parameters = [each.parameters for each in (encoder, *of_heads)]
     if None not in parameters:
-        rows.append(["together", "", f"{_total(trainer):,}", "", "", ""])
+        modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
+        variables = {id(v): v for module in modules for v in getattr(module, "weights", [])}
+        rows.append(["together", "", f"{sum(map(_size, variables.values())):,}", "", "", ""])
     of_modules = (f"Modules of {trainer.name!r}", ["part", "module", "parameters", "loss", "weight", "reads"], rows)
     update = update_of(trainer) or [("not compiled yet", "")]
     return [of_modules, ("One update", ["stage", ""], [list(stage) for stage in update])]
 
 
-def _total(trainer: Any) -> int:
-    modules = [trainer.encoder, *(head.module for head in trainer.heads.values())]
-    found = {id(v): v for module in modules for v in getattr(module, "weights", [])}
-    return sum(_size(variable) for variable in found.values())
-
-
 def print_summary(trainer: Any, arguments: dict[str, Any], of_keras: Callable[..., Any]) -> None:
-    """Prints the tables and, if options of Keras's own summary are given, that too.
-
-    Args:
-        trainer: The trainer.
-        arguments: The arguments of `summary` that were given.
-        of_keras: Keras's own summary.
-    """
+    """Prints the tables and, if arguments of Keras's own summary are given, that summary, `of_keras`, too."""
     write = arguments.get("print_fn") or print
-    for title, columns, rows in tables(trainer):
-        write(as_text(title, columns, rows, numbers=("parameters",)))
+    for heading, columns, rows in tables(trainer):
+        write(as_text(heading, columns, rows, numbers=("parameters",)))
     if arguments.keys() - {"print_fn"}:
         parts = [("encoder", trainer.encoder), *((name, head.module) for name, head in trainer.heads.items())]
         parts += [(name, getattr(trainer, name)) for name in ("weighting", "balancer", "head_schedule")]
         with renamed([(name, each) for name, each in parts if isinstance(each, keras.layers.Layer)]):
             of_keras(**arguments)
+
+
+WIDTH, HEIGHT, GAP = 2.6, 0.8, 0.35
+
+
+def draw_model(trainer: Any) -> Any:
+    """See `multihead.plots.model`."""
+    heads = trainer.heads
+    figure, axes = new_figure("`plots.model`", 1, 1, (10, 1.9 + (HEIGHT + GAP) * len(heads) * 0.75))
+    axis = axes[0, 0]
+    encoder, *of_heads = parts_of(trainer)
+    height = len(heads) * (HEIGHT + GAP) - GAP
+    middle = height / 2
+    lowest = min(-0.1, middle - 0.85)
+    _box(axis, (0, middle - 0.6), 1.2, "encoder", f"{encoder.kind}\n{encoder}", edge="#333333")
+    axis.annotate("inputs", (0, middle), (-0.9, middle), ha="center", va="center", color=GREY, arrowprops=_arrow(GREY))
+    node = WIDTH + 1.2
+    axis.annotate("", (node, middle), (WIDTH, middle), arrowprops=_arrow("#333333"))
+    axis.text((WIDTH + node) / 2, middle + 0.12, "representation", ha="center", va="bottom", fontsize=8, color=GREY)
+    for k, (found, head) in enumerate(zip(of_heads, heads.values())):
+        _draw_head(axis, found, head, (node, middle), height - HEIGHT - k * (HEIGHT + GAP), colour(k))
+    axis.plot([node], [middle], "o", color="#333333", ms=9, zorder=3)
+    point = (WIDTH / 2, middle - 0.6) if _balances_parameters(trainer) else (node, middle)
+    dotted = {"arrowstyle": "-", "color": GREY, "ls": ":"}
+    of_balancing = balancing_of(trainer).replace(", ", ",\n")
+    how = f"heads' gradients:\n{of_balancing}"
+    axis.annotate(how, point, (point[0], lowest), ha="center", va="top", fontsize=9, arrowprops=dotted)
+    axis.set_xlim(-1.4, node + 1.3 + WIDTH + 2.4)
+    axis.set_ylim(lowest - 0.65, height + 0.1)
+    axis.set_axis_off()
+    total = sum(each.parameters or 0 for each in (encoder, *of_heads))
+    stages = dict(update_of(trainer))
+    of_update = f"; one update is of {stages['examples']}, by {stages['optimizer']}" if stages else ""
+    detail = f"{total:,} parameters{of_update}"
+    number = f"{len(heads)} heads" if len(heads) > 1 else "1 head"
+    title(axis, f"One encoder, {number}", detail)
+    return figure
+
+
+def _balances_parameters(trainer: Any) -> bool:
+    options = trainer.options
+    return options is not None and options.balancer is not None and options.balance_at == "parameters"
+
+
+def _draw_head(axis: Any, found: Any, head: Any, node: tuple[float, float], bottom: float, edge: str) -> None:
+    """The box of a head, the arrow to it from the representation, and its loss."""
+    left, centre = node[0] + 1.3, bottom + HEIGHT / 2
+    axis.annotate("", (left, centre), node, arrowprops=_arrow(edge))
+    if head.reads is not None:
+        axis.text(left - 0.1, centre + 0.08, _short(repr(head.reads)), ha="right", va="bottom", fontsize=8, color=GREY)
+    _box(axis, (left, bottom), HEIGHT, found.name, f"{found.kind}, {found}", edge=edge)
+    loss, right = f"{loss_of(head)}\nweight {weight_of(head)}" if head.loss is not None else "not trained", left + WIDTH
+    axis.annotate(loss, (right, centre), (right + 0.5, centre), va="center", fontsize=9, arrowprops=_arrow(GREY, "<-"))
+
+
+def _box(axis: Any, corner: tuple[float, float], height: float, name: str, text: str, *, edge: str) -> None:
+    patches = needed("matplotlib.patches", "plots", "`plots.model`")
+    left, bottom = corner
+    shape = patches.FancyBboxPatch(
+        (left, bottom), WIDTH, height, boxstyle="round,pad=0,rounding_size=0.08", fc="white", ec=edge, lw=2, zorder=2
+    )
+    axis.add_patch(shape)
+    axis.text(
+        left + 0.15, bottom + height - 0.12, _short(name, 26), va="top", fontsize=11, fontweight="bold", color=edge, zorder=3
+    )
+    axis.text(left + 0.15, bottom + 0.12, text, va="bottom", fontsize=9, color="black", zorder=3)
+
+
+def _arrow(of_arrow: str, style: str = "-|>") -> dict[str, Any]:
+    return {"arrowstyle": style, "color": of_arrow, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
+
+
+def _short(text: str, length: int = 18) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
