@@ -14,15 +14,10 @@ from multihead._data.arrays import as_arrays
 from multihead._display.trainer import print_summary
 from multihead._formats.from_model import compiled_of, optimizer_of, parts_of
 from multihead._formats.saving import SavedTrainer
-from multihead._ground.errors import errors_in_words
-from multihead._ground.keras import (
-    InMode,
-    Untracked,
-    check_one_step,
-    replace_layers,
-    tensor_variable,
-)
-from multihead._ground.validation import check_choice, check_head_names, quoted
+from multihead._ground.calls import InMode
+from multihead._ground.keras import Untracked, check_one_step, tensor_variable
+from multihead._ground.layers import replace_layers
+from multihead._ground.validation import check_choice, check_head_names, errors_in_words, quoted
 from multihead._runs.run import checkpoint_of, opened
 from multihead._trainer.custom_loop import CustomLoops
 from multihead._trainer.fitting import FittedTrainer, arguments_of

@@ -13,8 +13,8 @@ from multihead._data.arrays import as_arrays, read_arrays
 from multihead._data.batches import read_dataset, read_iterable, read_sequence
 from multihead._data.data import Data
 from multihead._data.windows import in_windows
-from multihead._ground.global_random import RandomStream
 from multihead._ground.keras import SEQUENCES_BEGIN_ANEW, validates_during_fit
+from multihead._ground.random import RandomStream
 from multihead._ground.validation import is_number
 
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.global_random import RandomStream
+from multihead._ground.calls import as_is
+from multihead._ground.random import RandomStream
 from multihead._ground.validation import is_number
 from multihead._update.batch import Batch, is_absent, rows
 

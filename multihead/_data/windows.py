@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
+from multihead._ground.calls import as_is
 from multihead._update.batch import batch_size, rows
 
 _KEY = "window"

@@ -12,7 +12,7 @@ import tensorflow as tf
 from multihead import losses
 from multihead._display.drawing import GREY, colour, new_figure, title
 from multihead._display.tables import as_text, needed
-from multihead._ground.keras import renamed
+from multihead._ground.layers import renamed
 
 
 class Part(NamedTuple):

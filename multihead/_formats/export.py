@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users, graph_function
-from multihead._ground.keras import all_layers, call_module, temporarily
+from multihead._ground.calls import call_module, call_users, graph_function
+from multihead._ground.keras import temporarily
+from multihead._ground.layers import all_layers
 from multihead._ground.validation import check_choice, check_head_names, quoted
 from multihead.heads._named import NamedHead
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.functional import (
+from multihead._ground.calls import with_masks_of_layers
+from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL
+from multihead._ground.layers import (
     called_again,
     compiled_with,
     inputs_of,
@@ -18,7 +20,6 @@ from multihead._ground.functional import (
     nodes_in_order,
     outputs_of,
 )
-from multihead._ground.keras import METRICS_OF_A_LIST_ARE_FOR_ALL, with_masks_of_layers
 from multihead._ground.validation import quoted
 
 

@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from multihead._formats.export import export_heads, heads_to_export
-from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable, seed_variables
+from multihead._ground.keras import classes_of_shared_layers, load_as_arrays, restorable
+from multihead._ground.layers import seed_variables
 from multihead._runs.variables import draw_from_variables
 from multihead._trainer.building import Shapes
 from multihead._trainer.options import CompileOptions

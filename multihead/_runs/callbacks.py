@@ -17,10 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.files import replace_text
-from multihead._ground.global_random import random_numbers, restore_random_numbers
 from multihead._ground.keras import choose_direction, steps_at_once, tensor_variable
+from multihead._ground.random import random_numbers, restore_random_numbers
 from multihead._runs.checkpoint import Checkpoint
+from multihead._runs.files import replace_text
 from multihead._runs.snapshot import Snapshot
 
 _LEFT_OUT = {"model", "params", "validation_data"}

@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from multihead._data.arguments import Call
 from multihead._data.described import described, digest_of_first, has_unseeded_shuffle
-from multihead._ground.files import locked
-from multihead._ground.global_random import RandomStream, random_numbers, restore_random_numbers
 from multihead._ground.keras import callbacks_of
+from multihead._ground.random import RandomStream, random_numbers, restore_random_numbers
 from multihead._ground.replicas import is_chief
 from multihead._runs.callbacks import RunCallbacks
 from multihead._runs.checkpoint import Checkpoint
+from multihead._runs.files import locked
 from multihead._runs.variables import draw_from_variables
 
 # Which file a trainer's latest run was saved in, and how many updates the trainer had made when the run ended.

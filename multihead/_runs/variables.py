@@ -9,17 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import (
-    OPTIONS_OF_COMPILE,
-    SCALING,
-    STACK,
-    all_layers,
-    random_states,
-    tensor_variable,
-    use_seed_variables,
-)
+from multihead._ground.keras import OPTIONS_OF_COMPILE, SCALING, STACK, tensor_variable
+from multihead._ground.layers import all_layers, module_variables, random_states, state_variables, use_seed_variables
 from multihead._ground.optimizers import optimizer_core, optimizer_state
-from multihead._ground.state import module_variables, state_variables
 
 _NOT_DESCRIBED = {"name", "dtype", "trainable", "seed", "batch_input_shape", "batch_shape", "initial_scale"}
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.gradients import inner_products
-from multihead._ground.keras import run_in_graphs, tensor_variable
+from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import run_in_graphs
 from multihead._ground.optimizers import build_optimizer
+from multihead._ground.tensors import inner_products
 from multihead._ground.validation import as_python, quoted
 from multihead._trainer.options import CompileOptions
 from multihead._trainer.trace import read_by_loss, trace_predictions

@@ -8,9 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.errors import in_short
 from multihead._ground.keras import overridden
-from multihead._ground.names import did_you_mean, nearest
 from multihead._ground.optimizers import (
     APPLYING,
     BY_REPLICAS,
@@ -22,7 +20,7 @@ from multihead._ground.optimizers import (
     optimizer_names,
     optimizer_takes_over,
 )
-from multihead._ground.validation import is_number, quoted
+from multihead._ground.validation import did_you_mean, in_short, is_number, nearest, quoted
 from multihead.heads._named import NamedHead
 
 INSTEAD = {

@@ -14,13 +14,12 @@ from multihead._data.arguments import read_batches
 from multihead._data.arrays import as_arrays
 from multihead._data.windows import batches_of_update
 from multihead._ground import replicas
-from multihead._ground.errors import errors_in_words
-from multihead._ground.graphs import functions_run_eagerly
-from multihead._ground.keras import Gradient, tensor_variable
-from multihead._ground.numerics import unchecked
+from multihead._ground.calls import functions_run_eagerly
+from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import loss_scale
-from multihead._ground.validation import check_choice, check_positive_whole
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
+from multihead._ground.validation import check_choice, check_positive_whole, errors_in_words
 from multihead._trainer.options import BALANCE_AT
 from multihead._trainer.scaling import check_known, fit_scalings_to, scaling_variables
 from multihead._trainer.state import TrainerState

@@ -14,9 +14,8 @@ import tensorflow as tf
 from multihead import balancing, clipping, schedules
 from multihead import weighting as weightings
 from multihead._ground.keras import check_options_of_replicas, check_steps_at_once, overridden
-from multihead._ground.names import nearest
 from multihead._ground.optimizers import optimizer_arguments
-from multihead._ground.validation import check_choice, check_positive_whole, quoted
+from multihead._ground.validation import check_choice, check_positive_whole, nearest, quoted
 from multihead._trainer.checked_optimizer import INSTEAD, check_optimizer, check_weight_decay
 from multihead._update.faults import ON_NONFINITE
 from multihead.balancing._kinds import every

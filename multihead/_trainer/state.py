@@ -12,18 +12,8 @@ import tensorflow as tf
 
 from multihead._data.data import Data
 from multihead._ground import replicas
-from multihead._ground.keras import (
-    HEAD,
-    SCALING,
-    KerasHooks,
-    Untracked,
-    add_state,
-    first_replica_variable,
-    remove_layer,
-    replace_layers,
-    tensor_variable,
-    unlock,
-)
+from multihead._ground.keras import HEAD, SCALING, KerasHooks, Untracked, add_state, first_replica_variable, tensor_variable
+from multihead._ground.layers import remove_layer, replace_layers, unlock
 from multihead._ground.validation import quoted
 from multihead._trainer.building import Built, Shapes, build_modules, build_spec
 from multihead._trainer.options import CompileOptions, Setup

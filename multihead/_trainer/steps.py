@@ -11,9 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._data.windows import batches_of_update
-from multihead._ground.keras import over_replicas, steps_at_once
-from multihead._ground.numerics import results_unchecked
+from multihead._ground.keras import steps_at_once
 from multihead._ground.optimizers import loss_scale
+from multihead._ground.replicas import over_replicas
+from multihead._ground.tensors import unchecked
 from multihead._trainer.state import TrainerState
 from multihead._update.apply import apply_update, clip, observe
 from multihead._update.evaluate import evaluate_batch
@@ -156,7 +157,7 @@ class StepFunction:
         plan = replace(self.plan, period=period)
         if plan not in self._functions:
             self._functions[plan] = self._make(plan)
-        with results_unchecked():  # values of nothing are NaN
+        with unchecked(in_functions=True):  # values of nothing are NaN
             return self._functions[plan](iterator)
 
     def take(self, specs: Any) -> None:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.errors import in_short
-from multihead._ground.keras import all_layers, created_outside_of_graphs, keras_mask, variable_name
-from multihead._ground.state import module_variables, recurrent_states, state_variables
-from multihead._ground.validation import quoted
+from multihead._ground.calls import created_outside_of_graphs, graph_function, keras_mask
+from multihead._ground.keras import variable_name
+from multihead._ground.layers import all_layers, module_variables, recurrent_states, state_variables
+from multihead._ground.validation import in_short, quoted
 from multihead._update.batch import Batch, batch_size, sample_of
 from multihead._update.labels import Predictions
 from multihead._update.representation import DetachedRepresentation, call_encoder

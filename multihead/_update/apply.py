@@ -9,10 +9,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from multihead._ground.autograph import as_is
-from multihead._ground.gradients import all_of, any_of, deduplicate, is_finite, map_values
-from multihead._ground.graphs import in_xla
-from multihead._ground.method import Observation
+from multihead._ground.calls import as_is
 from multihead._ground.optimizers import (
     adapted_loss_scale,
     apply_reduced_gradients,
@@ -20,7 +17,8 @@ from multihead._ground.optimizers import (
     record_finite,
 )
 from multihead._ground.replicas import assign, local
-from multihead._ground.where import where
+from multihead._ground.tensors import all_of, any_of, deduplicate, in_xla, is_finite, map_values, where
+from multihead._method import Observation
 from multihead._update.evaluate import loss_sums_after
 from multihead._update.scale import apply_scaled
 from multihead._update.spec import UpdateSpec

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from multihead import schedules
 from multihead._ground import replicas
-from multihead._ground.gradients import computed_if, inner_products
-from multihead._ground.layers import in_inference_mode
-from multihead._ground.where import where
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import computed_if, inner_products, where
 from multihead._update.batch import Batch, batch_size
 from multihead._update.labels import Labels, count_labels, measure, rows_for, runs, with_counts
 from multihead._update.micro_batches import MicroBatch, accumulate

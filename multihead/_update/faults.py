@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.errors import stop_unless
-from multihead._ground.gradients import all_of, is_finite
 from multihead._ground.keras import first_replica_variable, variable_name
+from multihead._ground.layers import module_variables
 from multihead._ground.replicas import assign
-from multihead._ground.state import module_variables
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._ground.tensors import all_of, is_finite, where
+from multihead._ground.validation import quoted, stop_unless
 from multihead._update.network import ByOwner, Network
 
 ON_NONFINITE = ("skip", "raise")

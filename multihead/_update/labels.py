@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import computed_if
-from multihead._ground.keras import keras_mask, with_keras_mask
-from multihead._ground.state import state_kept
+from multihead._ground.calls import keras_mask, with_keras_mask
+from multihead._ground.layers import state_kept
+from multihead._ground.tensors import computed_if
 from multihead._update.batch import Batch, batch_size
 from multihead._update.network import Network
 from multihead._update.representation import DetachedRepresentation, call_encoder

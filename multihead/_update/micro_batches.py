@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import added, computed_if, with_none, zeros_like
-from multihead._ground.graphs import in_xla
+from multihead._ground.calls import graph_function
+from multihead._ground.tensors import added, computed_if, in_xla, with_none, zeros_like
 from multihead._update.batch import batch_size, merged_spec, open_batch_size, rows
 from multihead._update.labels import Labels
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import all_layers, losses_of_call, losses_of_weights, tensor_variable
-from multihead._ground.layers import owner_names
-from multihead._ground.state import own_state, state_variables
-from multihead._ground.where import where
+from multihead._ground.keras import tensor_variable
+from multihead._ground.layers import all_layers, losses_of_call, losses_of_weights, own_state, owner_names, state_variables
+from multihead._ground.tensors import where
 from multihead.heads._named import NamedHead
 
 

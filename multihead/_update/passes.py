@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import added, all_of, computed_if, is_finite, scaled
-from multihead._ground.keras import Gradient
-from multihead._ground.layers import in_inference_mode
-from multihead._ground.where import where
+from multihead._ground.calls import in_inference_mode
+from multihead._ground.tensors import added, all_of, computed_if, is_finite, scaled, where
+from multihead._ground.types import Gradient
 from multihead._update.batch import batch_size
 from multihead._update.labels import Labels, measure, rows_for, runs
 from multihead._update.micro_batches import MicroBatch

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.errors import stop_unless
-from multihead._ground.gradients import computed_if, inner_products
-from multihead._ground.where import where
+from multihead._ground.tensors import computed_if, inner_products, where
+from multihead._ground.validation import stop_unless
 from multihead._update.batch import Batch
 from multihead._update.faults import Broken
 from multihead._update.labels import count_over_replicas, fully_labelled

@@ -12,11 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.errors import in_short
-from multihead._ground.gradients import added, half_square, inner_products, scaled, wide
-from multihead._ground.keras import Gradient, call_module, keras_mask, with_keras_mask
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.calls import call_module, keras_mask, with_keras_mask
+from multihead._ground.tensors import added, half_square, inner_products, scaled, unchecked, where, wide
+from multihead._ground.types import Gradient
+from multihead._ground.validation import in_short
 from multihead.heads._reads import described
 
 Rows = Sequence[list[Gradient]]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from multihead._ground.keras import tensor_variable
 from multihead._ground.optimizers import apply_reduced_gradients
 from multihead._ground.replicas import assign
-from multihead._ground.where import where
+from multihead._ground.tensors import where
 from multihead.rates import Factor, values_at
 
 

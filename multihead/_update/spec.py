@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
-from multihead._ground.method import Method
+from multihead._method import Method
 from multihead._update.batch import Batch
 from multihead._update.faults import Faults
 from multihead._update.labels import Labels, Predictions, read_labels, with_counts
@@ -136,7 +136,7 @@ class UpdateSpec:
 
     @property
     def uses(self) -> set[str]:
-        """What the methods need; see `multihead._ground.method.Method`."""
+        """What the methods need; see `multihead._method.Method`."""
         return {name for method in self.methods for name in method.uses}
 
     @property

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from multihead._ground.keras import Gradient
-from multihead._ground.numerics import unchecked
 from multihead._ground.replicas import assign
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.types import Gradient
 from multihead._update.faults import Broken
 from multihead._update.micro_batches import MicroBatches
 from multihead._update.network import ByOwner

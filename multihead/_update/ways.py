@@ -15,10 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import as_rows, computed_if, gramian, inner_products, with_none
-from multihead._ground.graphs import in_xla
-from multihead._ground.keras import Gradient
-from multihead._ground.where import where
+from multihead._ground.tensors import as_rows, computed_if, gramian, in_xla, inner_products, where, with_none
+from multihead._ground.types import Gradient
 from multihead._update.micro_batches import MicroBatch, MicroBatches, accumulate, plus
 from multihead._update.network import Network
 from multihead._update.passes import HeadsPass, Sums, shapes_of

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
+from multihead._ground.tensors import where
 from multihead._ground.validation import quoted
-from multihead._ground.where import where
 from multihead.heads._named import NamedHead
 from multihead.weighting import Weighting
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import as_rows, gramian, norm_of_present
-from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.calls import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import as_rows, gramian, norm_of_present
+from multihead._ground.types import Gradient
 from multihead._update.batch import Batch, batch_size
 from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels

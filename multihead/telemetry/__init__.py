@@ -33,7 +33,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from multihead._ground import replicas
-from multihead._ground.gradients import norm_of_present
+from multihead._ground.tensors import norm_of_present
 from multihead._update.network import ByOwner
 from multihead._update.representation import cosines_of
 from multihead._update.spec import UpdateSpec

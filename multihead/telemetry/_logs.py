@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from multihead._ground import replicas
 from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
+from multihead._ground.tensors import unchecked, where
 from multihead._update.network import adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update

@@ -92,7 +92,7 @@ def test_a_step_has_no_more_operations_than_written_here(name):
     assert not more, f"found and written: {more}"
 
 
-FORMULAS = {"UPGrad": 165, "DualProj": 160, "NashMTL": 160, "MGDA": 205, "CAGrad": 145, "ConicGrad": 200, "AlignedMTL": 140}
+FORMULAS = {"UPGrad": 165, "DualProj": 160, "NashMTL": 160, "MGDA": 205}
 
 
 @pytest.mark.parametrize(("name", "most"), FORMULAS.items())
@@ -102,19 +102,6 @@ def test_for_two_heads_a_solver_is_a_formula(name, most):
     solve = tf.function(balancer.coefficients, autograph=False)
     found = operations(solve.get_concrete_function(tf.TensorSpec([2, 2])))
     assert len(found) <= most and not any(each.type in CONDITIONS for each in found)
-
-
-OF_THREE = {"UPGrad": (285, 1), "DualProj": (355, 1), "MGDA": (355, 0), "NashMTL": (450, 1)}
-"""The most operations, and the conditions and loops: one for rows that do not conflict, or Newton's method."""
-
-
-@pytest.mark.parametrize(("name", "most"), OF_THREE.items())
-def test_for_three_heads_a_solver_tries_all_subsets_without_a_loop(name, most):
-    balancer = getattr(balancing, name)()
-    balancer.build((3, None))
-    solve = tf.function(balancer.coefficients, autograph=False)
-    found = operations(solve.get_concrete_function(tf.TensorSpec([3, 3])))
-    assert len(found) <= most[0] and sum(each.type in CONDITIONS for each in found) <= most[1]
 
 
 def test_what_no_log_shows_is_not_computed():

@@ -12,10 +12,10 @@ import multihead
 ROOT = Path(multihead.__file__).parent
 
 STAGES = {
-    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/errors"),
-    "passes": ("_update/passes", "_update/network", "_ground/keras", "heads/", "losses/"),
+    "labels": ("_update/labels", "heads/_label", "losses/_known", "_update/batch", "_ground/validation"),
+    "passes": ("_update/passes", "_update/network", "_ground/keras", "_ground/calls", "heads/", "losses/"),
     "weights": ("_update/weights", "schedules", "_update/pipeline"),
-    "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/gradients"),
+    "combine": ("_update/ways", "_update/representation", "balancing/", "_ground/tensors"),
     "optimizer": ("_ground/optimizers",),
     "apply": ("_update/apply", "_update/update", "_ground/replicas"),
     "faults": ("_update/faults",),
@@ -48,7 +48,7 @@ def stage_of(operation: tf.Operation) -> str:
     """The stage whose code made an operation: that of the innermost of the package's files."""
     for frame in reversed(operation.traceback or ()):  # none in the bodies of some loops
         path = Path(frame.filename)
-        if ROOT in path.parents and path.name != "where.py":
+        if ROOT in path.parents and frame.name not in ("where", "_number"):
             name = path.relative_to(ROOT).as_posix()
             return next((stage for stage, files in STAGES.items() if name.startswith(files)), "others")
     return "others"

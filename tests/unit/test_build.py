@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from multihead._ground.gradients import inner_products
+from multihead._ground.tensors import inner_products
 from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
 from multihead._update.representation import products, squared_norms

@@ -29,7 +29,7 @@ def test_the_message_of_a_graph_names_every_head():
 def skip(found, step, heads, variables, data=((), ()), at=None):
     """An update that was skipped, which trains the heads; without any it is none of the faults."""
     broken = Broken(tf.constant(heads), tf.constant([False] * 3), tf.constant(variables))
-    position = None if at is None else lambda: tf.constant(at, tf.int64)
+    position = None if at is None else tf.constant(at, tf.int64)
     found.skipped(
         tf.distribute.get_strategy(), broken, tf.reduce_any(heads), tf.constant(step, tf.int64), None, data, position
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._ground.gradients import inner_products
+from multihead._ground.tensors import inner_products
 from multihead._update.labels import Labels
 from multihead._update.micro_batches import MicroBatch, MicroBatches, plus
 from multihead._update.network import Network, gradients_of_weights

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead._ground.gradients import inner_products
+from multihead._ground.tensors import inner_products
 from multihead._update.representation import DetachedRepresentation, products, squared_norms, times, total
 
 

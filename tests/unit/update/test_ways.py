@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import balancing, weighting
-from multihead._ground.gradients import inner_products
+from multihead._ground.tensors import inner_products
 from multihead._update import ways
 from multihead._update.micro_batches import MicroBatch, MicroBatches
 from multihead._update.passes import Sums

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import users
-from multihead._ground.keras import Untracked, add_state, keras
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import quoted
+from multihead._ground.calls import users
+from multihead._ground.keras import Untracked, add_state
+from multihead._ground.validation import did_you_mean, plain, quoted
 
 _CALLED_IN_GRAPHS = ("coefficients", "combine", "rescale", "total", "objective", "regularizer", "active", "observe")
 """The methods that users write, in which Python's control flow may depend on tensors."""
+
+
+Kind = TypeVar("Kind", bound="Method")
 
 
 class Observation(NamedTuple):
@@ -59,7 +62,7 @@ class Method(keras.layers.Layer):
     def __init__(self, *, name: str | None, trainable: bool) -> None:
         super().__init__(name=name, dtype="float32", trainable=trainable, autocast=False)
         self.head_names: tuple[str, ...] | None = None
-        self._built_for = Untracked(None)
+        self._built_for: Untracked[Any] = Untracked(None)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -184,7 +187,7 @@ def _as_plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def methods(base: type) -> dict[str, type]:
+def methods(base: type[Kind]) -> dict[str, type[Kind]]:
     """The package's methods of one kind, by name, in alphabetical order."""
     package = base.__module__.rpartition(".")[0] + "."
     registered = [value for value in keras.saving.get_custom_objects().values() if isinstance(value, type)]
@@ -192,32 +195,24 @@ def methods(base: type) -> dict[str, type]:
     return {cls.__name__: cls for cls in sorted(offered, key=lambda cls: cls.__name__.lower())}
 
 
-def find(argument: str, identifier: Any, base: type) -> Any:
-    """Looks up a method.
-
-    Args:
-        argument: The name of the user's argument, for error messages.
-        identifier: An instance of `base`, the name of one of the package's classes (ignoring case), or None.
-        base: The kind of method.
+def find(argument: str, identifier: Any, base: type[Kind]) -> Kind | None:
+    """Looks up a method, by the name of one of the package's classes (ignoring case); an instance or None is returned.
 
     Raises:
         ValueError: There is no method with that name.
-        TypeError: `identifier` is none of the three.
+        TypeError: `identifier` is neither an instance of `base` nor a name nor None.
     """
     if identifier is None or isinstance(identifier, base):
         return identifier
     classes = methods(base)
     if isinstance(identifier, str):
-        by_plain_name = {_plain(name): name for name in classes}
-        if _plain(identifier) in by_plain_name:
-            return classes[by_plain_name[_plain(identifier)]]()
+        by_plain_name: dict[str, Any] = {plain(name): each for name, each in classes.items()}
+        if plain(identifier) in by_plain_name:
+            create: Callable[[], Kind] = by_plain_name[plain(identifier)]
+            return create()
         hint = did_you_mean([identifier], classes, "Pass one of these, or an instance.")
         raise ValueError(f"`{argument}` must be one of {quoted(sorted(classes))}. Received: {identifier!r}. {hint}")
     raise TypeError(
         f"`{argument}` must be a {argument}, its name, or None. Received: {identifier!r} of type "
         f"{type(identifier).__name__}. Pass, for example, {sorted(classes)[-1]!r}."
     )
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()
