@@ -8,7 +8,7 @@ for each head. With `{"text": "a text"}` it returns the object alone. Slots, as 
 `runs/intents/export`, are spans with the positions of their characters. Requests that wait are answered by one call of
 TensorFlow. What cannot be read is refused with a status of 4xx and `{"error": "..."}`. `GET /health` names the exports. The
 server listens on 127.0.0.1 only: it has no authentication and no TLS, which are a proxy's task. `python -m
-benchmarks.serving` measures it.
+benchmarks serving` measures it.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the annotations, some of them of names in a function.

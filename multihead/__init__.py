@@ -12,10 +12,10 @@ from typing import Any as _Any
 
 from multihead import accumulation, balancing, clipping, heads, losses, mixing, rates, scaling, schedules, telemetry
 from multihead import trainer, weighting
-from multihead._ground.autograph import mark_functions as _mark_functions
+from multihead._ground.calls import mark_functions as _mark_functions
 from multihead._version import __version__
 from multihead.heads import Head
-from multihead.heads._labels.class_weights import class_weights
+from multihead.heads._labels import class_weights
 from multihead.mixing import mix_datasets
 from multihead.rates import ByPath, LayerwiseDecay, Stages
 from multihead.trainer import MultiHeadTrainer

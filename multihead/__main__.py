@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from multihead import plots
-from multihead._display.extras import optional
-from multihead.comparison._config import compare_config
+from multihead._display.tables import optional
+from multihead._ground.validation import did_you_mean, quoted
+from multihead.comparison import Comparison
+from multihead.comparison._compare import compare
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m multihead", description="Tools for runs of multihead.")
     commands = parser.add_subparsers(dest="command", required=True)
-    plot = commands.add_parser("plot", help="draw the pictures of a run", description=plots.all_of.__doc__)
+    plot = commands.add_parser("plot", help="draw the plots of a run", description=plots.all_of.__doc__)
     plot.add_argument(
         "run", nargs="+", help="the file that `callbacks.UpdateLogger` has written; several are drawn together"
     )
     plot.add_argument(
-        "--output", default=None, metavar="FOLDER", help="the folder of the pictures (default: beside the first run)"
+        "--output", default=None, metavar="FOLDER", help="the folder of the plots (default: beside the first run)"
     )
     compared = commands.add_parser(
         "compare",
@@ -51,13 +56,48 @@ def _compare(options: argparse.Namespace) -> list[Path]:
     """Compares, prints the result and, if matplotlib is installed, draws the front beside the lines."""
     file = Path(options.file or f"{options.config.removesuffix('.py')}.jsonl")
     given = {} if options.processes is None else {"processes": options.processes}
-    found = compare_config(options.config, file=file, **given)
+    found = _compare_config(options.config, file=file, **given)
     sys.stdout.write(f"\n{found}\n\n")
     if optional("matplotlib") is None:
         return [file]
-    picture = file.with_suffix(".png")
-    plots.front(found).savefig(picture)
-    return [file, picture]
+    plots.front(found).savefig(file.with_suffix(".png"))
+    return [file, file.with_suffix(".png")]
+
+
+def _compare_config(path: str, **given: Any) -> Comparison:
+    """Runs the comparison of a file whose variables are the arguments of `compare`.
+
+    The file is imported under its name without `.py`, from its folder, so that further processes can import it, too.
+    """
+    module = _imported(Path(path))
+    parameters = inspect.signature(compare).parameters
+    found = {name: getattr(module, name) for name in parameters if hasattr(module, name)}
+    needed = [name for name, each in parameters.items() if each.default is each.empty]
+    missing = [name for name in needed if name not in found]
+    if missing:
+        hints = [name for name in vars(module) if not name.startswith("_") and name not in found]
+        raise ValueError(
+            f"`config` must define {quoted(needed)}, arguments of `multihead.compare`, as variables. Received: {path!r}, "
+            f"without {quoted(missing)}. {did_you_mean(missing, hints, 'Add them.')}"
+        )
+    return compare(**{**found, **given})
+
+
+def _imported(path: Path) -> Any:
+    if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
+        raise FileNotFoundError(
+            "`config` must be a Python file whose name can be imported, such as `my_study.py`. "
+            f"Received: {str(path)!r}. Correct the path, or rename the file."
+        )
+    known = importlib.util.find_spec(path.stem) if path.stem not in sys.modules else sys.modules[path.stem].__spec__
+    origin = None if known is None else known.origin
+    if known is not None and (origin is None or Path(origin).resolve() != path.resolve()):
+        raise ValueError(
+            f"`config` must not have the name of another module. Received: {str(path)!r}, and {path.stem!r} is imported "
+            f"from {origin}. Rename the file."
+        )
+    sys.path.insert(0, str(path.resolve().parent))
+    return importlib.import_module(path.stem)
 
 
 if __name__ == "__main__":

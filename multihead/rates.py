@@ -23,16 +23,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users
+from multihead._ground.calls import call_users
 from multihead._ground.keras import tensor_variable, variable_name
 from multihead._ground.layers import blocks, variable_paths
-from multihead._ground.patterns import check_found, check_pattern
-from multihead._ground.validation import as_python, check_between, is_number
+from multihead._ground.validation import as_python, check_between, check_found, check_pattern, is_number
 
 __all__ = ["ByPath", "LayerwiseDecay", "Stages"]
 
@@ -45,12 +44,7 @@ class AbstractRate(ABC):
 
     @abstractmethod
     def factors(self, module: Any, variables: Sequence[Any]) -> list[Factor]:
-        """One factor per variable.
-
-        Args:
-            module: The encoder or the head's module.
-            variables: Variables of the module.
-        """
+        """One factor for each of some variables of a module, which is the encoder or a head's."""
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -195,7 +189,7 @@ class Stages:
                 f"Received: {list(stages)}. Pass, for example, {{0: 0, 1000: 0.1}}."
             )
         factors = zip(steps, stages.values())
-        self.stages = {step: _check_rate(f"stages[{step}]", each) for step, each in factors}
+        self.stages = {step: check_rate(f"stages[{step}]", each, with_stages=False) for step, each in factors}
 
     def at(self, step: int) -> Any:
         """The factors at a step."""
@@ -211,26 +205,18 @@ class Stages:
         return cls({step: keras.saving.deserialize_keras_object(each) for step, each in config["stages"].items()})
 
 
-def check_rate(argument: str, rate: Any) -> Any:
-    """Returns the factors of a part if they have one of the forms in this module's docstring.
-
-    Raises:
-        ValueError: A number is negative or not finite.
-        TypeError: They have none of the forms.
-    """
-    return rate if isinstance(rate, Stages) else _check_rate(argument, rate)
-
-
-def _check_rate(argument: str, rate: Any) -> Any:
-    return rate if isinstance(rate, AbstractRate) else check_factor(argument, rate)
+def check_rate(argument: str, rate: Any, *, with_stages: bool = True) -> Any:
+    """Returns the factors of a part; raises as `check_factor` if they have none of the forms of this module's docstring."""
+    forms = (Stages, AbstractRate) if with_stages else AbstractRate
+    return rate if isinstance(rate, forms) else check_factor(argument, rate)
 
 
 def check_factor(argument: str, factor: Any) -> Factor:
     """Returns a factor if it is a finite number of at least 0, or a function.
 
     Raises:
-        ValueError: It is a negative number or not finite.
-        TypeError: It is something else.
+        ValueError: `factor` is a number that is negative or not finite.
+        TypeError: `factor` is something else.
     """
     if callable(factor) and not isinstance(factor, type):
         return factor
@@ -244,30 +230,8 @@ def check_factor(argument: str, factor: Any) -> Factor:
     )
 
 
-def starts_of(rates: Sequence[Any]) -> list[int]:
-    """The steps at which a period of any of several parts begins, 0 included."""
-    return sorted({0, *(step for rate in rates if isinstance(rate, Stages) for step in rate.stages)})
-
-
-def factors_at(rate: Any, step: int, module: Any, variables: Sequence[Any]) -> list[Factor]:
-    """One factor per variable in the period of a step.
-
-    Args:
-        rate: Checked factors of a part.
-        step: The number of updates applied so far.
-        module: The encoder or the head's module.
-        variables: Its variables.
-    """
-    rate = rate.at(step) if isinstance(rate, Stages) else rate
-    return rate.factors(module, variables) if isinstance(rate, AbstractRate) else [rate] * len(variables)
-
-
 def factor_at(factor: Factor, step: tf.Tensor) -> Any:
-    """A factor at a step: a Python number if it is one, otherwise a float32 scalar.
-
-    Raises:
-        ValueError: A function does not return one number.
-    """
+    """A factor at a step: a Python number if it is one, otherwise a float32 scalar."""
     if not callable(factor):
         return factor
     value = tf.cast(tf.convert_to_tensor(call_users(factor, step)), tf.float32)
@@ -296,3 +260,89 @@ def largest(factors: Sequence[Factor]) -> Factor:
 
 def _times(factor: Factor, number: float) -> Factor:
     return (lambda step: number * tf.cast(call_users(factor, step), tf.float32)) if callable(factor) else factor * number
+
+
+class Rates(NamedTuple):
+    """The factors in one period of training, in which the same variables are frozen.
+
+    Attributes:
+        start: The step at which the period begins.
+        steps: The factor of the applied step of each variable of the network.
+        decays: The factor of the optimizer's weight decay of each variable.
+        positions: The positions of the encoder's variables, and of each head's own, among these.
+    """
+
+    start: int
+    steps: tuple[Factor, ...]
+    decays: tuple[Factor, ...]
+    positions: tuple[tuple[int, ...], ...]
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The positions of frozen variables: those whose factor is the number 0."""
+        return frozenset(i for i, factor in enumerate(self.steps) if factor == 0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every factor is the number 1."""
+        return all(factor == 1 for factor in (*self.steps, *self.decays))
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a factor is a function of the step."""
+        return any(callable(factor) for factor in self.steps)
+
+    def at(self, step: tf.Tensor) -> tf.Tensor:
+        """`[1 + num_heads]`: the largest factor of the encoder's variables, and of each head's own; 0 without any."""
+        values = [largest([self.steps[i] for i in positions]) for positions in self.positions]
+        return tf.stack([tf.cast(factor_at(value, step), tf.float32) for value in values])
+
+
+def periods_of(network: Any, encoder_rate: Any, encoder_decay: Any) -> tuple[Rates, ...]:
+    """The factors of all variables, from those of the encoder and of the heads, in the order of the periods.
+
+    The encoder's factors are those of all its variables, whichever head's module also contains them. A variable that only
+    heads share has the largest of their factors. A weighting's variables have the factor 1.
+
+    Raises:
+        ValueError: In one of the periods, everything is frozen.
+    """
+    rates = [encoder_rate, *(head.learning_rate_multiplier for head in network.heads)]
+    decays = [encoder_decay, *(head.weight_decay_multiplier for head in network.heads)]
+    num_encoder = len(network.variables.encoder)
+    positions = (tuple(range(num_encoder)), *(tuple(num_encoder + i for i in own) for own in network.own))
+    periods = []
+    for start in sorted({0, *(step for rate in (*rates, *decays) if isinstance(rate, Stages) for step in rate.stages)}):
+        steps, of_decay = _of_variables(network, rates, start), _of_variables(network, decays, start)
+        periods.append(Rates(start=start, steps=steps, decays=of_decay, positions=positions))
+        if steps and all(factor == 0 for factor in steps):
+            raise ValueError(
+                "`learning_rate_multiplier` and `encoder_learning_rate_multiplier` must leave something to train at every "
+                f"step. Received: everything is frozen from step {start} on. Give the encoder or a head a factor above 0."
+            )
+    return tuple(periods)
+
+
+def _of_variables(network: Any, rates: Sequence[Any], step: int) -> tuple[Factor, ...]:
+    """The factor of each variable in the period of a step, from the rates of the encoder and of the heads."""
+    variables = network.variables
+
+    def found(rate: Any, module: Any, of_module: Sequence[Any]) -> list[Factor]:
+        rate = rate.at(step) if isinstance(rate, Stages) else rate
+        return rate.factors(module, of_module) if isinstance(rate, AbstractRate) else [rate] * len(of_module)
+
+    of_heads: list[list[Factor]] = [[] for _ in variables.heads]
+    for head, rate, positions in zip(network.heads, rates[1:], network.own):
+        # Its loss may read variables of other modules, too.
+        own = {id(tensor_variable(each)) for each in getattr(head.module, "trainable_variables", [])}
+        positions = [i for i in positions if id(tensor_variable(variables.heads[i])) in own]
+        for i, factor in zip(positions, found(rate, head.module, [variables.heads[i] for i in positions])):
+            of_heads[i].append(factor)
+    of_encoder = found(rates[0], network.encoder, variables.encoder)
+    return (*of_encoder, *(largest(factors) for factors in of_heads), *(1.0 for _ in variables.weighting))
+
+
+def values_at(factors: Sequence[Factor], step: tf.Tensor) -> list[Any]:
+    """Factors at a step: numbers, and scalars for those that are functions of it, each of which is called once."""
+    known = {factor: factor_at(factor, step) for factor in factors if callable(factor)}
+    return [known[factor] if callable(factor) else factor for factor in factors]

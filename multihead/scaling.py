@@ -20,52 +20,46 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.keras import call_module
+from multihead._ground.calls import call_module, keras_mask, with_keras_mask
+from multihead._ground.keras import add_state
+from multihead._ground.tensors import where
 from multihead._ground.validation import as_python, check_choice, is_number
+from multihead.losses._known import aligned, aligned_shape, with_columns, with_inner
 
 __all__ = ["Log", "Standardize", "get"]
 
-Number = float | list[float]
-"""A number, or one for each column of the targets."""
-
 
 class Scaling(ABC):
-    """A change of the targets, which can be undone.
+    """A change of the targets, which can be undone; mean and deviation of changed labels are None if they are learned."""
 
-    Attributes:
-        mean: The mean of the changed labels; None if it is to be learned.
-        deviation: Their standard deviation, likewise.
-        by_column: Whether each column of the targets has its own mean and deviation.
-        above: The number that labels must be above; None if they may be any.
-        valid: A label that can be changed.
-    """
+    above: float | None = None  # the number that labels must be above
+    valid: float = 0.0  # a label that can be changed
 
-    mean: Number | None = None
-    deviation: Number | None = None
-    by_column: bool = True
-    above: float | None = None
-    valid: float = 0.0
+    def __init__(self, mean: Any, deviation: Any, by_column: bool) -> None:
+        self.mean, self.deviation = _check_given(mean, deviation)
+        self.by_column = bool(by_column)
 
     @property
     def learns(self) -> bool:
         """Whether mean and deviation are to be learned."""
         return self.mean is None
 
+    @property
+    def start(self) -> tuple[Any, Any]:
+        """The mean and the deviation before they are learned."""
+        return (0.0, 1.0) if self.learns else (self.mean, self.deviation)
+
     @abstractmethod
     def change(self, labels: tf.Tensor) -> tf.Tensor:
-        """The labels before they are standardized.
-
-        Args:
-            labels: `[batch, ...]`, float64.
-        """
+        """The labels, `[batch, ...]` and float64, before they are standardized."""
 
     @abstractmethod
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         """The inverse of `change`, for floating tensors of any dtype."""
 
-    @abstractmethod
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
+        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Scaling:
@@ -100,17 +94,13 @@ class Standardize(Scaling):
     """
 
     def __init__(self, mean: Any = None, deviation: Any = None, *, by_column: bool = True) -> None:
-        self.mean, self.deviation = _check_given(mean, deviation)
-        self.by_column = bool(by_column)
+        super().__init__(mean, deviation, by_column)
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         return labels
 
     def undo(self, changed: tf.Tensor) -> tf.Tensor:
         return changed
-
-    def get_config(self) -> dict[str, Any]:
-        return {"mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -143,11 +133,9 @@ class Log(Scaling):
             raise ValueError(
                 f"`shift` must be a finite number. Received: shift={shift!r}. Pass, for example, 1.0 for counts."
             )
+        super().__init__(mean, deviation, by_column)
         self.shift = float(shift)
-        self.mean, self.deviation = _check_given(mean, deviation)
-        self.by_column = bool(by_column)
-        self.above = 0.0 - self.shift
-        self.valid = 1.0 - self.shift
+        self.above, self.valid = 0.0 - self.shift, 1.0 - self.shift
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
         return tf.math.log(labels + tf.constant(self.shift, labels.dtype))
@@ -156,20 +144,15 @@ class Log(Scaling):
         return tf.exp(changed) - tf.constant(self.shift, changed.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        return {"shift": self.shift, "mean": self.mean, "deviation": self.deviation, "by_column": self.by_column}
+        return {"shift": self.shift, **super().get_config()}
 
 
 @keras.saving.register_keras_serializable(package="multihead")
 class ByLayer(Scaling):
-    """Trains on what a Keras layer makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`.
-
-    Args:
-        layer: A layer with a method `inverse`.
-    """
-
-    mean, deviation = 0.0, 1.0
+    """Trains on what a Keras layer with a method `inverse` makes of the targets: `z = layer(y)`, `y = layer.inverse(z)`."""
 
     def __init__(self, layer: Any) -> None:
+        super().__init__(0.0, 1.0, True)
         self.layer = layer
 
     def change(self, labels: tf.Tensor) -> tf.Tensor:
@@ -197,8 +180,8 @@ def get(scaling: Any) -> Scaling | None:
         scaling: `"standardize"`, `"log"`, a scaling, or a Keras layer that can be inverted.
 
     Raises:
-        ValueError: The name is unknown, or a layer of Keras is not adapted or cannot be inverted.
-        TypeError: It is none of these.
+        ValueError: `scaling` is a string that is not one of these names.
+        TypeError: `scaling` is something else, or a layer that cannot be inverted.
     """
     if scaling is None or isinstance(scaling, Scaling):
         return scaling
@@ -230,16 +213,13 @@ def _of_normalization(layer: Any) -> Standardize:
     return Standardize(mean, np.maximum(np.sqrt(np.asarray(variance, "float64")), keras.backend.epsilon()))
 
 
-def _check_given(mean: Any, deviation: Any) -> tuple[Number | None, Number | None]:
+def _check_given(mean: Any, deviation: Any) -> tuple[Any, Any]:
     """A given mean and deviation, as numbers or lists of numbers."""
     if mean is None and deviation is None:
         return None, None
-    found = [None if value is None else np.asarray(value) for value in (mean, deviation)]
-    is_valid = all(
-        each is not None and each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all()
-        for each in found
-    )
-    if not is_valid or len({each.shape for each in found if each is not None and each.ndim}) > 1:
+    found = [np.asarray(np.nan if value is None else value) for value in (mean, deviation)]
+    is_valid = all(each.dtype.kind in "iuf" and each.ndim <= 1 and each.size and np.isfinite(each).all() for each in found)
+    if not is_valid or len({each.shape for each in found if each.ndim}) > 1:
         raise ValueError(
             "`mean` and `deviation` must be given together, as finite numbers or with one for each column of the targets. "
             f"Received: mean={mean!r}, deviation={deviation!r}. Pass both, or neither to learn them."
@@ -251,3 +231,119 @@ def _check_given(mean: Any, deviation: Any) -> tuple[Number | None, Number | Non
         )
     mean, deviation = (each.tolist() for each in np.broadcast_arrays(*numbers))
     return mean, deviation
+
+
+class TargetScaling(keras.layers.Layer):
+    """The scaling of a head's targets; mean and deviation are float64 variables, given or learned once `known` is 1."""
+
+    def __init__(self, head: str, scaling: Scaling) -> None:
+        super().__init__(name="target_scaling", dtype="float32", trainable=False)
+        self.head, self.scaling = head, scaling
+        self.layer: Any = scaling.layer if isinstance(scaling, ByLayer) else None  # saved with this layer
+        self.mean: Any = None
+        self.deviation: Any = None
+        self.known: Any = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether mean and deviation are given, or were learned."""
+        if not self.scaling.learns or self.known is None:
+            return not self.scaling.learns
+        with tf.init_scope():
+            return bool(tf.convert_to_tensor(self.known) > 0)
+
+    @property
+    def present(self) -> Scaling:
+        """The scaling with the mean and the deviation as they are now; those that are not learned yet are None."""
+        if not self.scaling.learns or not self.is_known:
+            return self.scaling
+        with tf.init_scope():
+            found = [tf.convert_to_tensor(each).numpy() for each in (self.mean, self.deviation)]
+        mean, deviation = (each.item() if each.size == 1 else each.tolist() for each in found)
+        return type(self.scaling)(**{**self.scaling.get_config(), "mean": mean, "deviation": deviation})
+
+    def build_for(self, targets: tf.TensorSpec, predictions: tf.TensorSpec, over: str | None) -> None:
+        """Creates the variables, once; an error if the columns do not fit the predictions, or what was given or seen."""
+        shape, learns = with_columns(predictions.shape), self.scaling.learns
+        seen = aligned_shape(targets.shape, shape, over)
+        has_columns = seen.rank == shape.rank and self.scaling.by_column and seen[-1] is not None
+        wanted: tuple[int, ...] = (seen[-1],) if has_columns else ()
+        if self.mean is not None or not learns:
+            wanted = np.shape(self.scaling.mean) if self.mean is None else tuple(self.mean.shape)
+        width = wanted[0] if wanted else 1
+        fits = seen.rank == shape.rank and {seen[-1], shape[-1]} <= {None, width}  # a size may be open
+        if width != 1 and not fits:
+            raise ValueError(
+                f"`target_scaling` of head {self.head!r} must have one mean and deviation for each column of its targets, "
+                f"which must be the columns of its predictions, or one for all. Received: {width} for targets of shape "
+                f"{targets.shape} and predictions of shape {predictions.shape}. Pass `by_column=False`, or single numbers."
+            )
+        if self.mean is not None:
+            return
+        mean, deviation = self.scaling.start
+        for name, sizes, value in (("mean", wanted, mean), ("deviation", wanted, deviation), ("known", (), not learns)):
+            values = keras.initializers.Constant(np.broadcast_to(np.asarray(value, "float64"), sizes))
+            setattr(self, name, add_state(self, name, sizes, values, dtype="float64"))
+        self.built = True
+        if self.layer is not None:
+            self._check_layer(seen)
+
+    def _check_layer(self, targets: tf.TensorShape) -> None:
+        """Builds the layer of the scaling, and checks its inverse."""
+        sample = tf.ones([2, *(size or 1 for size in targets[1:])], tf.float64)
+        back = self.scaling.undo(self.scaling.change(sample))
+        if self.layer.trainable_variables:
+            raise ValueError(
+                f"`target_scaling` of head {self.head!r} must be a layer without trainable variables, since nothing trains "
+                f"it. Received: {self.layer.name!r}. Set its `trainable = False`."
+            )
+        if tf.executing_eagerly() and not np.allclose(back, sample, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"`target_scaling` of head {self.head!r} must be a layer whose `inverse` gives back what it was given. "
+                f"Received: {self.layer.name!r}, which makes {float(tf.reshape(back, [-1])[0]):g} of 1. Correct `inverse`."
+            )
+
+    def scale(self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None) -> tf.Tensor:
+        """Scaled targets, float32, or float64 if targets or predictions are; 0 for those that do not count.
+
+        Args:
+            targets: Targets without missing values, `[batch, ...]`.
+            weights: The weights of the loss's elements, 0 where there is no label.
+            predictions: The spec of the predictions.
+            over: What one value of the loss reads; see `multihead.losses._known`.
+        """
+        changed, counts = self.changed(targets, weights, predictions, over)
+        mean, deviation = self._numbers(tf.float64)
+        scaled = (changed - mean) / deviation
+        dtype = tf.float64 if tf.float64 in (targets.dtype, predictions.dtype) else tf.float32
+        scaled = tf.cast(where(counts, scaled, tf.zeros_like(scaled)), dtype)
+        return scaled if scaled.shape.rank == targets.shape.rank else tf.reshape(scaled, tf.shape(targets))
+
+    def changed(
+        self, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec, over: str | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Targets before they are standardized, float64 with an axis of columns, and which count; see `scale`."""
+        seen = aligned(targets, with_columns(predictions.shape), over)
+        counts = tf.broadcast_to(with_inner((weights > 0) & (weights < float("inf")), seen), tf.shape(seen))
+        valid = tf.constant(self.scaling.valid, tf.float64)
+        return self.scaling.change(where(counts, tf.cast(seen, tf.float64), valid)), counts
+
+    def _numbers(self, dtype: tf.DType) -> list[tf.Tensor]:
+        """Mean and deviation; before the head is built, those that are given, or 0 and 1 where only shapes matter."""
+        numbers = self.scaling.start if self.mean is None else (self.mean, self.deviation)
+        return [tf.cast(tf.convert_to_tensor(each), dtype) for each in numbers]
+
+    def unscale(self, predictions: tf.Tensor) -> tf.Tensor:
+        """Predictions in the units of the targets: float32, or float64 if they are."""
+        if not tf.is_tensor(predictions) or not predictions.dtype.is_floating:
+            raise ValueError(
+                f"`target_scaling` of head {self.head!r} requires predictions that are one floating tensor. Received: "
+                f"{predictions}. Let the module, or its `generate`, return the scaled targets that it predicts."
+            )
+        mask, dtype = keras_mask(predictions), tf.float64 if predictions.dtype == tf.float64 else tf.float32
+        mean, deviation = self._numbers(dtype)
+        return with_keras_mask(self.scaling.undo(tf.cast(predictions, dtype) * deviation + mean), mask)
+
+    def get_config(self) -> dict[str, Any]:
+        """Not used: the trainer creates this layer with the head."""
+        return {}

@@ -1,4 +1,4 @@
-"""What all pictures of this package share: figures without a display, colours, lines, bars and heat maps."""
+"""What all plots share: figures without a display, colours, lines, bars and heat maps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from multihead._display.extras import needed
+from multihead._display.tables import needed
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 """Okabe and Ito's colours, which colour-blind readers can tell apart, with a darker yellow."""
@@ -18,23 +18,17 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 def new_figure(what: str, rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """Creates a figure and an array `[rows, columns]` of axes; no display is needed.
-
-    Args:
-        what: The name of the plot, for the message.
-        rows: Rows of axes.
-        columns: Columns of axes.
-        size: Width and height in inches.
+    """A figure of a size in inches, and an array `[rows, columns]` of its axes; no display is needed.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: matplotlib, which `what` needs, is not installed.
     """
     figure = needed("matplotlib.figure", "plots", what).Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def title(axis: Any, message: str, detail: str = "") -> None:
-    """A message above a picture, and a detail in grey below the message."""
+    """A message above a plot, and a detail in grey below the message."""
     axis.set_title(message, loc="left", fontsize=12, fontweight="bold", pad=24 if detail else 8)
     if detail:
         axis.text(0, 1, detail, transform=axis.transAxes, fontsize=9, color=GREY, va="bottom", ha="left").set_y(1.02)
@@ -48,13 +42,9 @@ def open_axis(axis: Any) -> None:
 
 
 def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-    """One line per name with its text at the right end; texts do not overlap. Non-finite values have no point.
+    """One line of `[points]` values per name, on an axis whose scales are set, with its text at the right end.
 
-    Args:
-        axis: The axis; its scales are set already.
-        x: `[points]`.
-        by_name: `[points]` values by name, smoothed.
-        texts: The text at the end of each line.
+    Texts do not overlap, and non-finite values have no point.
     """
     ends = {}
     for k, (name, values) in enumerate(by_name.items()):
@@ -69,13 +59,7 @@ def lines(axis: Any, x: np.ndarray, by_name: Mapping[str, np.ndarray], texts: Ma
 
 
 def label_ends(axis: Any, labels: Sequence[tuple[float, str, str]], size: float = 10) -> None:
-    """Texts at the right edge of an axis, at the heights of some values but apart from each other.
-
-    Args:
-        axis: The axis, with everything drawn.
-        labels: Value, text and colour of each.
-        size: The size of the font.
-    """
+    """Labels (value, text and colour) at the right edge of an axis with everything drawn, apart from each other."""
     axis.figure.draw_without_rendering()
     height = axis.get_window_extent().height
     apart = 1.25 * size * axis.figure.dpi / 72 / height
@@ -127,12 +111,8 @@ def bars(axis: Any, message: str, names: Sequence[str], values: np.ndarray, text
 def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, columns: Sequence[str] | None = None) -> None:
     """A matrix of cosines, from -1 (orange) to 1 (purple), each with its number.
 
-    Args:
-        axis: The axis.
-        message: The title.
-        rows: The names of the rows.
-        values: `[rows, columns]`; the cells of non-finite values are empty.
-        columns: The names of the columns; None if they are the rows, of which only the pairs below the diagonal are drawn.
+    The cells of non-finite values are empty. Without `columns`, they are the rows, of which only the pairs below the
+    diagonal are drawn.
     """
     if columns is None and len(rows) > 1:
         values = np.where(np.tri(len(rows), k=-1, dtype=bool), values, np.nan)[1:, :-1]
@@ -154,3 +134,23 @@ def heat_map(axis: Any, message: str, rows: Sequence[str], values: np.ndarray, c
     axis.grid(which="minor", color="white", lw=2)
     axis.tick_params(which="minor", length=0)
     axis.set_title(message, loc="left", fontsize=10)
+
+
+def cosine_matrix(statistics: Mapping[str, Any], heads: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The matrix of cosines between heads, and with the update, from statistics by name.
+
+    Returns:
+        The names of rows and columns, and the matrix; NaN for unknown cosines. Nothing if no cosine is known.
+    """
+    names = [*heads, "update"]
+    values = np.full([len(names), len(names)], np.nan)
+    np.fill_diagonal(values, 1.0)
+    is_any = False
+    for i, one in enumerate(heads):
+        for j, name in [(len(heads), f"{one}_update_cosine")] + [
+            (j, f"{one}_{heads[j]}_cosine") for j in range(i + 1, len(heads))
+        ]:
+            if statistics.get(name) is not None:
+                values[i, j] = values[j, i] = float(statistics[name])
+                is_any = True
+    return (names, values) if is_any else ([], values)

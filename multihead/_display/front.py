@@ -1,4 +1,4 @@
-"""The picture of a front: what one head gains and the other pays, for several ways to train."""
+"""The plot of a front: what one head gains and the other pays, for several ways to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXED = "#555555"
 
 
 class Point(NamedTuple):
-    """A variant in the picture.
+    """A variant in the plot.
 
     Attributes:
         name: Its name.
@@ -42,29 +42,21 @@ def draw_front(
 ) -> Any:
     """Draws variants of two heads with an axis for each head, and variants of more heads as lines over the heads.
 
-    Args:
-        points: The variants.
-        names: Each head's metric, by head name.
-        directions: `"max"` or `"min"`, by head name.
-        seeds: The number of seeds.
-        split: The part of the data.
+    `names` are the heads' metrics, and `directions` `"max"` or `"min"`, by head name.
     """
-    colours = _colours(points)
-    heads = list(names)
-    of_seeds = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    colours, heads = _colours(points), list(names)
+    details = [f"{split} data, {seeds} seed{'' if seeds == 1 else 's'}"]
+    has_twice = any(point.base for point in points)
     if len(heads) == 2:
         figure, axes = new_figure(_WHAT, 1, 1, (8, 6))
         _scatter(axes[0, 0], points, [names[head] for head in heads], [directions[head] for head in heads], colours)
-        bars = "; bars: standard deviation" if seeds > 1 else ""
-        twice = "; hollow: at equal cost" if any(point.base for point in points) else ""
-        title(axes[0, 0], "What each head gains and pays", f"{split} data, {of_seeds}; line: fixed weights{twice}{bars}")
+        details[0] += "; line: fixed weights"
+        details += ["hollow: at equal cost"] * has_twice + ["bars: standard deviation"] * (seeds > 1)
     else:
         figure, axes = new_figure(_WHAT, 1, 1, (max(6.0, 2.5 + 1.1 * len(heads)), 5))
         _parallel(axes[0, 0], points, list(names.values()), colours)
-        twice = "; dashed: at equal cost" if any(point.base for point in points) else ""
-        title(
-            axes[0, 0], "What each head gains and pays", f"change against each head alone; {split} data, {of_seeds}{twice}"
-        )
+        details = ["change against each head alone", *details, *["dashed: at equal cost"] * has_twice]
+    title(axes[0, 0], "What each head gains and pays", "; ".join(details))
     return figure
 
 

@@ -1,22 +1,36 @@
-"""Tables: by rich, or in plain text where rich is not installed."""
+"""Optional packages; tables, by rich or in plain text where rich is not installed; and numbers as text."""
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Sequence
+from typing import Any
 
-from multihead._display.extras import optional
+
+def optional(module: str) -> Any:
+    """An optional module, or None if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """An optional module.
+
+    Raises:
+        ImportError: The module, which `what` needs and which an extra of this package installs, is not installed.
+    """
+    found = optional(module)
+    if found is None:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs {package}. Received: none installed. Run `pip install 'multihead[{extra}]'`.")
+    return found
 
 
 def as_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] | None = None) -> str:
-    """A table as text without colours.
-
-    Args:
-        title: The title above it.
-        columns: The columns' names.
-        rows: One cell per column.
-        numbers: The columns that are aligned to the right; None: all but the first.
-    """
+    """A table as text without colours; columns of `numbers`, by default all but the first, are aligned to the right."""
     right = [column in numbers if numbers is not None else place > 0 for place, column in enumerate(columns)]
     tables, consoles, texts = optional("rich.table"), optional("rich.console"), optional("rich.text")
     if tables is None or consoles is None or texts is None:

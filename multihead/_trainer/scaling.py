@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,18 +10,40 @@ import numpy as np
 import tensorflow as tf
 
 from multihead._data.arguments import Call
-from multihead._data.data import Data, num_examples
+from multihead._data.data import num_examples
 from multihead._ground import replicas
-from multihead._ground.autograph import graph_function
-from multihead._ground.keras import has_several_workers, tensor_variable
+from multihead._ground.calls import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.replicas import has_several_workers
 from multihead._ground.validation import check_head_names, quoted
 from multihead._update.batch import Batch, as_tensors, unpack
 from multihead._update.labels import read_labels
 from multihead._update.spec import UpdateSpec
 from multihead.heads._named import NamedHead
-from multihead.heads._scaling import Moments
 
 _ROWS_AT_ONCE = 2**16
+
+
+class Moments(NamedTuple):
+    """Statistics of labels, for each column or for all, as float64 tensors or arrays of one shape.
+
+    Attributes:
+        number: The number of labels.
+        mean: Their mean; 0 for none.
+        squares: The sum of their squared distances from the mean.
+    """
+
+    number: Any
+    mean: Any
+    squares: Any
+
+    def plus(self, other: Moments) -> Moments:
+        """The statistics of the labels of both, as NumPy arrays."""
+        one, two = (Moments(*(np.asarray(each) for each in moments)) for moments in (self, other))
+        number = one.number + two.number
+        part = two.number / np.maximum(number, 1)
+        apart = two.mean - one.mean
+        return Moments(number, one.mean + apart * part, one.squares + two.squares + apart**2 * one.number * part)
 
 
 def scale_targets(heads: Sequence[NamedHead], by_name: Mapping[str, Any] | None) -> tuple[NamedHead, ...]:
@@ -61,63 +83,46 @@ def check_known(heads: Sequence[NamedHead], method: str) -> None:
         )
 
 
-class Lesson(NamedTuple):
-    """The scalings that a call of `fit` learns, before a checkpoint restores what an earlier process has learned.
+def fit_scalings(
+    heads: Sequence[NamedHead], call: Call, names: Sequence[str], spec: UpdateSpec | None, strategy: Any, *, eagerly: bool
+) -> None:
+    """Reads the data of a call of `fit` once, and learns the scalings from them that no checkpoint has restored since.
 
-    Attributes:
-        heads: The heads whose scaling is not known.
-        data: The data to learn from.
-        steps: `steps_per_epoch`.
+    A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
+
+    Args:
+        heads: The heads whose scaling was not known when the call began.
+        call: The call.
+        names: The names of all heads.
+        spec: How updates are computed; None if the trainer is not built.
+        strategy: The strategy, whose workers learn the same from all their data.
+        eagerly: Whether modules run as plain Python.
+
+    Raises:
+        ValueError: The data can be read only once, or have no end, or no labels of a head.
     """
-
-    heads: list[NamedHead]
-    data: Data
-    steps: int | None
-
-    @classmethod
-    def of(cls, heads: Sequence[NamedHead], call: Call) -> Lesson:
-        """What a call of `fit` has to learn."""
-        return cls(unknown(heads), call.data, call.others.get("steps_per_epoch"))
-
-    def learn(self, names: Sequence[str], spec: UpdateSpec | None, strategy: Any, *, eagerly: bool) -> None:
-        """Reads the data once, and learns from them what no checkpoint has restored.
-
-        A resumed run reads them, too: a data set that shuffles again for each pass must come in the same order as before.
-
-        Args:
-            names: The names of all heads.
-            spec: How updates are computed; None if the trainer is not built.
-            strategy: The strategy, whose workers learn the same from all their data.
-            eagerly: Whether modules run as plain Python.
-
-        Raises:
-            ValueError: The data can be read only once, or have no end, or no labels of a head.
-        """
-        if not self.heads:
-            return
-        batches = None if spec is None else _batches(self.data, self.heads, spec, self.steps)
-        if batches is None or spec is None:
-            with_steps = "" if self.steps is None else f" with steps_per_epoch={self.steps}"
-            raise ValueError(
-                f"`target_scaling` of {quoted(head.name for head in self.heads)} cannot be learned from data that can be "
-                f"read only once, or that may have no end. Received: x of type {type(self.data.x).__name__}{with_steps}. "
-                "Give the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
-            )
-        heads = unknown(self.heads)
-        if not heads and self.data.is_arrays:
-            return
-        found = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
-        for head in heads:
-            assert head.scaling is not None  # noqa: S101
-            head.scaling.learn(_over_workers(found[head.name], strategy))
-
-
-def _batches(data: Data, heads: Sequence[NamedHead], spec: UpdateSpec, steps: int | None) -> Iterator[Any] | None:
-    """The batches of one pass; large ones without the inputs if no mask of the predictions says which labels count."""
-    masked = [each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads]
-    if data.is_arrays and not any(masked):
-        return data._replace(x=np.zeros([num_examples(data.x)], "float32")).whole(_ROWS_AT_ONCE, steps)
-    return data.whole(None, steps)
+    if not heads:
+        return
+    data, steps, batches = call.data, call.others.get("steps_per_epoch"), None
+    if spec is not None:
+        masked = any(each.masked for each, head in zip(spec.predictions, spec.network.heads) if head in heads)
+        if data.is_arrays and not masked:  # no mask of the predictions says which labels count, so that no inputs are needed
+            batches = data._replace(x=np.zeros([num_examples(data.x)], "float32")).whole(_ROWS_AT_ONCE, steps)
+        else:
+            batches = data.whole(None, steps)
+    if batches is None or spec is None:
+        with_steps = "" if steps is None else f" with steps_per_epoch={steps}"
+        raise ValueError(
+            f"`target_scaling` of {quoted(head.name for head in heads)} cannot be learned from data that can be "
+            f"read only once, or that may have no end. Received: x of type {type(data.x).__name__}{with_steps}. "
+            "Give the numbers, `target_scaling=scaling.Standardize(mean=..., deviation=...)`, or pass data with an end."
+        )
+    heads = unknown(heads)
+    if not heads and data.is_arrays:
+        return
+    found = moments_of(spec, heads, (as_tensors(unpack(batch, names)) for batch in batches), eagerly=eagerly)
+    for head in heads:
+        _learn(head, _over_workers(found[head.name], strategy))
 
 
 def moments_of(
@@ -137,7 +142,7 @@ def moments_of(
     def compute(batch: Batch) -> list[Moments | None]:
         labels = read_labels(network, predictions, batch, check=spec.check_labels)
         triples = zip(heads, labels, predictions)
-        return [None if each is None else head.moments(each.in_units, each.weights, p.spec) for head, each, p in triples]
+        return [None if each is None else _moments(head, each.in_units, each.weights, p.spec) for head, each, p in triples]
 
     measure: Callable[[Batch], Any] = compute if eagerly else graph_function(compute, reduce_retracing=True)
     found: dict[str, Moments] = {}
@@ -149,13 +154,45 @@ def moments_of(
     return {head.name: found.get(head.name, none) for head in heads}
 
 
-def learn_from_batches(spec: UpdateSpec, batches: Sequence[Batch], *, eagerly: bool) -> None:
+def _moments(head: NamedHead, targets: tf.Tensor, weights: tf.Tensor, predictions: tf.TensorSpec) -> Moments:
+    """Statistics of the labels of a batch, before they are standardized."""
+    scaling: Any = head.scaling
+    shape = [-1, *scaling.mean.shape] if scaling.mean.shape.rank else [-1]
+    changed, counts = scaling.changed(targets, weights, predictions, head.loss.over)
+    values, counts = (tf.reshape(each, shape) for each in (changed, tf.cast(counts, tf.float64)))
+    number = tf.reduce_sum(counts, axis=0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(values * counts, axis=0), number)
+    return Moments(number, mean, tf.reduce_sum(tf.square(values - mean) * counts, axis=0))
+
+
+def _learn(head: NamedHead, moments: Moments) -> None:
+    """Sets the mean and the deviation of a head's scaling to those of labels.
+
+    Raises:
+        ValueError: There is no label, or their mean or deviation is not finite.
+    """
+    scaling: Any = head.scaling
+    number, mean, squares = (np.asarray(each, "float64") for each in moments)
+    deviation = np.sqrt(squares / np.maximum(number, 1))
+    deviation = np.where(deviation > 0, deviation, 1.0)
+    if not number.any() or not np.isfinite([mean, deviation]).all():
+        received = "no label" if not number.any() else f"labels of mean {mean} and deviation {deviation}"
+        raise ValueError(
+            f"`target_scaling` of head {head.name!r} is learned from its labels, which must be finite. Received: "
+            f"{received}. Correct the labels, or give mean and deviation: "
+            f"`scaling.{type(scaling.scaling).__name__}(mean=..., deviation=...)`."
+        )
+    for variable, value in ((scaling.mean, mean), (scaling.deviation, deviation), (scaling.known, 1.0)):
+        variable.assign(value)
+
+
+def fit_scalings_to(batches: Sequence[Batch], spec: UpdateSpec, *, eagerly: bool) -> None:
     """Learns the scalings that are not known from some batches, as far as these have labels."""
     heads = unknown(spec.network.heads)
-    for name, moments in moments_of(spec, heads, batches if heads else [], eagerly=eagerly).items():
-        (scaling,) = (head.scaling for head in heads if head.name == name)
-        if scaling is not None and np.any(moments.number):
-            scaling.learn(moments)
+    found = moments_of(spec, heads, batches if heads else [], eagerly=eagerly)
+    for head in heads:
+        if np.any(found[head.name].number):
+            _learn(head, found[head.name])
 
 
 def scaling_variables(heads: Sequence[NamedHead]) -> list[tf.Variable]:

@@ -1,4 +1,4 @@
-"""The best metric so far, copies of weights, and options by head."""
+"""The best value so far, what is kept of an epoch, and options by head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from multihead._ground.keras import tensor_variable
@@ -25,9 +24,8 @@ class Best:
         wait: The number of epochs since then.
     """
 
-    def __init__(self, mode: str, min_delta: float) -> None:
-        self._is_max = mode == "max"
-        self._min_delta = abs(min_delta)
+    def __init__(self, mode: str, min_delta: float = 0.0) -> None:
+        self._sign, self._min_delta = (1 if mode == "max" else -1), abs(min_delta)
         self.value: float | None = None
         self.epoch: int | None = None
         self.wait = 0
@@ -35,31 +33,20 @@ class Best:
     def add(self, epoch: int, value: float) -> bool:
         """Adds an epoch's value; whether it is the best so far. NaN never is."""
         self.wait += 1
-        if math.isnan(value) or not (self.value is None or self._improves(value, self.value)):
-            return False
-        self.value, self.epoch, self.wait = value, epoch, 0
-        return True
+        if self.value is None:
+            is_best = not math.isnan(value)
+        else:
+            is_best = self._sign * value - self._min_delta > self._sign * self.value
+        if is_best:
+            self.value, self.epoch, self.wait = value, epoch, 0
+        return is_best
 
-    def _improves(self, value: float, best: float) -> bool:
-        return value - self._min_delta > best if self._is_max else value + self._min_delta < best
 
-
-def _variables(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
+def variables_of(trainer: Any, heads: Sequence[str]) -> list[tf.Variable]:
     """All variables of the encoder and of some heads, each once."""
     modules = [trainer.encoder, *(trainer.heads[head].module for head in heads)]
     found = [tensor_variable(variable) for module in modules for variable in getattr(module, "variables", [])]
     return list({id(variable): variable for variable in found}.values())
-
-
-def values_of(trainer: Any, heads: Sequence[str]) -> list[np.ndarray]:
-    """Copies of the values of all variables of the encoder and of some heads."""
-    return [np.array(tf.convert_to_tensor(variable)) for variable in _variables(trainer, heads)]
-
-
-def restore(trainer: Any, heads: Sequence[str], values: Sequence[np.ndarray]) -> None:
-    """Sets the variables of the encoder and of some heads to the result of `values_of`."""
-    for variable, value in zip(_variables(trainer, heads), values, strict=True):
-        variable.assign(value)
 
 
 def by_head(option: Any, head: str, default: Any) -> Any:

@@ -4,7 +4,7 @@ Its result is a `Comparison`. The `file` of a comparison is read by `read`, and 
 `python -m multihead compare config.py` does the same from the command line.
 """
 
+from multihead.comparison._findings import Difference
 from multihead.comparison._result import Comparison, read
-from multihead.comparison._student import Difference
 
 __all__ = ["Comparison", "Difference", "read"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,17 +13,26 @@ from typing import Any
 import keras
 import numpy as np
 
+from multihead._display.tables import plain
 from multihead._ground.validation import check_positive_whole
-from multihead.comparison._cost import measure_cost, updates_at_equal_cost
 from multihead.comparison._data import VALIDATION
-from multihead.comparison._file import Line, Lines, key_of, opened
-from multihead.comparison._processes import Each, workers
-from multihead.comparison._progress import Progress
+from multihead.comparison._findings import relative_changes
+from multihead.comparison._jobs import Each, Line, Lines, chosen_rates, key_of, last_of, opened, workers
+from multihead.comparison._probe import check_variant, probe
 from multihead.comparison._result import Comparison
-from multihead.comparison._run import check_variant, probe, run
-from multihead.comparison._student import relative_changes
-from multihead.comparison._study import FINAL, TUNE, Job, Plan, Study, check_callables, label_of, read_plan, settings_of
-from multihead.comparison._variants import ALONE, BUILD, OF_JOINT_TRAINING, Variant, chosen, read_options, read_variants
+from multihead.comparison._run import measure_cost, run
+from multihead.comparison._study import (
+    ALONE,
+    FINAL,
+    TUNE,
+    Job,
+    Study,
+    Variant,
+    checked,
+    chosen,
+    read_variants,
+    settings_of,
+)
 
 
 def compare(
@@ -130,202 +140,126 @@ def compare(
         >>> found.values("plain sum", "a").shape
         (1,)
     """
-    check_callables(build, optimizer, measure)
-    by_name = {
-        name: variant if variant.build is not build else replace(variant, build=None)
-        for name, variant in read_variants(variants).items()
-    }
+    study = checked(Study(build, data, optimizer, options or {}, batch_size, measure, seeds, tuning_seeds, rates, budget))
+    read = read_variants(variants)
+    by_name = {name: replace(each, build=None) if each.build is build else each for name, each in read.items()}
     twice = chosen(equal_cost, by_name)
-    plan = read_plan(seeds, tuning_seeds, rates, budget)
-    common = read_options("options", options or {}, without=OF_JOINT_TRAINING)
-    accumulate = check_positive_whole("options['gradient_accumulation_steps']", common.get("gradient_accumulation_steps", 1))
-    size = check_positive_whole("batch_size", batch_size)
-    study = Study(build, data, optimizer, common, size, measure, accumulate)
     number = check_positive_whole("processes", processes)
     with opened(file) as lines, workers(study, number, [*by_name.values()]) as each:
-        return _Steps(study, plan, by_name, twice, lines, each, Progress(verbose)).all(metrics)
+        return _Steps(study, by_name, lines, each, verbose).all(twice, metrics)
 
 
 class _Steps:
-    """The steps of a comparison.
+    """The steps of a comparison: `lines` are what is known already, and `each` computes the rest."""
 
-    Args:
-        study: What is the same for all runs.
-        plan: Seeds, rates and budget.
-        variants: The variants by name.
-        twice: The names of the variants that are trained at equal cost, too.
-        lines: What is known already, and where the rest is written.
-        each: Computes runs.
-        progress: Shows them.
-    """
-
-    def __init__(
-        self,
-        study: Study,
-        plan: Plan,
-        variants: Mapping[str, Variant],
-        twice: Sequence[str],
-        lines: Lines,
-        each: Each,
-        progress: Progress,
-    ) -> None:
-        self._study, self._plan, self._variants, self._twice = study, plan, variants, twice
-        self._lines, self._each, self._progress = lines, each, progress
+    def __init__(self, study: Study, variants: Mapping[str, Variant], lines: Lines, each: Each, verbose: int) -> None:
+        self._study, self._variants, self._lines, self._each, self._verbose = study, variants, lines, each, verbose
         self._metrics: dict[str, list[str]] = {}
-        self._few_labels: dict[str, int] = {}
-        self._budget = 1
-        self._alone: dict[str, float] = {}  # the learning rate of each single-task model
+        self._judged: list[str] = []  # the heads by which a variant's rates are chosen
+        self._baselines: dict[str, float] = {}  # the metric of each head alone on the tuning seeds
+        self._total = self._known = self._done = 0  # updates of runs
+        self._since = time.monotonic()
 
-    def all(self, metrics: Any) -> Comparison:
-        """All steps."""
-        first = next(iter(self._variants.values()))
-        job = self._job(TUNE, replace(first, build=None), 1)
-        ((_, probed),) = self._each(_probe, [(job, metrics, self._plan.budget)])
-        updates = probed["updates"]
-        self._budget = updates
-        self._lines.begin(settings_of(self._study, self._plan, probed))
+    def all(self, twice: Sequence[str], metrics: Any) -> Comparison:
+        """All steps; `twice` are the variants that are trained at equal cost, too."""
+        study = self._study
+        first = Job(TUNE, next(iter(self._variants.values())), "", study.tuning_seeds[0], study.rates[0])
+        first = replace(first, variant=replace(first.variant, build=None))
+        ((_, probed),) = self._each(probe, [(first, metrics)])
+        self._lines.begin(settings_of(study, probed))
         self._metrics = self._lines.lines[0]["settings"]["metrics"]
-        self._few_labels = self._lines.remember("few_labels", probed["few_labels"])
-        self._alone = dict.fromkeys(self._metrics, self._plan.rates[0])  # until they are chosen
-        self._check_variants()
-        trained = [(variant, "", updates, False) for variant in self._variants.values()]
-        alone = [(Variant(ALONE), head, updates, False) for head in self._metrics]
-        trained += [(self._variants[name], "", self._at_equal_cost(name, updates), True) for name in self._twice]
-        everything = [*alone, *trained]
-        tuning = len(self._plan.rates) if len(self._plan.rates) > 1 else 0
-        tuning *= len(self._plan.tuning_seeds)
-        self._progress.expect(sum(each[2] for each in everything) * (tuning + len(self._plan.seeds)))
-        rates = self._tuned(alone, updates)
-        self._alone = dict(zip(self._metrics, rates))
-        rates += self._tuned(trained, updates)
-        final = [
-            self._job(FINAL, *each, rate=rate, seed=seed)
-            for seed in self._plan.seeds
-            for each, rate in zip(everything, rates)
-        ]
+        few = probed["few_labels"]
+        if few != (last_of(self._lines.lines, "few_labels") or {}):
+            self._lines.append({"few_labels": few})
+        self._judged = [head for head in self._metrics if head not in few] or list(self._metrics)
+        first = replace(first, updates=probed["updates"], budget=probed["updates"])
+        alone = [replace(first, variant=Variant(ALONE), head=head) for head in self._metrics]
+        rates = dict.fromkeys(self._metrics, first.rate * (1 if len(study.rates) == 1 else 2))  # until they are chosen
+        trained = {
+            name: replace(first, variant=variant, head_rates=rates if variant.as_alone else {})
+            for name, variant in self._variants.items()
+        }
+        self._check_variants(trained)
+        joint = [*trained.values(), *(self._at_equal_cost(trained[name], alone) for name in twice)]
+        tuning = len(study.rates) * len(study.tuning_seeds) if len(study.rates) > 1 else 0
+        self._total = sum(job.updates for job in (*alone, *joint)) * (tuning + len(study.seeds))
+        self._since = time.monotonic()
+        alone = self._tuned(alone)
+        rates = {job.head: job.rate for job in alone}
+        joint = self._tuned([replace(job, head_rates=job.head_rates and rates) for job in joint])
+        final = [replace(job, kind=FINAL, seed=seed) for seed in study.seeds for job in (*alone, *joint)]
         self._run(final)
-        return Comparison(self._shown({job.key for job in final}))
+        wanted = {key_of(job.line) for job in final}
+        # Without reported runs of other variants, seeds or rates than those that were asked for.
+        return Comparison([line for line in self._lines.lines if line.get("run") != FINAL or key_of(line) in wanted])
 
-    def _tuned(self, each: Sequence[tuple[Variant, str, int, bool]], updates_alone: int) -> list[float]:
-        """The learning rates of some variants, or of the single-task models."""
-        if len(self._plan.rates) > 1:
-            pairs = [*itertools.product(self._plan.rates, self._plan.tuning_seeds)]
-            self._run(self._job(TUNE, *one, rate=rate, seed=seed) for one in each for rate, seed in pairs)
-        rates = [self._rate(*one, updates_alone) for one in each]
-        for (variant, head, _, at_equal_cost), rate in zip(each, rates):
-            label = label_of(variant.name, head, at_equal_cost=at_equal_cost)
-            self._lines.choose(label, rate, self._plan.rates, self._head_rates(variant))
-        return rates
-
-    def _head_rates(self, variant: Variant) -> dict[str, float]:
-        return self._alone if variant.as_alone else {}
-
-    def _job(
-        self,
-        kind: str,
-        variant: Variant,
-        head: Any,
-        updates: int = 1,
-        at_equal_cost: bool = False,
-        *,
-        rate: float | None = None,
-        seed: int | None = None,
-    ) -> Job:
-        head = head if isinstance(head, str) else ""
-        rate = self._plan.rates[0] if rate is None else rate
-        seed = self._plan.tuning_seeds[0] if seed is None else seed
-        own = variant.weights, variant.options, self._budget, variant.build, self._head_rates(variant)
-        return Job(kind, variant.name, head, seed, rate, updates, at_equal_cost, *own)
-
-    def _check_variants(self) -> None:
-        """Starts every variant that is new or has a `build`, so that errors come before the first run, and records it.
-
-        Raises:
-            ValueError: A variant does not suit the trainer, or is another one in the file.
-        """
-        known = {line["variant"]: line for line in self._lines.lines if "is_fixed" in line}
+    def _check_variants(self, jobs: Mapping[str, Job]) -> None:
+        """Starts every variant that is new or has a `build`, so that errors come before the first run, and records it."""
+        known = self._lines.named("variant")
         for name, variant in self._variants.items():
             if name in known and known[name]["how"] != variant.settings:
                 raise ValueError(
                     f"`variants[{name!r}]` must be the same as in `file`. Received: {variant.settings!r}, and "
                     f"{known[name]['how']!r} in the file. Give the variant another name, or pass another file."
                 )
-        doubtful = [variant for name, variant in self._variants.items() if name not in known or variant.build is not None]
-        starts = {
-            job.variant: found
-            for job, found in self._each(check_variant, [self._job(TUNE, variant, "") for variant in doubtful])
-        }
-        for variant in doubtful:
-            start = {} if variant.build is None else {"start": starts[variant.name]}
+        doubtful = [job for name, job in jobs.items() if name not in known or job.variant.build is not None]
+        starts = {job.variant.name: found for job, found in self._each(check_variant, doubtful)}
+        for variant in (job.variant for job in doubtful):
+            start = starts[variant.name]
             if variant.name not in known:
-                self._lines.append({"variant": variant.name, "is_fixed": variant.is_fixed, "how": variant.settings, **start})
-            elif known[variant.name].get("start", starts[variant.name]) != starts[variant.name]:
+                own = {} if variant.build is None else {"start": start}
+                self._lines.append({"variant": variant.name, "is_fixed": variant.is_fixed, "how": variant.settings, **own})
+            elif known[variant.name].get("start", start) != start:
                 raise ValueError(
                     f"`variants[{variant.name!r}]['build']` must make the same trainer as for the runs in `file`. Received: "
                     "a function of the same name that makes other weights. Give the variant another name, or pass another "
                     "file."
                 )
 
-    def _at_equal_cost(self, name: str, updates: int) -> int:
-        """The number of updates of a variant at equal cost."""
+    def _at_equal_cost(self, job: Job, alone: Sequence[Job]) -> Job:
+        """A variant with as many updates as take the time of all single-task models; measured unless it is known."""
+        name = job.variant.name
         costs = self._lines.named("cost")
         if name not in costs:
-            alone = [self._job(TUNE, Variant(ALONE), head, updates) for head in self._metrics]
-            job = self._job(TUNE, self._variants[name], "", updates)
-            if job.head_rates and len(self._plan.rates) > 1:  # not chosen yet; to scale steps takes as long by any factor
-                job = replace(job, head_rates=dict.fromkeys(job.head_rates, 2 * job.rate))
             ((_, line),) = self._each(measure_cost, [(job, *alone)])
             costs[name] = self._lines.append(line)
-            self._progress.say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")
-        return updates_at_equal_cost(updates, costs[name])
+            self._say(f"cost of {name!r}: {line['update_ratio']:.2f} of the single-task models' updates together")
+        updates = max(round(job.updates / float(costs[name]["update_ratio"])), 1)
+        return replace(job, updates=updates, at_equal_cost=True)
 
-    def _run(self, jobs: Iterable[Job]) -> None:
-        """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""
-        wanted, known = list(jobs), self._lines.runs()
-        for job in (job for job in wanted if job.key in known):
-            self._progress.skip(job)
-        for job, line in self._each(run, [job for job in wanted if job.key not in known]):
-            _check_equal([*(each for each in self._lines.runs().values() if each["seed"] == job.seed), line], self._build_of)
-            self._progress.done(job, self._lines.append(line), self._metrics)
+    def _tuned(self, jobs: Sequence[Job]) -> list[Job]:
+        """Variants or single-task models with the learning rates that are best on the tuning seeds."""
+        rates, seeds, found = self._study.rates, self._study.tuning_seeds, []
+        if len(rates) > 1:
+            self._run([replace(job, rate=rate, seed=seed) for job in jobs for rate in rates for seed in seeds])
+        runs = self._lines.runs()
+        for job in jobs:
+            tried = [replace(job, rate=rate) for rate in rates]
+            if len(rates) > 1:
+                scores = [self._score([runs[key_of(replace(each, seed=seed).line)] for seed in seeds]) for each in tried]
+                if not np.isfinite(scores).any():
+                    raise ValueError(
+                        f"`rates` must have a learning rate with which {job.label!r} stays finite. Received: rates="
+                        f"{rates!r}. Add smaller ones."
+                    )
+                best = int(np.nanargmax(scores))
+                if job.head:
+                    self._baselines[job.head] = scores[best] * self._sign(job.head)
+                tried = [tried[best]]
+            own = {"head_rates": dict(job.head_rates)} if job.head_rates else {}
+            line = {"chosen": job.label, "rate": tried[0].rate, "rates": list(rates), **own}
+            if chosen_rates(self._lines.lines).get(job.label) != line:
+                self._lines.append(line)
+            found += tried
+        return found
 
-    def _build_of(self, variant: str) -> Any:
-        """What tells the trainers of a variant from those of others: variants with equal ones have equal starts."""
-        if variant in self._variants:
-            return self._variants[variant].build
-        in_file = self._lines.named("variant").get(variant, {"how": {}})["how"]
-        return variant if BUILD in in_file else None
-
-    def _rate(self, variant: Variant, head: str, updates: int, at_equal_cost: bool, updates_alone: int) -> float:
-        """The best learning rate of the grid on the tuning seeds."""
-        if len(self._plan.rates) == 1:
-            return self._plan.rates[0]
-        job = self._job(TUNE, variant, head, updates, at_equal_cost)
-        scores = [self._score(self._tunings(job, rate), updates_alone) for rate in self._plan.rates]
-        if not np.isfinite(scores).any():
-            raise ValueError(
-                f"`rates` must have a learning rate with which {job.label!r} stays finite. Received: rates="
-                f"{self._plan.rates!r}. Add smaller ones."
-            )
-        return self._plan.rates[int(np.nanargmax(scores))]
-
-    def _tunings(self, job: Job, rate: float) -> list[Line]:
-        """The runs of a variant or a single-task model with a rate on the tuning seeds."""
-        known = self._lines.runs()
-        return [known[replace(job, rate=rate, seed=seed).key] for seed in self._plan.tuning_seeds]
-
-    def _score(self, lines: Sequence[Line], updates_alone: int) -> float:
+    def _score(self, lines: Sequence[Line]) -> float:
         """The mean metric of a single-task model, signed so that higher is better; the mean delta-m for several heads."""
         if head := lines[0]["head"]:
             return self._sign(head) * self._mean(lines, head)
-        heads = [head for head in self._metrics if head not in self._few_labels] or list(self._metrics)
-        values = np.array([[self._mean(lines, head)] for head in heads])
-        baselines = np.array([[self._best_alone(head, updates_alone)] for head in heads])
-        return float(relative_changes(values, baselines, np.array([*map(self._sign, heads)]))[0])
-
-    def _best_alone(self, head: str, updates: int) -> float:
-        job = self._job(TUNE, Variant(ALONE), head, updates)
-        found = [self._mean(self._tunings(job, rate), head) for rate in self._plan.rates]
-        return float(np.nanmax(found) if self._sign(head) > 0 else np.nanmin(found))
+        values = np.array([[self._mean(lines, head)] for head in self._judged])
+        baselines = np.array([[self._baselines[head]] for head in self._judged])
+        return float(relative_changes(values, baselines, np.array([*map(self._sign, self._judged)]))[0])
 
     def _mean(self, lines: Sequence[Line], head: str) -> float:
         """The mean of a head's metric on the validation data over runs; NaN if one of them has none."""
@@ -335,38 +269,62 @@ class _Steps:
     def _sign(self, head: str) -> float:
         return 1.0 if self._metrics[head][1] == "max" else -1.0
 
-    def _shown(self, keys: set[tuple[Any, ...]]) -> list[Line]:
-        """The lines without reported runs of other variants, seeds or rates than those that were asked for."""
-        return [line for line in self._lines.lines if line.get("run") != FINAL or key_of(line) in keys]
+    def _run(self, jobs: Iterable[Job]) -> None:
+        """Computes the runs that are not known, and checks that runs of a seed had the same start and order."""
+        known, new = self._lines.runs(), []
+        for job in jobs:
+            if key_of(job.line) in known:
+                self._known += job.updates
+            else:
+                new.append(job)
+        for job, line in self._each(run, new):
+            of_seed = [each for each in self._lines.runs().values() if each["seed"] == job.seed]
+            self._check_equal(of_seed, line)
+            self._report(job, self._lines.append(line))
 
+    def _check_equal(self, others: Sequence[Line], last: Line) -> None:
+        """Checks that runs of a seed had the same batches in the same order and, with an equal `build`, the same start."""
+        build = self._build_of(last["variant"])
+        for line in others:
+            shared = line["start"].keys() & last["start"].keys() if self._build_of(line["variant"]) == build else ()
+            parts = [name for name in shared if line["start"][name] != last["start"][name]]
+            if parts:
+                argument = "build" if build is None else f"variants[{last['variant']!r}]['build']"
+                raise ValueError(
+                    f"`{argument}` must make the same initial weights whenever it is called with the same seeds. Received: "
+                    f"other weights of {', '.join(sorted(parts))} in the variant {last['variant']!r} than in "
+                    f"{line['variant']!r}, at seed {last['seed']}. Make all layers in `build`, and let nothing in it depend "
+                    "on the time or on other files."
+                )
+            if any(one != other for one, other in zip(line["order"], last["order"])):
+                raise ValueError(
+                    "`data` must give the same batches in the same order for a seed. Received: other batches in the variant "
+                    f"{last['variant']!r} than in {line['variant']!r}, at seed {last['seed']}. Pass a function of the seed "
+                    "that makes the data set, so that a shuffle begins again, or let it have a seed and not reshuffle."
+                )
 
-def _probe(study: Study, given: tuple[Job, Any, tuple[str, int]]) -> dict[str, Any]:
-    job, metrics, budget = given
-    return probe(study, job, metrics, *budget)
+    def _build_of(self, variant: str) -> Any:
+        """What tells the trainers of a variant from those of others: variants with equal ones have equal starts."""
+        if variant in self._variants:
+            return self._variants[variant].build
+        in_file = self._lines.named("variant").get(variant, {"how": {}})["how"]
+        return variant if "build" in in_file else None
 
+    def _report(self, job: Job, line: Line) -> None:
+        """Prints a line for a run that has been computed, with an estimate of the time that is left."""
+        self._done += job.updates
+        left = (time.monotonic() - self._since) / self._done * max(self._total - self._known - self._done, 0)
+        minutes, seconds = divmod(round(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        time_left = f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds} s"
+        values = line["metrics"].get(VALIDATION, {})
+        names = [metric for metric, _ in self._metrics.values() if values.get(metric) is not None]
+        found = ", ".join(f"{name} {plain(values[name])}" for name in names) or "not finite"
+        which = f"rate {job.rate:g}" if job.kind == TUNE else f"seed {job.seed}"
+        share = (self._known + self._done) / max(self._total, 1)
+        self._say(f"{share:4.0%} {job.label}, {which}: {found} ({line['seconds']:.0f} s; about {time_left} left)")
 
-def _check_equal(lines: Sequence[Line], build_of: Callable[[str], Any]) -> None:
-    """Checks that runs of a seed had the same batches in the same order and, with an equal `build`, the same start.
-
-    Raises:
-        ValueError: They did not.
-    """
-    *others, last = lines
-    build = build_of(last["variant"])
-    for line in others:
-        is_comparable = build_of(line["variant"]) == build
-        parts = [name for name in line["start"].keys() & last["start"].keys() if line["start"][name] != last["start"][name]]
-        if parts and is_comparable:
-            argument = "build" if build is None else f"variants[{last['variant']!r}]['build']"
-            raise ValueError(
-                f"`{argument}` must make the same initial weights whenever it is called with the same seeds. Received: "
-                f"other weights of {', '.join(sorted(parts))} in the variant {last['variant']!r} than in "
-                f"{line['variant']!r}, at seed {last['seed']}. Make all layers in `build`, and let nothing in it depend on "
-                "the time or on other files."
-            )
-        if any(one != other for one, other in zip(line["order"], last["order"])):
-            raise ValueError(
-                "`data` must give the same batches in the same order for a seed. Received: other batches in the variant "
-                f"{last['variant']!r} than in {line['variant']!r}, at seed {last['seed']}. Pass a function of the seed that "
-                "makes the data set, so that a shuffle begins again, or let it have a seed and not reshuffle."
-            )
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()

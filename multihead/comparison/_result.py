@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,23 @@ import numpy as np
 from multihead._display.front import Point, draw_front
 from multihead._display.tables import as_text
 from multihead._ground.validation import check_choice
-from multihead.comparison._choice import CONFIDENCE, costs_of, favoured, harms
 from multihead.comparison._data import TEST, VALIDATION
-from multihead.comparison._file import Line, chosen_rates, last_of, read_lines
-from multihead.comparison._student import Difference, difference_of, relative_changes
-from multihead.comparison._study import FINAL, label_of
-from multihead.comparison._variants import ALONE
-from multihead.comparison._words import Facts, findings_of, mean_and_deviation, tables_of
+from multihead.comparison._findings import (
+    CONFIDENCE,
+    Difference,
+    costs_of,
+    difference_of,
+    favoured,
+    findings_of,
+    harms,
+    joint_of,
+    mean_and_deviation,
+    relative_changes,
+    tables_of,
+    verdict_of,
+)
+from multihead.comparison._jobs import Line, chosen_rates, last_of, read_lines
+from multihead.comparison._study import ALONE, AT_EQUAL_COST, FINAL, label_of
 
 _COSTS = ("update", "serve", "size")
 
@@ -57,34 +67,27 @@ class Comparison:
         self.metrics = {head: settings["metrics"][head][0] for head in self.heads}
         self.directions = {head: settings["metrics"][head][1] for head in self.heads}
         self.split: str = settings["split"]
-        self._grid: list[float] = settings["rates"]
         self.few_labels: dict[str, int] = last_of(self.lines, "few_labels") or {}
+        self._signs = np.array([-1.0 if self.directions[head] == "min" else 1.0 for head in self.heads])
         chosen = chosen_rates(self.lines)
-        runs = [line for line in self.lines if line.get("run") == FINAL]
-        names = [self._of(_label(line), line["head"]) for line in runs]
-        runs = [line for name, line in zip(names, runs) if name not in chosen or _rates(line) == _rates(chosen[name])]
-        self._grids = {name: line["rates"] for name, line in chosen.items()}
-        self._runs = {(_label(line), line["head"], line["seed"]): line for line in runs}
-        measured = {line["variant"]: line for line in self.lines if "is_fixed" in line}
-        labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in measured]
-        self.variants: tuple[str, ...] = tuple(
-            label for label in (ALONE, *labels) if any(key[0] == label for key in self._runs)
-        )
+        self._runs: dict[tuple[str, str, int], Line] = {}
+        for line in self.lines:
+            if line.get("run") == FINAL and _rates(line) == _rates(chosen.get(_label(line, line["head"]), line)):
+                self._runs[_label(line), line["head"], line["seed"]] = line
+        variants = {line["variant"]: line for line in self.lines if "is_fixed" in line}
+        self._fixed = {name for name, line in variants.items() if line["is_fixed"]}
+        labels = [label_of(name, at_equal_cost=each) for each in (False, True) for name in variants]
+        known = {label for label, _, _ in self._runs}
+        self.variants: tuple[str, ...] = tuple(label for label in (ALONE, *labels) if label in known)
         wanted = [(variant, head if variant == ALONE else "") for variant in self.variants for head in self.heads]
         seeds = [{seed for *key, seed in self._runs if key == [*each]} for each in wanted]
         self.seeds: tuple[int, ...] = tuple(sorted(set.intersection(*seeds))) if seeds else ()
         in_order = sorted(self._runs.items(), key=lambda run: self.variants.index(run[0][0]))
-        self.rates = {self._of(label, head): line["rate"] for (label, head, _), line in in_order}
+        self.rates = {_label(line, head): line["rate"] for (_, head, _), line in in_order}
         self.head_rates = {label: line["head_rates"] for (label, _, _), line in in_order if "head_rates" in line}
         self.updates = {label: line["updates"] for (label, _, _), line in self._runs.items()}
-        costs = [line for line in self.lines if "cost" in line]
-        self.costs = {
-            line["cost"]: {key: line[f"{key}_ratio"] for key in _COSTS if f"{key}_ratio" in line} for line in costs
-        }
-        self._fixed = {name for name, line in measured.items() if line["is_fixed"]}
-
-    def _of(self, label: str, head: str) -> str:
-        return f"{head} {ALONE}" if label == ALONE else label
+        ratios = {line["cost"]: {key: line.get(f"{key}_ratio") for key in _COSTS} for line in self.lines if "cost" in line}
+        self.costs = {name: {key: each for key, each in costs.items() if each is not None} for name, costs in ratios.items()}
 
     def values(self, variant: str, head: str, part: str | None = None) -> np.ndarray:
         """A head's metric, `[seeds]`, in the order of `seeds`; NaN where training did not stay finite.
@@ -121,7 +124,8 @@ class Comparison:
             ValueError: There is no such variant or head, or `confidence` is out of range.
         """
         check_choice("other", other, self.variants)
-        return difference_of(self._sign(head) * (self.values(variant, head) - self.values(other, head)), confidence)
+        sign = self._signs[self.heads.index(check_choice("head", head, self.heads))]
+        return difference_of(sign * (self.values(variant, head) - self.values(other, head)), confidence)
 
     def choose(self, variants: Sequence[str] | None = None) -> str:
         """The variant that the validation data favour, so that its metrics on the test data are not those of the luckiest.
@@ -145,7 +149,7 @@ class Comparison:
         Source: the rule of one standard error of Breiman, Friedman, Olshen and Stone, Classification and Regression Trees,
         1984.
         """
-        joint = [variant for variant in self.variants if variant != ALONE]
+        joint = joint_of(self)
         known = joint if variants is None else [check_choice("variants", variant, joint) for variant in variants]
         found = self._favoured(known)
         if found is None:
@@ -156,25 +160,18 @@ class Comparison:
         return found
 
     def _favoured(self, variants: Sequence[str]) -> str | None:
-        values = {variant: self._on_validation(variant) for variant in variants}
+        values = {variant: self._of_heads(variant, VALIDATION) for variant in variants}
         costs = costs_of(variants, self.updates, self.costs)
-        return favoured(values, self._on_validation(ALONE), self._signs(), costs, self._counts())
+        return favoured(values, self._of_heads(ALONE, VALIDATION), self._signs, costs, self._counts)
 
-    def _counts(self) -> list[bool]:
+    @property
+    def _counts(self) -> np.ndarray:
         """`[heads]`: which of them have enough labels on the validation data."""
-        return [head not in self.few_labels for head in self.heads]
+        return np.array([head not in self.few_labels for head in self.heads])
 
-    def _harms(self, variant: str) -> bool:
-        """Whether a head with enough labels is worse than alone on the validation data."""
-        kept = np.flatnonzero(self._counts())
-        return harms(self._on_validation(variant)[kept], self._on_validation(ALONE)[kept], self._signs()[kept])
-
-    def _on_validation(self, variant: str) -> np.ndarray:
-        """The metrics of a variant on the validation data, `[heads, seeds]`."""
-        return np.array([self.values(variant, head, VALIDATION) for head in self.heads])
-
-    def _signs(self) -> np.ndarray:
-        return np.array([*map(self._sign, self.heads)])
+    def _of_heads(self, variant: str, part: str | None = None) -> np.ndarray:
+        """The metrics of a variant, `[heads, seeds]`."""
+        return np.array([self.values(variant, head, part) for head in self.heads])
 
     def delta_m(self, variant: str, confidence: float = CONFIDENCE) -> Difference:
         """The mean relative change against single-task models, with a confidence interval over seeds.
@@ -192,51 +189,36 @@ class Comparison:
 
         Source: Maninis, Radosavovic and Kokkinos, "Attentive Single-Tasking of Multiple Tasks", CVPR 2019.
         """
-        values, baselines = (np.array([self.values(each, head) for head in self.heads]) for each in (variant, ALONE))
-        return difference_of(relative_changes(values, baselines, np.array([*map(self._sign, self.heads)])), confidence)
+        return difference_of(relative_changes(self._of_heads(variant), self._of_heads(ALONE), self._signs), confidence)
 
-    def _sign(self, head: str) -> float:
-        return -1.0 if self.directions.get(head) == "min" else 1.0
+    @property
+    def verdict(self) -> str:
+        """The answer in one or two sentences: whether sharing is worth it, and which variant the validation data favour."""
+        return " ".join(self._verdict())
+
+    def _verdict(self) -> list[str]:
+        favourite = self._favoured(joint_of(self)) if self.split == TEST else None
+        if favourite is None:
+            return verdict_of(self, None, is_harmful=False)
+        kept = self._counts
+        values, alone = (self._of_heads(variant, VALIDATION)[kept] for variant in (favourite, ALONE))
+        return verdict_of(self, favourite, is_harmful=harms(values, alone, self._signs[kept]))
 
     @property
     def findings(self) -> list[str]:
-        """What was found, in sentences."""
-        return findings_of(self._facts())
+        """What was found, in sentences, the verdict first."""
+        return [*self._verdict(), *findings_of(self)]
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Title, columns and rows of the tables that `print` shows."""
-        return tables_of(self._facts())
+        return tables_of(self)
 
     def table(self) -> str:
         """The tables as text."""
         return "\n\n".join(as_text(*each) for each in self.tables())
 
     def __str__(self) -> str:
-        return "\n\n".join([self.table(), "\n".join(f"- {finding}" for finding in self.findings)])
-
-    def _facts(self) -> Facts:
-        joint = [variant for variant in self.variants if variant != ALONE]
-        favourite = self._favoured(joint) if self.split == TEST else None
-        pays = favourite is not None and self._harms(favourite)
-        return Facts(
-            heads=self.heads,
-            metrics=self.metrics,
-            directions=self.directions,
-            split=self.split,
-            variants=self.variants,
-            seeds=self.seeds,
-            values={variant: {head: self.values(variant, head) for head in self.heads} for variant in self.variants},
-            differences={variant: {head: self.difference(variant, head) for head in self.heads} for variant in joint},
-            delta_m={variant: self.delta_m(variant) for variant in joint},
-            rates=self.rates,
-            as_alone=[*self.head_rates],
-            favoured=favourite,
-            favoured_harms=pays,
-            few_labels=self.few_labels,
-            grids={name: self._grids.get(name, self._grid) for name in self.rates},
-            updates=self.updates,
-            costs=self.costs,
-        )
+        return "\n\n".join([self.verdict, self.table(), "\n".join(f"- {finding}" for finding in findings_of(self))])
 
     def plot(self) -> Any:
         """Draws the front; see `multihead.plots.front`.
@@ -247,53 +229,37 @@ class Comparison:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        names = {head: f"{self.metrics[head]}" for head in self.heads}
-        return draw_front(self.points(), names, self.directions, len(self.seeds), self.split)
+        return draw_front(self.points(), self.metrics, self.directions, len(self.seeds), self.split)
 
     def points(self) -> list[Point]:
         """What `plot` draws: for each variant mean and standard deviation over seeds, relative changes, and its role."""
-        found = []
+        found, alone = [], self._of_heads(ALONE)
         for variant in self.variants:
-            of_heads = [self.values(variant, head) for head in self.heads]
-            base = next(
-                (name for name in self.variants if name != variant and label_of(name, at_equal_cost=True) == variant), None
-            )
-            role = "alone" if variant == ALONE else "fixed" if (base or variant) in self._fixed else "rule"
-            changes = [self._relative(variant, head) for head in self.heads]
-            means, deviations = zip(*map(mean_and_deviation, of_heads))
-            found.append(Point(variant, role, base, means, deviations, changes))
+            values, base = self._of_heads(variant), variant.removesuffix(AT_EQUAL_COST)
+            role = "alone" if variant == ALONE else "fixed" if base in self._fixed else "rule"
+            rows = (slice(i, i + 1) for i in range(len(self.heads)))
+            changes = [difference_of(relative_changes(values[i], alone[i], self._signs[i])).mean for i in rows]
+            means, deviations = zip(*map(mean_and_deviation, values))
+            is_base = base != variant and base in self.variants
+            found.append(Point(variant, role, base if is_base else None, means, deviations, changes))
         return found
-
-    def _relative(self, variant: str, head: str) -> float:
-        sign = np.array([self._sign(head)])
-        values, baselines = (self.values(each, head)[None] for each in (variant, ALONE))
-        return difference_of(relative_changes(values, baselines, sign), CONFIDENCE).mean
 
     def to_dict(self) -> dict[str, Any]:
         """All metrics, in lists, dicts, numbers and strings, as JSON takes them; non-finite numbers are None."""
-        joint = [variant for variant in self.variants if variant != ALONE]
+        joint = joint_of(self)
+        names = ("metrics", "directions", "split", "updates", "rates", "head_rates", "costs", "few_labels", "findings")
         return {
+            **{name: getattr(self, name) for name in names},
             "heads": list(self.heads),
-            "metrics": self.metrics,
-            "directions": self.directions,
-            "split": self.split,
             "seeds": list(self.seeds),
-            "updates": self.updates,
-            "rates": self.rates,
-            "head_rates": self.head_rates,
-            "costs": self.costs,
-            "few_labels": self.few_labels,
-            "values": {
-                variant: {h: [_plain(v) for v in self.values(variant, h)] for h in self.heads} for variant in self.variants
-            },
-            "differences": {variant: {h: _as_dict(self.difference(variant, h)) for h in self.heads} for variant in joint},
-            "delta_m": {variant: _as_dict(self.delta_m(variant)) for variant in joint},
-            "findings": self.findings,
+            "values": {name: {h: [*map(_plain, self.values(name, h))] for h in self.heads} for name in self.variants},
+            "differences": {name: {h: _as_dict(self.difference(name, h)) for h in self.heads} for name in joint},
+            "delta_m": {name: _as_dict(self.delta_m(name)) for name in joint},
         }
 
 
-def _label(line: Mapping[str, Any]) -> str:
-    return label_of(line["variant"], at_equal_cost=line["at_equal_cost"])
+def _label(line: Line, head: str = "") -> str:
+    return label_of(line["variant"], head, at_equal_cost=line["at_equal_cost"])
 
 
 def _rates(line: Line) -> tuple[float, Any]:

@@ -1,34 +1,34 @@
-"""What is the same for all runs of a comparison, and what one run is, as data that can be sent to another process."""
+"""What is compared, as data that can be sent to another process: the study, its variants, and one run of one of them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 
+from multihead import balancing, weighting
 from multihead._ground.keras import STACK
-from multihead._ground.names import did_you_mean
-from multihead._ground.validation import check_positive_whole, check_whole, is_number, quoted
-from multihead.comparison._variants import ALONE, AT_EQUAL_COST, check_build, in_words
+from multihead._ground.validation import check_choice, check_positive_whole, check_whole, did_you_mean, is_number, quoted
+from multihead.trainer import MultiHeadTrainer
 
+ALONE = "alone"
+"""The variant of the single-task models: each head with an encoder of its own."""
+AT_EQUAL_COST = ", equal cost"
+"""What follows the name of a variant that is trained for the time of all single-task models together."""
 TUNE, FINAL = "tune", "final"
+_OWN = ("weights", "build", "head_rates")
+"""What the dict of a variant may have besides options of `compile`."""
+_RULES = ("balancer", "weighting", "head_schedule")
+_OF_JOINT_TRAINING = (*_RULES, "balance_at", "balance_every")
+"""The options of joint training, which a single-task model does not have."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is the same for all runs.
-
-    Attributes:
-        build: Creates the trainer with all heads.
-        data: The parts of the data, or a function of the seed that returns them.
-        optimizer: Creates an optimizer from a learning rate.
-        options: Options of `compile` for all variants, the single-task models among them.
-        batch_size: The number of examples in a batch of arrays.
-        measure: Further metrics of a trainer, or None for those of `evaluate`.
-        accumulate: The number of batches of one update.
-    """
+    """What is the same for all runs: checked arguments of `compare`. `budget` is `"updates"` or `"epochs"`, and how many."""
 
     build: Callable[[], Any]
     data: Any
@@ -36,51 +36,81 @@ class Study:
     options: Mapping[str, Any]
     batch_size: int
     measure: Callable[[Any, Any], Mapping[str, float]] | None
-    accumulate: int = 1
+    seeds: Any = (0,)
+    tuning_seeds: Any = (1000,)
+    rates: Any = (1e-3,)
+    budget: Any = ("updates", 1)
+
+    @property
+    def batches_per_update(self) -> int:
+        """The number of batches of one update."""
+        return int(self.options.get("gradient_accumulation_steps", 1))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train: weights of heads by name, options of `compile`, a `build` or None for that of the study.
+
+    With `as_alone`, the own variables of each head have the learning rate that was chosen for the head alone.
+    """
+
+    name: str
+    weights: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    build: Callable[[], Any] | None = None
+    as_alone: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it differs from the plain sum only in weights: no rule, and no model or heads' rates of its own."""
+        return self.build is None and not self.as_alone and all(self.options.get(name) is None for name in _RULES)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The variant as text, by which a later call sees that it is the same."""
+        own = {"weights": self.weights or None, "build": self.build, "head_rates": ALONE if self.as_alone else None}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {name: as_text(value) for name, value in (*given.items(), *sorted(self.options.items()))}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
+    """One run of a variant, to choose a rate (`"tune"`) or to report (`"final"`).
 
     Attributes:
-        kind: `"tune"` or `"final"`.
-        variant: The variant's name, `"alone"` for single-task models.
         head: The head of a single-task model; empty for a variant with all heads.
-        seed: The seed of the initial weights, the order of the data and all else.
-        rate: The learning rate, which decays to zero.
-        updates: The number of updates.
-        at_equal_cost: Whether the number of updates is that of the time of all single-task models.
-        weights: The heads' weights.
-        options: Options of `compile` of the variant.
         budget: The number of updates without equal cost, by which places in the order of the data are marked.
-        build: Creates the trainer of the variant; None for that of the study.
         head_rates: By head name, the learning rate of the head's own variables; empty for `rate`.
     """
 
     kind: str
-    variant: str
+    variant: Variant
     head: str
     seed: int
     rate: float
-    updates: int
+    updates: int = 1
     at_equal_cost: bool = False
-    weights: Mapping[str, float] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     budget: int = 1
-    build: Callable[[], Any] | None = None
     head_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """The variant in tables."""
-        return label_of(self.variant, self.head, at_equal_cost=self.at_equal_cost)
+        return label_of(self.variant.name, self.head, at_equal_cost=self.at_equal_cost)
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells the run from all others."""
-        of_heads = tuple(sorted(self.head_rates.items()))
-        return (self.kind, self.variant, self.head, self.seed, self.rate, self.updates, self.at_equal_cost, of_heads)
+    def line(self) -> dict[str, Any]:
+        """The part of the run's line in the file that says which run it is."""
+        return {
+            "run": self.kind,
+            "variant": self.variant.name,
+            "head": self.head,
+            "at_equal_cost": self.at_equal_cost,
+            "seed": self.seed,
+            "rate": self.rate,
+            "updates": self.updates,
+            **({"head_rates": dict(self.head_rates)} if self.head_rates else {}),
+        }
 
 
 def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> str:
@@ -90,29 +120,72 @@ def label_of(variant: str, head: str = "", *, at_equal_cost: bool = False) -> st
     return variant + AT_EQUAL_COST if at_equal_cost else variant
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The checked numbers of a comparison.
+def as_text(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {as_text(each)}" for name, each in sorted(value.items(), key=str)) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(as_text, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or isinstance(value, (str, int)):
+        return str(value)
+    if _has_config(value):
+        given = {name: each for name, each in value.get_config().items() if name != "name" and each is not None}
+        return f"{type(value).__name__}({', '.join(f'{name}={as_text(each)}' for name, each in sorted(given.items()))})"
+    inner = getattr(value, "func", None)  # of functools.partial
+    if inner is not None:
+        return f"{as_text(inner)}({as_text(list(value.args))}, {as_text(value.keywords)})"
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
-    Attributes:
-        seeds: The reported seeds.
-        tuning_seeds: The seeds of the choice of the learning rates.
-        rates: The grid of learning rates, ascending.
-        budget: `"updates"` or `"epochs"`, and how many.
-    """
 
-    seeds: tuple[int, ...]
-    tuning_seeds: tuple[int, ...]
-    rates: tuple[float, ...]
-    budget: tuple[str, int]
+def _has_config(value: Any) -> bool:
+    return callable(getattr(type(value), "get_config", None))
 
 
-def read_plan(seeds: Any, tuning_seeds: Any, rates: Any, budget: Any) -> Plan:
-    """The checked numbers.
+def copied(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `compile` with new objects, so that no run changes those of another or of the user."""
+    return {
+        name: type(value).from_config(value.get_config()) if _has_config(value) else value for name, value in options.items()
+    }
 
-    Raises:
-        ValueError: One is out of range.
-    """
+
+def settings_of(study: Study, probed: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
+    return {
+        "heads": list(probed["metrics"]),
+        "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},
+        "split": probed["split"],
+        "updates": probed["updates"],
+        "rates": list(study.rates),
+        "tuning_seeds": list(study.tuning_seeds),
+        "batch_size": study.batch_size,
+        "optimizer": as_text(study.optimizer),
+        "options": {name: as_text(value) for name, value in sorted(study.options.items())},
+        "measure": as_text(study.measure),
+        "start": probed["start"],
+        "first_batch": probed["first_batch"],
+        "keras": f"{STACK}, {keras.__version__}",
+    }
+
+
+# What `compare` is given
+
+
+def checked(study: Study) -> Study:
+    """The arguments of `compare` in one form; those that are out of range or of a wrong type are errors."""
+    seeds, tuning_seeds, rates, optimizer = study.seeds, study.tuning_seeds, study.rates, study.optimizer
+    _check_build("build", study.build)
+    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
+            f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
+        )
+    if study.measure is not None and not callable(study.measure):
+        raise TypeError(
+            "`measure` must be a function of a trainer and a part of the data that returns metrics by name. "
+            f"Received: measure={study.measure!r}. Omit it to use `evaluate`."
+        )
     found = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
     numbers = [check_whole("seeds", seed) for seed in found] if isinstance(found, Sequence) and len(found) else []
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0 or isinstance(found, str):
@@ -134,55 +207,122 @@ def read_plan(seeds: Any, tuning_seeds: Any, rates: Any, budget: Any) -> Plan:
             "`rates` must be a grid of learning rates: finite numbers above 0. "
             f"Received: rates={rates!r}. Pass, for example, (1e-3, 3e-3, 1e-2)."
         )
-    return Plan(tuple(numbers), tuple(own), tuple(sorted({float(rate) for rate in grid})), _read_budget(budget))
+    options = _read_options("options", study.options or {}, without=_OF_JOINT_TRAINING)
+    check_positive_whole("options['gradient_accumulation_steps']", options.get("gradient_accumulation_steps", 1))
+    return replace(
+        study,
+        options=options,
+        batch_size=check_positive_whole("batch_size", study.batch_size),
+        seeds=tuple(numbers),
+        tuning_seeds=tuple(own),
+        rates=tuple(sorted({float(rate) for rate in grid})),
+        budget=_read_budget(study.budget),
+    )
 
 
 def _read_budget(budget: Any) -> tuple[str, int]:
-    if isinstance(budget, Mapping):
-        if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
-            hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+    if not isinstance(budget, Mapping):
+        return "updates", check_positive_whole("budget", budget)
+    if len(budget) != 1 or not set(budget) <= {"updates", "epochs"}:
+        hint = did_you_mean(budget, ("updates", "epochs"), "Pass, for example, {'epochs': 10}.")
+        raise ValueError(
+            "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
+            f"Received: budget={budget!r}. {hint}"
+        )
+    ((unit, number),) = budget.items()
+    return unit, check_positive_whole(f"budget[{unit!r}]", number)
+
+
+def read_variants(variants: Any) -> dict[str, Variant]:
+    """The variants by name, checked as far as this can be done without a trainer."""
+    if not isinstance(variants, Mapping) or not variants:
+        raise ValueError(
+            "`variants` must be a dict of at least one variant, by its name. "
+            f"Received: variants={variants!r}. Pass, for example, {{'plain sum': {{}}}}."
+        )
+    return {name: _read_variant(name, given) for name, given in variants.items()}
+
+
+def _read_variant(name: Any, given: Any) -> Variant:
+    if not isinstance(name, str) or not name or name == ALONE or name.endswith(AT_EQUAL_COST):
+        raise ValueError(
+            f"The name of a variant in `variants` must be a string other than {ALONE!r}, which is always compared, and not "
+            f"end in {AT_EQUAL_COST!r}. Received: {name!r}. Choose another name."
+        )
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"`variants[{name!r}]` must be a dict of options of `compile`, `weights`, `build` and `head_rates`. "
+            f"Received: {given!r}. Pass, for example, {{'balancer': 'EqualNorms'}}; {{}} is the plain sum with the weights "
+            "of `build`."
+        )
+    weights, build, as_alone = (given.get(own) for own in _OWN)
+    if not isinstance(weights or {}, Mapping) or not all(is_number(w) and w >= 0 for w in (weights or {}).values()):
+        raise ValueError(
+            f"`variants[{name!r}]['weights']` must be a dict of numbers of at least 0, by head name. "
+            f"Received: {weights!r}. Pass, for example, {{'price': 0.3}}."
+        )
+    if build is not None:
+        _check_build(f"variants[{name!r}]['build']", build)
+    if as_alone not in (None, ALONE):
+        raise ValueError(
+            f"`variants[{name!r}]['head_rates']` must be {ALONE!r}: each head's own variables then use the learning rate "
+            f"that was chosen for that head alone. Received: {as_alone!r}. Give other rates to "
+            "`add_head(learning_rate_multiplier=)` in a `build` of the variant's own."
+        )
+    options = {option: value for option, value in given.items() if option not in _OWN}
+    options = _read_options(f"variants[{name!r}]", options, _OWN, ("gradient_accumulation_steps",))
+    return Variant(name, dict(weights or {}), options, build, as_alone == ALONE)
+
+
+def _check_build(argument: str, build: Any) -> None:
+    is_function = callable(build) and not isinstance(build, keras.layers.Layer)
+    try:
+        if is_function:
+            inspect.signature(build).bind()
+    except TypeError:
+        is_function = False
+    except ValueError:  # a function of C that does not say what it takes
+        pass
+    if not is_function:
+        raise TypeError(
+            f"`{argument}` must be a function without arguments that returns a `MultiHeadTrainer` with its heads. "
+            f"Received: {build!r}. Pass the function itself, so that each run has a trainer of its own; "
+            "`functools.partial` gives it arguments."
+        )
+
+
+def _read_options(argument: str, options: Any, others: Sequence[str] = (), without: Sequence[str] = ()) -> dict[str, Any]:
+    """Options of `compile`: those that are not in `without`; the same dict may also have `others`."""
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"`{argument}` must be a dict of options of `compile`. Received: {options!r}. Pass, for example, "
+            "{'clip': clipping.ByGlobalNorm(1.0)}."
+        )
+    parameters = inspect.signature(MultiHeadTrainer.compile).parameters.values()
+    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    known = [name for name in known if name not in (*without, "target_scaling")]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean([name], [*known, *others], "Correct its name, or omit it.")
+            if name in (*without, "optimizer"):
+                hint = f"`{name}` is the same for all variants: it is an argument of `compare`, or belongs in its `options`."
             raise ValueError(
-                "`budget` must be a number of updates, or a dict with one of 'updates' and 'epochs'. "
-                f"Received: budget={budget!r}. {hint}"
+                f"`{argument}` must have options of `compile` that a variant can choose: {quoted([*others, *known])}. "
+                f"Received: {name!r}. {hint}"
             )
-        ((unit, number),) = budget.items()
-        return unit, check_positive_whole(f"budget[{unit!r}]", number)
-    return "updates", check_positive_whole("budget", budget)
+    for name, module in (("balancer", balancing), ("weighting", weighting)):
+        if isinstance(options.get(name), str):
+            module.get(options[name])  # a misspelt name is an error here, before anything is trained
+    return copied(options)
 
 
-def check_callables(build: Any, optimizer: Any, measure: Any) -> None:
-    """Checks what must be functions.
-
-    Raises:
-        TypeError: One is not.
-    """
-    check_build("build", build)
-    if not callable(optimizer) or isinstance(optimizer, keras.optimizers.Optimizer):
+def chosen(equal_cost: Any, variants: Mapping[str, Variant]) -> list[str]:
+    """The names of the variants that are trained at equal cost, too."""
+    if isinstance(equal_cost, bool):
+        return list(variants) if equal_cost else []
+    if isinstance(equal_cost, str) or not isinstance(equal_cost, Sequence):
         raise TypeError(
-            "`optimizer` must be a class of optimizers, or a function of the learning rate that returns one. "
-            f"Received: optimizer={optimizer!r}. Pass, for example, keras.optimizers.Adam, without calling it."
+            "`equal_cost` must be True, False or a list of names of variants. "
+            f"Received: equal_cost={equal_cost!r}. Pass, for example, {list(variants)[:1]!r}."
         )
-    if measure is not None and not callable(measure):
-        raise TypeError(
-            "`measure` must be a function of a trainer and a part of the data that returns metrics by name. "
-            f"Received: measure={measure!r}. Omit it to use `evaluate`."
-        )
-
-
-def settings_of(study: Study, plan: Plan, probed: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same when a comparison goes on in another call, except `rates` and further tuning seeds."""
-    return {
-        "heads": list(probed["metrics"]),
-        "metrics": {head: list(metric) for head, metric in probed["metrics"].items()},
-        "split": probed["split"],
-        "updates": probed["updates"],
-        "rates": list(plan.rates),
-        "tuning_seeds": list(plan.tuning_seeds),
-        "batch_size": study.batch_size,
-        "optimizer": in_words(study.optimizer),
-        "options": {name: in_words(value) for name, value in sorted(study.options.items())},
-        "measure": in_words(study.measure),
-        "start": probed["start"],
-        "first_batch": probed["first_batch"],
-        "keras": f"{STACK}, {keras.__version__}",
-    }
+    return [check_choice("equal_cost", name, list(variants)) for name in equal_cost]

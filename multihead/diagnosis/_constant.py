@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from multihead._update.labels import Labels
 from multihead.heads._named import NamedHead
-from multihead.losses._known import CLASSES, ELEMENTS
-from multihead.losses._shapes import Elements, aligned, with_columns
+from multihead.losses._known import CLASSES, ELEMENTS, aligned, with_columns, with_inner
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_STEPS, _MAX_NUMBERS = 60, 2**22
@@ -85,7 +84,7 @@ def _label_rows(head: NamedHead, shape: tf.TensorShape, labels: Sequence[Labels]
     for each in labels:
         targets = aligned(each.targets, shape, head.loss.over)
         wide = tf.cast(targets, tf.float64).numpy()
-        weights = Elements(targets, each.weights.shape.rank).with_inner(each.weights)
+        weights = with_inner(each.weights, targets)
         rows.append(wide.reshape(-1, wide.shape[-1]))
         of_rows.append(np.broadcast_to(tf.cast(weights, tf.float64).numpy(), wide.shape).reshape(-1, wide.shape[-1]))
     values, weights = np.concatenate(rows), np.concatenate(of_rows)

@@ -9,16 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
-from multihead._ground.gradients import as_rows, gramian, norm_of_present
-from multihead._ground.keras import Gradient, tensor_variable
+from multihead._ground.calls import graph_function
+from multihead._ground.keras import tensor_variable
+from multihead._ground.tensors import as_rows, gramian, norm_of_present
+from multihead._ground.types import Gradient
 from multihead._update.batch import Batch, batch_size
-from multihead._update.by_head import update_of_heads_apart
+from multihead._update.evaluate import update_of_heads_apart
 from multihead._update.labels import Labels, read_labels
 from multihead._update.network import Network
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._probabilities import ranges_of, unchecked
-from multihead.losses._shapes import with_columns
+from multihead.losses._known import with_columns
 
 
 class Measured(NamedTuple):
@@ -67,7 +68,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
     """
     network = unchecked(spec.network)
     alone = replace(spec, network=network)
-    names, layers = spec.layers
+    names, layers = tuple(network.layers), list(network.layers.values())
 
     def measurements(batch: Batch) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[Labels | None]]:
         update, by_head = update_of_heads_apart(alone, "parameters", batch, step, loss_scale)
@@ -77,7 +78,7 @@ def measure(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_sc
         found = {
             "losses": update.loss_sums,
             "counts": update.counts,
-            "weights": update.total.weights,
+            "weights": update.losses.weights,
             "labelled": tf.stack([_labelled(each, spec.predictions[k].spec) for k, each in enumerate(labels)]),
             "examples": batch_size(batch.inputs),
             "representation": update.combined.at_representation,

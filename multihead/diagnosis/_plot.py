@@ -1,4 +1,4 @@
-"""A picture of a diagnosis."""
+"""The plot of a diagnosis."""
 
 from __future__ import annotations
 

@@ -11,14 +11,12 @@ import tensorflow as tf
 
 from multihead._display.tables import plain
 from multihead._update.batch import Batch
-from multihead._update.encode import call_encoder
 from multihead._update.labels import Labels
 from multihead._update.network import Network
-from multihead._update.representation import DetachedRepresentation
+from multihead._update.representation import DetachedRepresentation, call_encoder
 from multihead._update.spec import UpdateSpec
 from multihead.diagnosis._report import Diagnosis, Finding
-from multihead.losses._known import ELEMENTS
-from multihead.losses._probabilities import TOLERANCE, remedy
+from multihead.losses._known import ELEMENTS, TOLERANCE, remedy
 
 
 def unchecked(network: Network) -> Network:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 
 from multihead._display.tables import as_text
-from multihead._ground.keras import keras
 from multihead.diagnosis._plot import plot
 from multihead.diagnosis._statistics import Cosines
 

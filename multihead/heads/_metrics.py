@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from multihead._ground.keras import options_of, wrapped_function
-from multihead._ground.names import did_you_mean, names_known_to, snake_case
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
+from multihead._ground.tensors import where
+from multihead._ground.validation import did_you_mean, names_known_to, quoted, snake_case
 from multihead.heads._probing import find_reading
 from multihead.heads._reading import Reading
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ELEMENTS, ROWS, is_keras, known
-from multihead.losses._shapes import Elements, aligned, aligned_shape, with_columns
+from multihead.losses._known import (
+    CLASSES,
+    ELEMENTS,
+    ROWS,
+    aligned,
+    aligned_shape,
+    is_keras,
+    known,
+    spread,
+    with_columns,
+)
 
 STATISTICS = ("loss", "weight", "norm", "share", "coefficient", "update_cosine", "learning_rate_multiplier", "updates")
 """The values of a head that the trainer itself may log, as `{head}_{value}`."""
@@ -50,47 +58,46 @@ _KERAS = {
 _BY_SHAPE = {"accuracy": "Accuracy", "acc": "Accuracy", "crossentropy": "Crossentropy", "ce": "Crossentropy"}
 
 
-class HeadMetric(NamedTuple):
+class HeadMetric:
     """A metric and the part of targets and predictions that it reads.
 
-    Attributes:
+    Args:
         metric: The Keras metric.
+
+    Attributes:
         over: `"elements"`, `"rows"` or `"classes"`; None if it is not known.
-        by_column: Whether it distinguishes columns although it counts elements.
         column: The only column that it reads, or None.
-        reading: How it is updated if it is not known what it reads; found by `built`.
+        by_column: Whether it distinguishes columns although it counts elements.
+        reading: How it is updated if it is not known what it reads; found by `build`.
         counted: The number of rows that count, which may be none although there are labels; None if it need not be known.
     """
 
-    metric: Any
-    over: str | None
-    by_column: bool = False
-    column: int | None = None
-    reading: Reading | None = None
-    counted: Any = None
-
-    @classmethod
-    def of(cls, metric: Any) -> HeadMetric:
-        """Determines from a Keras metric which elements it reads."""
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        self.over: str | None = None
+        self.column: int | None = None
+        self.by_column = False
+        self.reading: Reading | None = None
+        self.counted: Any = None
         options = options_of(metric)
         if type(metric) is keras.metrics.MeanMetricWrapper:
             function = known(wrapped_function(metric), options)
             # A correlation is not finite for the rows of zeros that missing labels are, so that no weight removes it.
-            is_finite = function is not None and "correlation" not in wrapped_function(metric).__name__
-            return cls(metric, function.over if function is not None and is_finite else None)
-        if not is_keras(type(metric)) or options.get("axis", -1) != -1:
-            return cls(metric, None)
-        if hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or one column per class, on either side
+            if function is not None and "correlation" not in wrapped_function(metric).__name__:
+                self.over = function.over
+        elif not is_keras(type(metric)) or {options.get("axis", -1), getattr(metric, "axis", -1)} != {-1}:
+            self.over = None
+        elif hasattr(metric, "sparse_y_true"):  # intersection over union: numbers, or a column per class, on either side
             sides = (metric.sparse_y_true, metric.sparse_y_pred)
-            over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
-            return cls(metric, over if getattr(metric, "axis", -1) == -1 else None)
-        if getattr(metric, "top_k", None) is not None:
-            return cls(metric, ROWS)
-        column = getattr(metric, "class_id", None)
-        by_column = column is not None or bool(getattr(metric, "multi_label", False))
-        return cls(metric, _KERAS.get(type(metric).__name__), by_column, column)
+            self.over = {(True, True): ELEMENTS, (True, False): CLASSES, (False, False): ROWS}.get(sides)
+        elif getattr(metric, "top_k", None) is not None:
+            self.over = ROWS
+        else:
+            self.over = _KERAS.get(type(metric).__name__)
+            self.column = getattr(metric, "class_id", None)
+            self.by_column = self.column is not None or bool(getattr(metric, "multi_label", False))
 
-    def built(
+    def build(
         self,
         head: str,
         targets: tf.TensorSpec,
@@ -99,41 +106,25 @@ class HeadMetric(NamedTuple):
         loss: ElementLoss,
         *,
         is_counted: bool,
-    ) -> HeadMetric:
-        """The metric for targets and predictions of some specs.
+    ) -> None:
+        """Finds what the metric of a head reads of targets and predictions of some specs.
 
-        Args:
-            head: The head's name.
-            targets: The spec of the targets.
-            predictions: The spec of the predictions.
-            rank: How many axes tell the elements of the loss apart.
-            loss: The head's loss.
-            is_counted: Whether the rows are counted in any case.
+        `rank` axes tell the elements of the loss apart; the rows that count are counted in any case if `is_counted`.
 
         Raises:
             ValueError: The targets do not have the shape that the metric needs for the predictions.
         """
-        self.check(head, targets, predictions)
         shape = with_columns(predictions.shape)
-        num_axes = {ELEMENTS: shape.rank, None: 1}.get(self.over, shape.rank - 1)
-        reading = None
         if self.over is None:
-            reading = find_reading(self.metric, head, targets, predictions, rank, loss)
-            num_axes = reading.rank
-        is_counted |= rank > num_axes and shape[num_axes:].num_elements() != 1
-        counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32") if is_counted else None
-        return self._replace(reading=reading, counted=counted)
+            self.reading = find_reading(self.metric, head, targets, predictions, rank, loss)
+            num_axes = self.reading.rank
+        else:
+            self._check(head, targets, predictions, shape, shape[:-1] if self.over == CLASSES else shape)
+            num_axes = shape.rank if self.over == ELEMENTS else shape.rank - 1
+        if is_counted or (rank > num_axes and shape[num_axes:].num_elements() != 1):
+            self.counted = keras.metrics.Sum(name=f"{self.metric.name}_counted", dtype="float32")
 
-    def check(self, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec) -> None:
-        """Checks that targets have the shape that the metric needs for the predictions.
-
-        Raises:
-            ValueError: They have not.
-        """
-        if self.over is None:
-            return
-        shape = with_columns(predictions.shape)
-        wanted = shape[:-1] if self.over == CLASSES else shape
+    def _check(self, head: str, targets: Any, predictions: Any, shape: tf.TensorShape, wanted: tf.TensorShape) -> None:
         seen = aligned_shape(targets.shape, shape, self.over)
         if seen.rank != wanted.rank or not seen.is_compatible_with(wanted):
             raise ValueError(
@@ -148,13 +139,9 @@ class HeadMetric(NamedTuple):
             )
 
     def update(self, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> None:
-        """Adds the labelled elements of a batch.
+        """Adds the labelled elements of a batch, by the weights of the loss's elements.
 
-        Args:
-            targets: The head's targets.
-            predictions: Its predictions.
-            weights: The weights of the loss's elements. A metric that reads whole rows counts those in which every element
-                that it reads has a label, by their mean weight.
+        A metric that reads whole rows counts those in which every element that it reads has a label, by their mean weight.
         """
         predictions = predictions[:, tf.newaxis] if predictions.shape.rank == 1 else predictions
         targets = aligned(targets, predictions.shape, self.over)
@@ -172,7 +159,7 @@ class HeadMetric(NamedTuple):
             is_whole = tf.reduce_all(weights > 0, axis=-1)
             weights = where(is_whole, tf.reduce_mean(weights, axis=-1), 0.0)
         num_columns = predictions.shape[-1] or tf.shape(predictions)[-1]
-        weights = Elements(targets, rank if self.over == ELEMENTS else rank - 1).spread(weights)
+        weights = spread(weights, targets, rank if self.over == ELEMENTS else rank - 1)
         if self.column is not None:
             weights = weights[..., self.column]
         if self.over == ROWS:  # some of Keras 2 take no other dtype
@@ -191,47 +178,40 @@ class HeadMetric(NamedTuple):
         return self.reading is None or self.reading.weighs
 
 
-def check_metrics(metrics: Any, head: str) -> list[Any]:
-    """Returns the `metrics` of `add_head`, with configurations replaced by metrics.
+def check_metrics(metrics: Any, head: str) -> None:
+    """Checks the `metrics` of a head.
 
     Raises:
-        TypeError: It is no list.
+        TypeError: `metrics` is not a list.
         ValueError: Keras does not know a metric, one does not take targets and predictions, or two have the same name in
             the logs.
     """
     if isinstance(metrics, (str, Mapping, keras.metrics.Metric)) or not isinstance(metrics, Sequence):
         raise TypeError(f"`metrics` must be a list. Received: metrics={metrics!r} for head {head!r}. Put it into a list.")
-    specs = [_found(spec, head) if isinstance(spec, Mapping) else spec for spec in metrics]
-    for spec in specs:
-        if isinstance(spec, str) and spec not in _BY_SHAPE:
-            _found(spec, head)
-    names = [log_name(spec) for spec in specs]
+    is_named = [isinstance(spec, str) and spec not in _BY_SHAPE for spec in metrics]
+    specs = [_found(spec, head) if found else from_config(spec, head) for spec, found in zip(metrics, is_named)]
+    names = [spec if isinstance(spec, str) else log_name(found) for spec, found in zip(metrics, specs)]
     taken = [name for i, name in enumerate(names) if name in STATISTICS or name in names[:i]]
     if taken:
         raise ValueError(
-            f"`metrics` of head {head!r} must have names of their own, and none of {quoted(STATISTICS)}. "
+            f"`metrics` of head {head!r} must have unique names, and none of {quoted(STATISTICS)}. "
             f"Received: metrics named {quoted(names)}. Give {quoted(taken)} another `name`."
         )
     for spec in specs:
         _check_arguments(spec, head)
-    return specs
 
 
 def _check_arguments(spec: Any, head: str) -> None:
-    """Checks that a metric, or a function, takes targets and predictions.
-
-    Raises:
-        ValueError: It takes something else.
-    """
-    spec = _found(spec, head) if isinstance(spec, str) and spec not in _BY_SHAPE else spec
-    is_metric = isinstance(spec, keras.metrics.Metric) or (isinstance(spec, type) and issubclass(spec, keras.metrics.Metric))
-    kind: Any = spec if isinstance(spec, type) else type(spec)
+    """Checks that a metric, or a function, takes targets and predictions."""
+    is_type = isinstance(spec, type)
+    is_metric = issubclass(spec, keras.metrics.Metric) if is_type else isinstance(spec, keras.metrics.Metric)
+    if isinstance(spec, str) or (is_type and not is_metric):
+        return
+    kind: Any = spec if is_type else type(spec)
     called, given = (kind.update_state, 3) if is_metric else (spec, 2)
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):  # written in C
-        return
-    if isinstance(spec, str) or (isinstance(spec, type) and not is_metric):
         return
     named = [each for each in parameters if each.name != "sample_weight" and each.kind is not each.KEYWORD_ONLY]
     if len(named) < given and not any(each.kind is each.VAR_POSITIONAL for each in named):
@@ -241,6 +221,11 @@ def _check_arguments(spec: Any, head: str) -> None:
             f"takes {quoted(each.name for each in named if each.name != 'self')}. Choose another metric, or write a "
             "function of targets and predictions that returns the values to average."
         )
+
+
+def from_config(spec: Any, head: str) -> Any:
+    """A specification, in which a configuration is replaced by its metric."""
+    return _found(spec, head) if isinstance(spec, Mapping) else spec
 
 
 def _found(spec: Any, head: str) -> Any:
@@ -298,10 +283,7 @@ def resolve_metric(spec: Any, targets: tf.TensorSpec, predictions: tf.TensorSpec
 
 
 def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
-    """Checks that no two values of a trainer have one name in the logs, and no metric serves two heads.
-
-    Args:
-        heads: Pairs of a head's name and its metrics or their specifications.
+    """Checks, for pairs of a head's name and metrics, that all values have unique names, and no metric serves two heads.
 
     Raises:
         ValueError: Two values would overwrite each other, or a metric object would mix two heads.
@@ -320,24 +302,18 @@ def check_apart(heads: Sequence[tuple[str, Sequence[Any]]]) -> None:
         for metric in metrics:
             if isinstance(metric, keras.metrics.Metric) and objects.setdefault(id(metric), head) != head:
                 raise ValueError(
-                    "`metrics` must hold a metric of its own for each head. Received: one object, "
+                    "`metrics` must hold a separate metric for each head. Received: one object, "
                     f"{metric.name!r}, for the heads {objects[id(metric)]!r} and {head!r}: it would mix both. Make two."
                 )
 
 
-def _log_names(heads: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
+def _log_names(heads: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[tuple[str, str]]:
     """Names in the logs, with their meanings."""
-    heads = list(heads)
-    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in ("", "_average"))
+    both = ("", "_average")
+    yield from ((f"{name}{end}", "a value of no head") for name in TOTALS for end in both)
     for one, other in itertools.combinations([head for head, _ in heads], 2):
         whose = f"of heads {one!r} and {other!r}"
-        yield from (
-            (f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in ("", "_average")
-        )
+        yield from ((f"{one}_{other}_{value}{end}", f"the {value} {whose}") for value in OF_PAIRS for end in both)
     for head, metrics in heads:
-        yield from (
-            (f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in ("", "_average")
-        )
-        for metric in metrics:
-            name = log_name(metric)
-            yield f"{head}_{name}", f"the metric {name!r} of head {head!r}"
+        yield from ((f"{head}_{name}{end}", f"the {name} of head {head!r}") for name in STATISTICS for end in both)
+        yield from ((f"{head}_{log_name(each)}", f"the metric {log_name(each)!r} of head {head!r}") for each in metrics)

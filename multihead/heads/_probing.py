@@ -1,27 +1,23 @@
-"""What metrics of which nothing is known read: found when their head is built, by running them on made data.
+"""What is found out by trial when a head is built, on made data: what its metrics read, and whether its loss compares rows.
 
-A column that a metric does not read may be changed without changing its result, and a metric that uses its weights gives for
-weights of 0 what it gives without these elements.
+Nothing is found out about what is known, nor about what fails for such data.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground import replicas
-from multihead._ground.autograph import graph_function
-from multihead._ground.keras import function_values, tensor_variable
-from multihead.heads._reading import COLUMNS, ELEMENTS, WEIGHTS, Reading, is_function, place_of, update_metric
+from multihead._ground.calls import function_values, graph_function
+from multihead.heads._reading import BY_COLUMN, BY_ELEMENT, WEIGHTED, WHOLE, Reading, place_of
 from multihead.losses._elements import ElementLoss
-from multihead.losses._known import CLASSES, ROWS
-from multihead.losses._shapes import aligned_shape
+from multihead.losses._known import CLASSES, ROWS, aligned_shape
 
 _MOST_RUNS = 600
 _Data = tuple[np.ndarray, np.ndarray]
@@ -30,7 +26,10 @@ _Data = tuple[np.ndarray, np.ndarray]
 def find_reading(
     metric: Any, head: str, targets: tf.TensorSpec, predictions: tf.TensorSpec, rank: int, loss: ElementLoss
 ) -> Reading:
-    """Finds out how a metric is updated.
+    """Finds out how a metric is updated; if nothing is found, with the rows in which every element has a label.
+
+    A way is right if the metric is that of the other rows where whole rows have no label, and if the values of missing
+    labels, wherever they are, do not matter.
 
     Args:
         metric: The Keras metric.
@@ -43,155 +42,114 @@ def find_reading(
     reading = Reading(metric, head)
     with tf.init_scope(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        with suppress(Exception):  # whatever a metric raises for data that it does not expect
-            _Probe(reading, rank, predictions.shape[1:].as_list()).find(_made_data(targets, predictions, loss))
+        probe = _Probe(reading, rank)
+        for several in _made_data(targets, predictions, loss):
+            data = [each for each in several if probe.rank_for(each)]
+            if data:
+                probe.find(data, predictions.shape[1:].as_list())
+                break
         metric.reset_state()
     return reading
 
 
 class _Probe:
-    """Runs a metric on made data.
+    """Runs the metric of a reading, which is to be found, on made data; `rank` axes tell the elements of the loss apart."""
 
-    Args:
-        reading: What is to be found.
-        rank: How many axes tell the elements of the loss apart.
-        sizes: The sizes of the predictions' axes, except the first; None where they are open.
-    """
-
-    def __init__(self, reading: Reading, rank: int, sizes: Sequence[int | None]) -> None:
-        self._reading, self._metric, self._rank, self._sizes = reading, reading.metric, rank, sizes
+    def __init__(self, reading: Reading, rank: int) -> None:
+        self._reading, self._rank = reading, rank
         self._rng = np.random.default_rng(0)
         self._num_runs = 0
-        strategy, update = tf.distribute.get_strategy(), partial(update_metric, self._metric)
-        self._update: Callable[..., Any] = update
-        if strategy.num_replicas_in_sync > 1:  # outside of replicas, variables of theirs cannot be added to
-            self._update = graph_function(lambda *tensors: strategy.run(update, tensors))
 
-    def find(self, made: Iterable[list[_Data]]) -> None:
-        """Sets what is found, with the first of several lists of data that the metric takes some of; nothing without any."""
-        reading = self._reading
-        data = next(filter(None, ([each for each in several if self._is_taken(each)] for several in made)), [])
-        if not data:
-            return
-        if is_function(self._metric):
-            y, p = data[0]
-            reading.of_batch = np.shape(function_values(self._metric, tf.constant(y), tf.constant(p)))[:1] != (len(y),)
-        reading.rank = self._found_rank(data)
-        data = [_merged(each, reading.rank) for each in data]
-        inner = data[0][1].shape[1 : 1 + self._rank - reading.rank]
-        number = int(np.prod(inner))
-        if number > 1 and all(y.shape[1 : 1 + len(inner)] == inner for y, _ in data):
-            reading.sizes = list(self._sizes[reading.rank - 1 :][: len(inner)])
-            self._find_way(data, inner, number)
-        if reading.way == ELEMENTS:
-            data = [_elements(each) for each in data]
-        inner = inner if reading.way == WEIGHTS else ()
-        reading.weighs = reading.weighs and not reading.of_batch and all(self._weighs_rows(*each, inner) for each in data)
-
-    def _is_taken(self, data: _Data) -> bool:
-        """Whether the metric can be computed, possibly of rows alone, and depends on the data."""
+    def rank_for(self, data: _Data) -> int:
+        """How many axes can be merged into one of rows; 0 if it cannot be computed or does not depend on the data."""
+        apply = self._reading.apply
         for rank in range(max(min(self._rank, data[1].ndim - 1), 1), 0, -1):
-            with suppress(Exception):
-                merged = _merged(data, rank)
-                whole = self._changed(*merged, np.ones(len(merged[0]), bool))
-                found, other = self._run(merged), self._run(whole)
-                if all(np.all(np.isfinite(each)) for each in found[1]):
-                    return not all(map(_equal, found, other))
-        return False
+            merged = _merged(data, rank)
+            found = self._result(apply, *merged)
+            whole = self._result(apply, *data) if rank > 1 else None  # None also if it takes rows alone
+            if found is None or (whole is not None and not _equal(found, whole)):
+                continue
+            if all(np.all(np.isfinite(each)) for each in found):
+                other = self._result(apply, *self._changed(*merged, np.ones(len(merged[0]), bool)))
+                return 0 if _equal(found, other) else rank
+        return 0
 
-    def _found_rank(self, data: Sequence[_Data]) -> int:
-        """The number of axes that can be merged into one of rows."""
-        for rank in range(min(self._rank, data[0][1].ndim - 1), 1, -1):
-            with suppress(Exception):
-                merged = [self._result(*_merged(each, rank)) for each in data]
-                try:
-                    whole = [self._result(*each) for each in data]
-                except Exception:  # noqa: BLE001 - it takes rows alone
-                    return rank
-                if all(map(_equal, merged, whole)):
-                    return rank
-        return 1
+    def find(self, data: Sequence[_Data], sizes: Sequence[int | None]) -> None:
+        """Finds how the metric is updated, from data of which it can be computed; `sizes` are those of a prediction."""
+        reading, (y, p) = self._reading, data[0]
+        if _is_function(reading.metric):
+            values = function_values(reading.metric, tf.constant(y), tf.constant(p))
+            reading.of_batch = np.shape(values)[:1] != (len(y),)
+            reading.weighs &= not reading.of_batch
+        rank = min(map(self.rank_for, data))
+        data = [_merged(each, rank) for each in data]
+        inner = data[0][1].shape[1 : 1 + self._rank - rank]
+        reading.sizes = list(sizes[rank - 1 :][: len(inner)])
+        if np.prod(inner, dtype=int) > 1 and all(each[0].shape[1 : 1 + len(inner)] == inner for each in data):
+            self._find_way(data, inner)
+        if reading.way == BY_ELEMENT:
+            data = [(y.reshape(-1, 1), p.reshape(-1, 1)) for y, p in data]
+        if reading.way != WEIGHTED:
+            reading.weighs = reading.weighs and all(self._weighs(*each) for each in data)
+        reading.rank = rank
 
-    def _find_way(self, data: Sequence[_Data], inner: tuple[int, ...], number: int) -> None:
-        """How the metric treats the columns of a row, each of which may lack its label."""
-        reading, are_known = self._reading, None not in self._reading.sizes
-        are_apart = are_known and all(self._keeps_columns_apart(*each, inner, number) for each in data)
-        if not are_apart and all(y.shape == p.shape and self._agree((y, p), _elements((y, p))) for y, p in data):
-            reading.way = ELEMENTS
-        elif all(self._weighs_elements(*each, inner) and self._weighs_rows(*each, inner) for each in data):
-            reading.way = WEIGHTS
-        elif are_apart:
-            reading.way = COLUMNS
-        elif are_known:
-            found = {column for each in data for column in self._columns_read(*each, inner, number)}
-            if 0 < len(found) < number:
-                reading.reads = np.isin(np.arange(number), list(found))
+    def _find_way(self, data: Sequence[_Data], inner: tuple[int, ...]) -> None:
+        """Finds how the metric treats the columns of a row, each of which may lack its label."""
+        reading, is_known = self._reading, None not in self._reading.sizes
 
-    def _weighs_rows(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
-        """Whether rows of weight 0 count as little as rows that are not there."""
-        some = self._rng.random(len(y)) < 0.6
-        weights = np.broadcast_to(some.reshape(-1, *[1] * len(inner)), [len(y), *inner])
-        return self._agree((y, p, weights.astype("float32")), (y[some], p[some]))
+        def holds(way: str) -> bool:
+            reading.way = way
+            return all(self._holds(*each, inner) for each in data)
 
-    def _weighs_elements(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
-        """Whether it takes a weight for each element, and those of weight 0 do not matter."""
-        if not self._reading.weighs or self._reading.of_batch:
+        has_columns = reading.of_batch or any(place_of(each.shape, inner) is not None for each in reading.metric.variables)
+        are_apart = is_known and has_columns and holds(BY_COLUMN)
+        if not are_apart and all(y.shape == p.shape for y, p in data) and holds(BY_ELEMENT):
+            return
+        if reading.weighs and holds(WEIGHTED):
+            return
+        reading.way = BY_COLUMN if are_apart else WHOLE
+        if is_known and not are_apart:
+            columns = sorted({column for each in data for column in self._columns_read(*each, inner)})
+            reading.columns = columns if 0 < len(columns) < np.prod(inner) else None
+
+    def _holds(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> bool:
+        """Whether rows without labels count as little as rows that are not there, and no missing label matters."""
+        reading = self._reading
+        update = reading.apply if reading.way == WEIGHTED else reading.update
+        update = graph_function(update) if reading.way == BY_COLUMN else update
+        rows = self._rng.random(len(y)) < 0.6
+        nearly_ones = 1 + 1e-6 * self._rng.random((len(y), *inner))  # different in each column: no shortcut is taken
+        of_rows = (rows.reshape(-1, *[1] * len(inner)) * nearly_ones).astype("float32")
+        if not _equal(self._result(reading.apply, y[rows], p[rows]), self._result(update, y, p, of_rows)):
             return False
         some = self._rng.random((len(y), *inner)) < 0.6
-        weights, ones = some.astype("float32"), np.ones(some.shape, "float32")
-        changed = [self._changed(y, p, ~some) for _ in range(4)]
-        return self._agree((y, p, ones), (y, p)) and all(self._agree((y, p, weights), (*each, weights)) for each in changed)
+        weights = some.astype("float32")
+        found = self._result(update, y, p, weights)
+        return all(_equal(found, self._result(update, *self._changed(y, p, ~some), weights)) for _ in range(4))
 
-    def _keeps_columns_apart(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...], number: int) -> bool:
-        """Whether each part of its state that the result depends on belongs to one column."""
-        state, result = self._run((y, p))
-        places = [place_of(each.shape, inner) for each in state]
-        if any(place is None and self._matters(i, (y, p), result) for i, place in enumerate(places)):
-            return False
-        if self._reading.of_batch and state[0].shape != inner:
-            return False
-        changes = np.zeros(inner, bool)
-        for _ in range(12):
-            others = (self._rng.permutation(number) < max(number // 2, 1)).reshape(inner)
-            after = self._run(self._changed(y, p, np.broadcast_to(others, (len(y), *inner))))[0]
-            for place, one, other in zip(places, state, after):
-                if place is not None:
-                    axes = tuple(i for i in range(one.ndim) if not place <= i < place + len(inner))
-                    has_changed = ~np.all(np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True), axis=axes)
-                    if np.any(has_changed & ~others):
-                        return False
-                    changes |= has_changed
-        return bool(np.all(changes))
+    def _weighs(self, y: np.ndarray, p: np.ndarray) -> bool:
+        """Whether rows of weight 0 count as little as rows that are not there."""
+        some, apply = self._rng.random(len(y)) < 0.6, self._reading.apply
+        return _equal(self._result(apply, y[some], p[some]), self._result(apply, y, p, some.astype("float32")))
 
-    def _matters(self, place: int, data: _Data, result: Sequence[np.ndarray]) -> bool:
-        """Whether the result depends on a variable of the state."""
-        if self._reading.of_batch:
-            return True
-        self._run(data)
-        variable = tensor_variable(self._metric.variables[place])
-        variable.assign(tf.convert_to_tensor(variable) * 2 + 3)
-        return not _equal(result, [np.array(each) for each in tf.nest.flatten(self._metric.result())])
-
-    def _columns_read(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...], number: int) -> list[int]:
+    def _columns_read(self, y: np.ndarray, p: np.ndarray, inner: tuple[int, ...]) -> Iterator[int]:
         """The columns whose values matter; all of them if that takes too many runs."""
-        base = sum(self._run((y, p)), [])
+        apply, number = self._reading.apply, int(np.prod(inner))
+        base = self._result(apply, y, p)
 
         def matter(columns: np.ndarray) -> bool:
             mask = np.broadcast_to(np.isin(np.arange(number), columns).reshape(inner), (len(y), *inner))
             changed = (self._changed(y, p, mask) for _ in range(8))
-            return any(not _equal(base, sum(self._run(each), [])) for each in changed)
+            return any(not _equal(base, self._result(apply, *each)) for each in changed)
 
         def search(columns: np.ndarray) -> Iterator[int]:
             if self._num_runs > _MOST_RUNS:
-                yield from columns
+                yield from columns.tolist()
             elif matter(columns):
-                if len(columns) == 1:
-                    yield int(columns[0])
-                else:
-                    for half in np.array_split(columns, 2):
-                        yield from search(half)
+                halves = np.array_split(columns, 2)
+                yield from columns.tolist() if len(columns) == 1 else [*search(halves[0]), *search(halves[1])]
 
-        return list(search(np.arange(number)))
+        return search(np.arange(number))
 
     def _changed(self, y: np.ndarray, p: np.ndarray, mask: np.ndarray) -> _Data:
         """The same data with other values at some elements: those of other rows."""
@@ -199,41 +157,37 @@ class _Probe:
         masks = [mask.reshape(*mask.shape, *[1] * (each.ndim - mask.ndim)) for each in (y, p)]
         return np.where(masks[0], others[0], y), np.where(masks[1], others[1], p)
 
-    def _agree(self, first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-        """Whether two updates give one result; False if one of them fails."""
-        with suppress(Exception):
-            return _equal(self._result(*first), self._result(*second))
-        return False
-
-    def _result(self, *data: np.ndarray) -> list[np.ndarray]:
-        """The result after an update from the start."""
-        return self._run(data)[1]
-
-    def _run(self, data: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The state and the result after an update from the start; the state of a function of the batch are its values."""
+    def _result(self, update: Callable[..., Any], *data: np.ndarray) -> list[np.ndarray] | None:
+        """The result after one update from the start; None if it fails."""
+        metric, strategy = self._reading.metric, tf.distribute.get_strategy()
         self._num_runs += 1
-        tensors = [tf.constant(each) for each in data]
-        if self._reading.of_batch:
-            values = np.array(function_values(self._metric, *tensors), "float64")
-            return [values], [values.mean()]
-        self._metric.reset_state()
-        self._update(*tensors)
-        variables = [tensor_variable(variable) for variable in self._metric.variables]
-        state = [np.array(replicas.local(tf.distribute.get_strategy(), variable)) for variable in variables]
-        return state, [np.array(each) for each in tf.nest.flatten(self._metric.result())]
+        with suppress(Exception):  # whatever a metric raises for data that it does not expect
+            metric.reset_state()
+            tensors = [tf.constant(each) for each in data]
+            if strategy.num_replicas_in_sync > 1:  # outside of replicas, variables of theirs cannot be added to
+                graph_function(lambda *given: strategy.run(update, given))(*tensors)
+            else:
+                update(*tensors)
+            return [np.array(each) for each in tf.nest.flatten(metric.result())]
+        return None
+
+
+def _is_function(metric: Any) -> bool:
+    """Whether a metric is the mean of a function's values."""
+    update = getattr(type(metric), "update_state", None)
+    wraps = getattr(metric, "_fn", None) is not None and isinstance(metric, keras.metrics.Mean)
+    return wraps and str(getattr(update, "__qualname__", "")).startswith("MeanMetricWrapper.")
 
 
 def _merged(data: _Data, rank: int) -> _Data:
     return data[0].reshape(-1, *data[0].shape[rank:]), data[1].reshape(-1, *data[1].shape[rank:])
 
 
-def _elements(data: _Data) -> _Data:
-    return data[0].reshape(-1, 1), data[1].reshape(-1, 1)
-
-
-def _equal(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-    """Whether two lists of arrays are equal up to rounding."""
-    return len(first) == len(second) and all(
+def _equal(first: Sequence[np.ndarray] | None, second: Sequence[np.ndarray] | None) -> bool:
+    """Whether two results are equal up to rounding."""
+    if first is None or second is None or len(first) != len(second):
+        return False
+    return all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in zip(first, second)
     )
 
@@ -252,9 +206,7 @@ def _made_data(targets: tf.TensorSpec, predictions: tf.TensorSpec, loss: Element
 
     p = rng.random([rows, *inner])
     in_rows = p / p.sum(axis=-1, keepdims=True)
-    single = np.eye(inner[-1])[rng.integers(0, inner[-1], [rows, *inner[:-1]])]
-    are_classes = loss.over == CLASSES or (known is None and y_shape[1:] in (inner[:-1], [*inner[:-1], 1]) and inner != [1])
-    if are_classes:
+    if loss.over == CLASSES or (known is None and y_shape[1:] in (inner[:-1], [*inner[:-1], 1]) and inner != [1]):
         yield [cast(rng.integers(0, inner[-1], y_shape), in_rows)]
         return
     if loss.over != ROWS:
@@ -266,4 +218,4 @@ def _made_data(targets: tf.TensorSpec, predictions: tf.TensorSpec, loss: Element
         takes_numbers = targets.dtype.is_floating and (known is None or known.low is None)
         yield [numbers, binary] if takes_numbers else [binary]
     if y_shape == [rows, *inner]:
-        yield [cast(single, in_rows)]
+        yield [cast(np.eye(inner[-1])[rng.integers(0, inner[-1], [rows, *inner[:-1]])], in_rows)]

@@ -7,16 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from multihead._ground.names import nearest
-from multihead._ground.validation import quoted
+from multihead._ground.validation import nearest, quoted
 
 
 def check_reads(reads: Any) -> Any:
-    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """Returns `reads` if it can select a part: None, a key, a tuple of keys (a path) or a list of these."""
     keys = reads if isinstance(reads, list) else [reads]
     if reads is None or (keys and all(_is_path(key) for key in keys)):
         return reads
@@ -37,14 +32,10 @@ def _is_key(key: Any) -> bool:
 def select(representation: Any, reads: Any, head: str) -> Any:
     """The part of a representation that a head reads.
 
-    Args:
-        representation: The encoder's outputs.
-        reads: None for all of it; a key or an index; a tuple of them, which is a path into a nest or, where it leads
-            nowhere, several entries; a list of these, which selects a list of their parts.
-        head: The head's name.
+    A tuple of keys is a path into a nest or, where it leads nowhere, several entries; a list selects a list of parts.
 
     Raises:
-        ValueError: There is no such part.
+        ValueError: The representation has no such part.
     """
     if reads is None:
         return representation
@@ -89,7 +80,7 @@ def _unknown(key: Any, reads: Any, head: str, representation: Any, part: Any) ->
 
 
 def described(representation: Any) -> str:
-    """A nest of tensors or specs in words: its keys, and the shape of each tensor."""
+    """A nest of tensors or specs as text: its keys, and the shape of each tensor."""
     if isinstance(representation, Mapping):
         return "{" + ", ".join(f"{key!r}: {described(value)}" for key, value in representation.items()) + "}"
     if isinstance(representation, (tuple, list)):

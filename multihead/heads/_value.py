@@ -1,13 +1,25 @@
-"""A head as users describe it: an immutable value."""
+"""A head as users describe it: an immutable value, whose arguments are checked once."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
-from multihead.heads._named import NamedHead
-from multihead.heads._weights import Weight
+import numpy as np
+import tensorflow as tf
+
+from multihead import losses, scaling
+from multihead._ground.calls import call_users
+from multihead._ground.validation import as_python, is_number, quoted
+from multihead.heads._labels import check_class_weight
+from multihead.heads._metrics import check_metrics
+from multihead.heads._reads import check_reads
+from multihead.losses._known import CLASSES
+from multihead.rates import check_rate
+
+Weight = float | Callable[[tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,40 +91,138 @@ class Head:
     weight_decay_multiplier: Any = 1.0
 
     def __post_init__(self) -> None:
-        named(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head", self)  # checks all
-        for name, copied in (("metrics", tuple), ("class_weight", dict)):  # their lists and dicts may change later
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, copied(getattr(self, name)))
+        self._check(str(getattr(self.module, "name", type(self.module).__name__)).replace("/", "_") or "head")
 
+    @classmethod
+    def _of(cls, name: str, **arguments: Any) -> Head:
+        """A head whose arguments are checked under the name that a trainer has for it."""
+        head = object.__new__(cls)
+        vars(head).update({**{field.name: field.default for field in fields(cls)}, **arguments})
+        head._check(name)
+        return head
 
-def named(name: str, head: Head) -> NamedHead:
-    """A head under a name, as a trainer holds it."""
-    return NamedHead(name, **vars(head))
+    def _with(self, **changes: Any) -> Head:
+        """The same head with values that are known to be right: in a graph, a check must not create metrics."""
+        head = copy.copy(self)
+        vars(head).update(changes)
+        return head
 
-
-def value_of(head: NamedHead) -> Head:
-    """The value of a trainer's head, with its present weight and what was learned of its target scaling."""
-    value = object.__new__(Head)  # checked already, and perhaps asked for in a graph, where a check must not create metrics
-    for name, each in head.arguments.items():
-        object.__setattr__(value, name, each)
-    return value
+    def _check(self, name: str) -> None:
+        """Checks all arguments, and copies lists and dicts, which may change later."""
+        if not callable(self.module):
+            raise TypeError(
+                f"`module` must be a Keras layer, a model or a function. Received: module={self.module!r}. "
+                "Pass what turns the representation into the head's predictions."
+            )
+        loss = None if self.loss is None else losses.get(self.loss)
+        weight = check_weight(self.weight)
+        check_metrics(self.metrics, name)
+        class_weight = None if self.class_weight is None else check_class_weight(self.class_weight)
+        rates = ("learning_rate_multiplier", "weight_decay_multiplier")
+        checked = {
+            "weight": weight,
+            "metrics": tuple(self.metrics),
+            "teacher_forcing": bool(self.teacher_forcing),
+            "ignore_label": check_ignore_label(self.ignore_label),
+            "reads": check_reads(self.reads),
+            "class_weight": class_weight,
+            "trains_encoder": bool(self.trains_encoder),
+            "couples_rows": bool(self.couples_rows),
+            **{rate: check_rate(rate, getattr(self, rate)) for rate in rates},
+        }
+        vars(self).update(checked)
+        if loss is not None:
+            check_ignore_label(loss.ignore_label)
+            check_scaling(name, self.target_scaling, loss, class_weight)
+        else:
+            given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+            of_training = [each for each in given if each not in ("module", "loss", "metrics", "ignore_label", "reads")]
+            if of_training:
+                raise ValueError(
+                    f"`loss` of head {name!r} must not be None with options of training. Received: loss=None with "
+                    f"{quoted(of_training)}. Leave them out, or pass a loss."
+                )
+        if callable(weight):
+            weight_at(weight, tf.constant(0, tf.int64), name)  # a function that returns no number is an error here
 
 
 def check_heads(heads: Any) -> dict[str, Head]:
-    """The heads that a trainer is created with, by name.
-
-    Raises:
-        TypeError: They are not a mapping, or a value of it is not a `Head`.
-    """
-    if not isinstance(heads, Mapping | None):
+    """The heads that a trainer is created with, by name."""
+    if isinstance(heads, Mapping | None):
+        wrong = [f"{type(h).__name__} for {name!r}" for name, h in (heads or {}).items() if not isinstance(h, Head)]
+    else:
+        wrong = [type(heads).__name__]
+    if wrong:
         raise TypeError(
-            f"`heads` must be a dict of `Head` by name. Received: a {type(heads).__name__}. Pass, for example, "
+            f"`heads` must be a dict of `Head` by name. Received: a {wrong[0]}. Pass, for example, "
             "heads={'price': Head(module, loss)}."
         )
-    for name, head in (heads or {}).items():
-        if not isinstance(head, Head):
-            raise TypeError(
-                f"`heads` must be a dict of `Head` by name. Received: a {type(head).__name__} for {name!r}. Pass, for "
-                "example, heads={'price': Head(module, loss)}."
-            )
     return dict(heads or {})
+
+
+def check_weight(weight: Any) -> Weight:
+    """Returns a head's weight if it is a finite number of at least 0 or a function."""
+    if callable(weight):
+        return weight
+    weight = as_python(weight)
+    if not is_number(weight) or weight < 0:
+        raise ValueError(
+            "`weight` must be a finite number of at least 0, or a function of the step. "
+            f"Received: weight={weight!r}. To leave a head out, pass 0."
+        )
+    return float(weight)
+
+
+def is_zero(weight: Weight) -> bool:
+    """Whether a weight is a number that is 0 in single precision, as those below the smallest normal one may be."""
+    return not callable(weight) and weight < float(np.finfo(np.float32).tiny)
+
+
+def weight_at(given: Weight, step: tf.Tensor, name: str) -> tf.Tensor:
+    """A head's weight at a step, the number of updates applied so far; a float32 scalar."""
+    weight = call_users(given, step) if callable(given) else given
+    try:
+        result = tf.convert_to_tensor(weight)
+    except (ValueError, TypeError):
+        result = tf.constant("")
+    if result.shape.rank == 0 and (result.dtype.is_floating or result.dtype.is_integer):
+        return tf.cast(result, tf.float32)
+    raise ValueError(
+        f"`weight` of head {name!r} must give one number at each update. Received: {weight!r} from {given!r}. Return a "
+        "number or a scalar tensor."
+    )
+
+
+def check_ignore_label(label: Any) -> float | None:
+    """Returns an `ignore_label` if it is None or a number."""
+    label = as_python(label)
+    if label is None or is_number(label):
+        return label
+    raise TypeError(
+        f"`ignore_label` must be a finite number. Received: ignore_label={label!r}. Pass, say, -1; NaN always marks a "
+        "missing label."
+    )
+
+
+def check_scaling(
+    name: str, target_scaling: Any, loss: losses.ElementLoss, class_weight: Mapping[int, float] | None
+) -> scaling.Scaling | None:
+    """The scaling of a head's targets, if its loss can take scaled ones; None if they are not scaled."""
+    found, reason = scaling.get(target_scaling), why_not_scaled(loss, class_weight)
+    if found is None or reason is None:
+        return found
+    raise ValueError(
+        f"`target_scaling` of head {name!r} is for targets that are measured, with a loss such as 'mse', 'mae' or "
+        f"'huber'. Received: target_scaling={target_scaling!r} with the loss {loss.name!r}, which {reason}. Leave "
+        "`target_scaling` out."
+    )
+
+
+def why_not_scaled(loss: losses.ElementLoss, class_weight: Mapping[int, float] | None) -> str | None:
+    """Why a loss cannot be one of scaled targets; None if it can."""
+    known = loss.known
+    if known is not None and (known.over == CLASSES or known.low is not None):
+        return "takes classes, probabilities or signs"
+    if known is not None and known.positive:
+        return "takes numbers of at least 0, which scaled targets are not"
+    return None if class_weight is None else "is weighted by class, and scaled targets are no classes"

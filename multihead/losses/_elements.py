@@ -9,16 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from multihead._ground.autograph import call_users, graph_function
-from multihead._ground.errors import in_short
-from multihead._ground.graphs import written_resources
-from multihead._ground.keras import are_probabilities, keras_mask, options_of, targets_for_loss, with_logits
-from multihead._ground.names import did_you_mean, names_known_to
-from multihead._ground.numerics import unchecked
-from multihead._ground.validation import quoted
-from multihead._ground.where import where
-from multihead.losses._known import CLASSES, ELEMENTS, Known, is_keras, known
-from multihead.losses._shapes import aligned, with_columns
+from multihead._ground.calls import are_probabilities, call_users, graph_function, keras_mask, targets_for_loss, with_logits
+from multihead._ground.keras import options_of
+from multihead._ground.tensors import unchecked, where
+from multihead._ground.validation import did_you_mean, in_short, names_known_to, quoted
+from multihead.losses._known import CLASSES, ELEMENTS, Known, aligned, is_keras, known, with_columns
 
 
 @keras.saving.register_keras_serializable(package="multihead")
@@ -90,7 +85,6 @@ class ElementLoss:
             rows of a batch, and for nothing else.
         is_total: Whether it gives one number for all rows; known once `value_rank` was called.
         has_count: Whether it returns a sum and a count; known once `value_rank` was called.
-        has_effects: Whether it changes variables or draws random numbers; known then, unless it runs eagerly.
     """
 
     def __init__(
@@ -106,7 +100,7 @@ class ElementLoss:
         self.ignore_label = ignore_label
         self.original = original
         self.known = known
-        self.couples_rows = self.is_total = self.has_count = self.has_effects = False
+        self.couples_rows = self.is_total = self.has_count = False
         self.runs_eagerly = False  # whether its Python may depend on values, so that it cannot be traced
         self._ranks: dict[Any, int] = {}
 
@@ -132,7 +126,7 @@ class ElementLoss:
             return shape.rank if self.over == ELEMENTS else shape.rank - 1
         key = (targets.dtype, tuple(targets.shape[1:]), predictions.dtype, tuple(predictions.shape[1:]))
         if key not in self._ranks:
-            # Rows in a number of their own, so that they are not taken for columns, as in `[6] - [6, 6]`.
+            # A unique number of rows, so that they are not taken for columns, as in `[6] - [6, 6]`.
             rows = 2 + max(size or 0 for size in (*targets.shape[1:], *predictions.shape[1:], 0))
             specs = [tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype) for spec in (targets, predictions)]
             with tf.init_scope():
@@ -149,16 +143,16 @@ class ElementLoss:
                 failures.append(error)
                 raise
 
+        def zeros(spec: tf.TensorSpec) -> tf.Tensor:  # open sizes are larger than the number of rows, to distinguish them
+            open_size = spec.shape[0] + (not self.couples_rows)
+            return tf.zeros([open_size if size is None else size for size in spec.shape], spec.dtype)
+
         try:
             if self.runs_eagerly:
                 with unchecked():  # the loss of these zeros may be infinite
-                    values, counts = computed(*(self._zeros(spec) for spec in (targets, predictions)))
+                    values, counts = computed(zeros(targets), zeros(predictions))
             else:
-                traced = graph_function(computed).get_concrete_function(targets, predictions)
-                values, counts = traced.structured_outputs
-                operations = traced.graph.get_operations()
-                draws = any("Random" in each.type or "Rng" in each.type for each in operations)
-                self.has_effects = draws or bool(written_resources(operations))
+                values, counts = graph_function(computed).get_concrete_function(targets, predictions).structured_outputs
         except Exception as error:
             first = failures[0] if failures else error
             if isinstance(first, ReductionError):
@@ -171,11 +165,6 @@ class ElementLoss:
             ) from error
         self.is_total, self.has_count = not values.shape.rank, counts is not None
         return max(values.shape.rank, 1)
-
-    def _zeros(self, spec: tf.TensorSpec) -> tf.Tensor:
-        """Zeros of a shape whose open sizes are larger than the number of rows, to distinguish them; or a value per pair."""
-        open_size = spec.shape[0] + (not self.couples_rows)
-        return tf.zeros([open_size if size is None else size for size in spec.shape], spec.dtype)
 
     def values(self, targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         """The loss of each element, float32: `predictions.shape`, or its first axes (`[batch, 1]` stands for `[batch]`).
@@ -250,7 +239,7 @@ class ElementLoss:
 
 
 def no_loss() -> ElementLoss:
-    """The place of a loss for predictions that are not trained: its elements are what targets and predictions share."""
+    """Stands in for the loss of predictions that are not trained: its elements are the axes shared with the targets."""
 
     def shared_axes(targets: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
         rank = min(targets.shape.rank, predictions.shape.rank)
@@ -263,14 +252,6 @@ def no_loss() -> ElementLoss:
 
 class ReductionError(ValueError):
     """The values of a loss do not have the shape of elements."""
-
-
-_ANY_LOSS = "Pass one of these, a `keras.losses.Loss`, or a function."
-
-
-def _name_of(identifier: str | dict[str, Any]) -> Any:
-    """The name in a name or in a configuration."""
-    return identifier.get("class_name") if isinstance(identifier, dict) else identifier
 
 
 def get(loss: Any) -> ElementLoss:
@@ -290,9 +271,11 @@ def get(loss: Any) -> ElementLoss:
             loss = keras.losses.get(loss)
         except (ValueError, TypeError, KeyError) as error:
             known_losses = names_known_to(keras.losses.get, keras.losses)
+            name = original.get("class_name") if isinstance(original, dict) else original
+            hint = did_you_mean([name], known_losses, "Pass one of these, a `keras.losses.Loss`, or a function.")
             raise ValueError(
                 f"`loss` must be a Keras loss. Received: loss={original!r}, which Keras does not know; it has "
-                f"{quoted(known_losses)}. {did_you_mean([_name_of(original)], known_losses, _ANY_LOSS)}"
+                f"{quoted(known_losses)}. {hint}"
             ) from error
     if isinstance(loss, type) and issubclass(loss, keras.losses.Loss):
         loss = original = loss()
@@ -323,6 +306,5 @@ def get(loss: Any) -> ElementLoss:
 
 def _of_keras(function: Callable[..., Any], name: str, original: Any, options: dict[str, Any]) -> ElementLoss:
     """The loss of one of Keras's functions with keyword arguments; the class that it ignores is an `ignore_label`."""
-    properties = known(function, options)
-    ignored = options.pop("ignore_class", None)
+    properties, ignored = known(function, options), options.pop("ignore_class", None)
     return ElementLoss(functools.partial(function, **options), name, ignored, original, properties)

@@ -1,9 +1,15 @@
-"""Keras's own losses and metrics: the elements that have one value each, and the labels that are valid."""
+"""What is known of Keras's own losses and metrics, and how the shapes of targets and predictions fit together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground.calls import are_probabilities
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import stop_unless
 
 ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 """The part of the predictions that one value of a function depends on.
@@ -12,6 +18,9 @@ ELEMENTS, ROWS, CLASSES = "elements", "rows", "classes"
 - `"rows"`: all targets and predictions along the last axis, which cannot be taken apart.
 - `"classes"`: one class number, and the predictions along the last axis.
 """
+
+TOLERANCE = 0.01
+"""How far a prediction may be outside of the range, and the sum of a row from 1, for rounding."""
 
 
 class Known(NamedTuple):
@@ -35,31 +44,26 @@ class Known(NamedTuple):
     positive: bool = False
 
 
-_BETWEEN_0_AND_1 = ("binary_crossentropy", "binary_focal_crossentropy", "binary_accuracy")
-_BETWEEN_MINUS_1_AND_1 = ("hinge", "squared_hinge")
-_ANY_NUMBER = ("mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy").split()
-_AT_LEAST_0 = ("mean_squared_logarithmic_error", "poisson")
-_DISTRIBUTIONS = (
-    "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
-    "top_k_categorical_accuracy"
-).split()
-_CLASS_NUMBERS = (
-    "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
-    "sparse_top_k_categorical_accuracy"
-).split()
+_BY_PROPERTIES = {
+    Known(ELEMENTS, 0, 1): "binary_crossentropy binary_focal_crossentropy binary_accuracy",
+    Known(ELEMENTS, -1, 1): "hinge squared_hinge",
+    Known(ELEMENTS): "mean_squared_error mean_absolute_error mean_absolute_percentage_error huber log_cosh accuracy",
+    Known(ELEMENTS, positive=True): "mean_squared_logarithmic_error poisson",
+    Known(ROWS, 0): (
+        "categorical_crossentropy categorical_focal_crossentropy categorical_hinge kl_divergence categorical_accuracy "
+        "top_k_categorical_accuracy"
+    ),
+    Known(ROWS): "cosine_similarity pearson_correlation concordance_correlation",
+    Known(CLASSES, 0): (
+        "sparse_categorical_crossentropy categorical_generalized_cross_entropy sparse_categorical_accuracy "
+        "sparse_top_k_categorical_accuracy"
+    ),
+}
+_FUNCTIONS = {name: properties for properties, names in _BY_PROPERTIES.items() for name in names.split()}
 _OF_PROBABILITIES = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy", "kl_divergence"), 1.0),
     **dict.fromkeys(("sparse_categorical_crossentropy", "categorical_generalized_cross_entropy"), 1.0),
     **dict.fromkeys(("categorical_crossentropy", "categorical_focal_crossentropy"), float("inf")),
-}
-_FUNCTIONS = {
-    **dict.fromkeys(_BETWEEN_0_AND_1, Known(ELEMENTS, 0, 1)),
-    **dict.fromkeys(_ANY_NUMBER, Known(ELEMENTS)),
-    **dict.fromkeys(_AT_LEAST_0, Known(ELEMENTS, positive=True)),
-    **dict.fromkeys(_BETWEEN_MINUS_1_AND_1, Known(ELEMENTS, -1, 1)),
-    **dict.fromkeys(_DISTRIBUTIONS, Known(ROWS, 0, None)),
-    **dict.fromkeys(("cosine_similarity", "pearson_correlation", "concordance_correlation"), Known(ROWS)),
-    **dict.fromkeys(_CLASS_NUMBERS, Known(CLASSES, 0, None)),
 }
 
 
@@ -74,8 +78,101 @@ def known(function: Callable[..., Any], options: Mapping[str, Any] | None = None
     if not is_keras(function) or options.get("axis", -1) not in (-1, (-1,), [-1]):
         return None
     name = getattr(function, "__name__", "")
-    found: Known | None = _FUNCTIONS.get(name)
-    takes_logits = options.get("from_logits", False)
-    if found is None or takes_logits or name not in _OF_PROBABILITIES:
+    found = _FUNCTIONS.get(name)
+    if found is None or options.get("from_logits", False) or name not in _OF_PROBABILITIES:
         return found
     return found._replace(largest=_OF_PROBABILITIES[name], has_logits="crossentropy" in name)
+
+
+def with_checked_range(values: tf.Tensor, head: str, loss: Any, predictions: tf.Tensor) -> tf.Tensor:
+    """The values of a loss, if the predictions are probabilities where the loss takes those.
+
+    Nothing is computed for the result of a softmax or a sigmoid. Compiled by XLA, which has no errors, the values are NaN
+    instead, so that the update is not applied.
+
+    Raises:
+        ValueError: The predictions are outside of their range; in a graph, when it runs.
+    """
+    largest = None if loss.known is None else loss.known.largest
+    if largest is None or are_probabilities(predictions):
+        return values
+    predictions = tf.cast(predictions, tf.float32)
+    low, high = tf.reduce_min(predictions), tf.reduce_max(predictions)
+    holds = ~((low < -TOLERANCE) | (high > largest + TOLERANCE))  # what is NaN is reported with the loss
+    if in_xla():
+        return where(holds, values, float("nan"))
+    checks = stop_unless(
+        holds,
+        lambda: [
+            f"`loss` of head {head!r} takes probabilities, from 0 to 1. Received: {loss.name}, and predictions from ",
+            low,
+            " to ",
+            high,
+            f". {remedy(loss)}",
+        ],
+    )
+    with tf.control_dependencies(checks):
+        return tf.identity(values)
+
+
+def remedy(loss: Any) -> str:
+    """What to do about predictions that are no probabilities."""
+    activation = "sigmoid" if loss.known.over == ELEMENTS else "softmax"
+    if not loss.known.has_logits:
+        return f"End the module with a {activation}."
+    return f"If they are logits, pass a loss with `from_logits=True`; otherwise, end the module with a {activation}."
+
+
+# The shapes of targets and predictions. `rank` is the number of axes that tell elements apart; an element has one value of a
+# loss. Further axes of the targets lie within an element, such as a row's classes.
+
+
+def with_columns(shape: tf.TensorShape) -> tf.TensorShape:
+    """The shape of predictions as a loss sees them: `[batch]` is `[batch, 1]`."""
+    return shape.concatenate(1) if shape.rank == 1 else shape
+
+
+def aligned_shape(targets: tf.TensorShape, shape: tf.TensorShape, over: str | None) -> tf.TensorShape:
+    """The shape of targets with the axes that a loss, or a metric, expects for predictions of a shape.
+
+    Class numbers lose a last axis of one. All others get one where only that is missing: `[batch]` for `[batch, 1]`.
+    """
+    if over == CLASSES:
+        return targets[:-1] if targets.rank == shape.rank and targets[-1] in (1, None) else targets
+    is_one = shape[-1] == 1 or (shape[-1] is None and over is not None)
+    return targets.concatenate(1) if targets.rank == shape.rank - 1 and is_one else targets
+
+
+def aligned(targets: tf.Tensor, shape: tf.TensorShape, over: str | None) -> tf.Tensor:
+    """Targets of the shape that `aligned_shape` gives."""
+    change = aligned_shape(targets.shape, shape, over).rank - targets.shape.rank
+    return tf.expand_dims(targets, -1) if change > 0 else tf.squeeze(targets, axis=-1) if change < 0 else targets
+
+
+def sizes(targets: tf.Tensor, rank: int) -> Any:
+    """How many elements there are along each axis, as numbers if they are known."""
+    shape = targets.shape[:rank]
+    if shape.is_fully_defined():
+        return shape
+    return tf.shape(targets)[:rank] if targets.shape.rank > rank else tf.shape(targets)
+
+
+def spread(values: tf.Tensor, targets: tf.Tensor, rank: int) -> tf.Tensor:
+    """Values for all elements, from values for their first axes.
+
+    The number of rows must be that of the targets: XLA omits other checks, but fails in this reshape.
+    """
+    of_elements = sizes(targets, rank)
+    ones = [1] * (rank - values.shape.rank)
+    return tf.broadcast_to(tf.reshape(values, tf.concat([of_elements[:1], tf.shape(values)[1:], ones], axis=0)), of_elements)
+
+
+def with_inner(values: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Values of the elements with an axis of one for each of the targets' axes within an element."""
+    ones = [1] * (targets.shape.rank - values.shape.rank)
+    return tf.reshape(values, tf.concat([tf.shape(values), ones], axis=0)) if ones else values
+
+
+def classes_of(targets: tf.Tensor, rank: int) -> tf.Tensor:
+    """The class number of each element, from class numbers or from rows with a column for each class."""
+    return tf.argmax(targets, axis=-1) if targets.shape.rank > rank else targets

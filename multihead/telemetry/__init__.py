@@ -1,42 +1,210 @@
 """The statistics of updates in Keras's logs, in the ledger and in TensorBoard. `LEVELS` has the values of `telemetry=`.
 
-For head `k`, with `g_k` the gradient of its weighted loss at the level where the heads are combined (representation or
-parameters), `a_k` the coefficient of the balancer (1 without a balancer) and `d` the combined gradient:
+`docs/watching.md` has a table of all of them. For head `k`, let `g_k` be the gradient of its weighted loss at the level
+where the heads are combined (representation or parameters), `a_k` the coefficient of the balancer (1 without a balancer) and
+`d` the combined gradient:
 
-- `{head}_loss`: its unweighted loss, over all labelled elements of the epoch's updates so far, skipped ones left out;
-- `{head}_norm`: `|g_k|`;
-- `{head}_share`: `|a_k g_k| / sum_j |a_j g_j|`;
-- `{head}_coefficient`, with a balancer: `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>`); norm, share and
-  coefficient are means over the updates that train the head;
-- `{head}_{other}_cosine`: the cosine of `g_k` and `g_j`, for heads that read a common tensor where they are combined;
-- `{head}_update_cosine`: the cosine of `g_k` and `d`;
-- `update_norm`, and `update_norm_clipped` with clipping: the norm of the gradients of all variables before and after
-  clipping; `clipped_updates`: the fraction of updates whose norm clipping has made smaller;
-- `{statistic}_average`: the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0;
-- `{head}_weight`, if it can change: the weight of the head's loss in the total, as a mean over the updates that train the
-  head;
-- `{head}_learning_rate_multiplier` and `encoder_learning_rate_multiplier`, if one of them can change: the factor of the
-  steps that are applied to the head's own variables, or to the encoder's; where it differs by variable, the largest;
-- `regularizer`, if the weighting has one: the part of the total that does not depend on the losses;
-- `added_loss`, if a layer adds losses: the sum of regularization and `add_loss` losses, as a mean over examples;
-- `loss`: the total loss: the sum of the heads' losses above times their weights, and `added_loss`; with a weighting, in
-  training, its total as a mean over examples takes the place of the first sum;
-- `{head}_updates`: the number of updates in the epoch so far that have trained the head;
-- `skipped_updates`: the number of updates that were not applied, because a gradient was not finite or none of the scheduled
-  heads had labels. It is there even if it is 0, since Keras's `CSVLogger` has the columns of the first epoch, and `History`
-  does not say which epochs a statistic is of.
+- `{head}_norm` is `|g_k|`, and `{head}_share` is `|a_k g_k| / sum_j |a_j g_j|`;
+- `{head}_coefficient`, with a balancer, is `a_k` (for a method without coefficients, `<d, g_k> / <g_k, g_k>`);
+- `{head}_{other}_cosine` is the cosine of `g_k` and `g_j`, for heads that read a common tensor where they are combined, and
+  `{head}_update_cosine` that of `g_k` and `d`;
+- `{statistic}_average` is the exponential average over all updates so far, with a decay of 0.98 and without bias towards 0.
+
+Losses are means over all labelled elements of the epoch's updates so far, without skipped updates. Other statistics of a
+head are means over the updates that train it. All are of the gradient of a whole update: over all micro-batches, accumulated
+batches and replicas, and without loss scaling.
 
 `telemetry=None` leaves out all that needs gradients. `"norms"` adds norms, shares, coefficients and counts; `"full"` also
 cosines, norms of the update and averages, and the same statistics in each encoder layer in every `layers_every`-th
-update, which only the ledger holds. All are of the gradient of a whole update: over all micro-batches, accumulated
-batches and replicas, and without loss scaling.
+update, which only the ledger holds.
 
 A loss of nothing is NaN, not 0: over an epoch whose updates were all skipped, or for a head without any label, together
 with that head's metrics. 0 would be the best value that a callback can see (`EarlyStopping`, `ModelCheckpoint`,
 `ReduceLROnPlateau`), and NaN never is. In training, skipped updates count in no metric; in evaluation, a loss that is not
-finite shows as such.
+finite shows as such. `skipped_updates` is logged even if it is 0: Keras's `CSVLogger` has the columns of the first epoch.
 """
 
-from multihead.telemetry._logs import LEVELS
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground import replicas
+from multihead._ground.tensors import norm_of_present
+from multihead._update.network import ByOwner
+from multihead._update.representation import cosines_of
+from multihead._update.spec import UpdateSpec
+from multihead._update.update import Update
+
+LEVELS = (None, "norms", "full")
+"""The values of `telemetry=`, from the fewest to the most statistics."""
 
 __all__ = ["LEVELS"]
+
+
+class Statistic(NamedTuple):
+    """A statistic in the logs, over the applied updates of the epoch so far.
+
+    Attributes:
+        name: Its name; logged as `{head}_{name}` if there is one per head, and `{head}_{other}_{name}` if one per pair.
+        value: Computes it from an update: a scalar, `[num_heads]`, or `[num_heads, num_heads]` for pairs; None if the
+            update does not provide it. Of several replicas, each returns the whole statistic.
+        is_shown: Whether a trainer with this spec and level logs it.
+        per: `"head"`: one per head, over the updates that train the head; `"pair"`: one per pair of heads, over those that
+            train both; `"update"`: one.
+        is_sum: Whether updates are added up; otherwise their mean is logged.
+        averaged: Whether `"full"` also shows its running average.
+    """
+
+    name: str
+    value: Callable[[Update], tf.Tensor | None]
+    is_shown: Callable[[UpdateSpec, str | None], bool]
+    per: str = "head"
+    is_sum: bool = False
+    averaged: bool = False
+
+    def names(self, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+        """The names of its values in the logs."""
+        return names_of(self.name, self.per, heads, pairs)
+
+    def part(self, update: Update, pairs: Sequence[tuple[int, int]]) -> tuple[tf.Tensor, tf.Tensor]:
+        """This replica's part of each value, float32, and for which of them the update counts."""
+        found, active = self.value(update), update.active
+        number = {"update": 1, "head": active.shape[0], "pair": len(pairs)}[self.per]
+        if found is None or not number:
+            return tf.zeros([number]), tf.zeros([number], tf.bool)
+        found = tf.cast(found, tf.float32)
+        found = found if self in LOSSES else replicas.part_of(found)
+        if self.per == "update":
+            return tf.reshape(found, [1]), tf.ones([1], tf.bool)
+        if self.per == "head":
+            return found, active
+        return tf.gather_nd(found, tf.constant(pairs)), tf.stack([active[i] & active[j] for i, j in pairs])
+
+
+def names_of(name: str, per: str, heads: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """The names of the values of a statistic: one, one per head, or one per pair of the positions of heads."""
+    if per == "update":
+        return [name]
+    return [f"{head}_{name}" for head in heads] if per == "head" else [f"{heads[i]}_{heads[j]}_{name}" for i, j in pairs]
+
+
+def _shares(update: Update) -> tf.Tensor | None:
+    if update.norms is None:
+        return None
+    contributions = tf.abs(update.combined.coefficients) * update.norms
+    return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
+
+
+def _cosines(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, :-1]
+
+
+def _cosines_with_update(update: Update) -> tf.Tensor | None:
+    found = update.combined.cosines
+    return None if found is None else found[:-1, -1]
+
+
+def _global_norm(gradients: ByOwner) -> tf.Tensor:
+    return norm_of_present(gradients.of_losses)
+
+
+def _is_clipped(update: Update) -> tf.Tensor:
+    return tf.cast(_global_norm(update.clipped) < _global_norm(update.gradients), tf.float32)
+
+
+def _has_regularizer(spec: UpdateSpec, level: str | None) -> bool:
+    everyone = tf.ones([len(spec.network.heads)], tf.bool)
+    return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
+
+
+def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
+    return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
+
+
+def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
+    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
+
+
+def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None
+
+
+def _shows_coefficients(spec: UpdateSpec, level: str | None) -> bool:
+    return level is not None and spec.balancer is not None
+
+
+def _shows_all(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full"
+
+
+def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
+    return level == "full" and spec.clip is not None
+
+
+def _losses(update: Update) -> tf.Tensor:
+    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
+
+
+LOSSES = (
+    Statistic("loss", lambda update: update.total_loss, _shows_norms, "update", averaged=True),
+    Statistic("loss", _losses, _shows_norms, averaged=True),
+)
+"""The losses of single updates, for the ledger and running averages; each replica returns its part of them.
+
+The logs show losses over all labelled elements of an epoch instead.
+"""
+
+# To add a statistic, add one entry here, its name to the list of `heads/_metrics.py` that no metric may take, and a line to
+# the table of docs/watching.md.
+STATISTICS = (
+    Statistic("regularizer", lambda update: update.losses.regularizer, _has_regularizer, "update"),
+    Statistic(
+        "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
+    ),
+    Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
+    Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
+    Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
+    Statistic("weight", lambda update: update.losses.weights, _has_changing_weights),
+    Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
+    Statistic("share", _shares, _shows_norms, averaged=True),
+    Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
+    Statistic("update_cosine", _cosines_with_update, _shows_all, averaged=True),
+    Statistic("cosine", _cosines, _shows_all, "pair", averaged=True),
+    Statistic("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
+    Statistic("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, is_sum=True),
+)
+"""The statistics of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
+
+OF_LAYER = {"norm": "head", "share": "head", "update_cosine": "head", "cosine": "pair", "update_norm": "update"}
+"""The statistics of an encoder layer, by name: whether there is one per head, per pair of heads, or one."""
+
+
+def values_of_layers(spec: UpdateSpec, update: Update, applied: tf.Tensor, number: int) -> tf.Tensor:
+    """This replica's part of the statistics of all layers, `[number]`, layer by layer in the order of `OF_LAYER`.
+
+    They are NaN in an update in which they are not measured.
+    """
+    measured, by_layer, nothing = spec.measures_layers_at(update.step), update.by_layer, tf.fill([number], float("nan"))
+    if measured is None or by_layer is None:
+        return nothing
+
+    def values() -> tf.Tensor:
+        norms, cosines = tf.sqrt(tf.linalg.diag_part(by_layer)), cosines_of(by_layer)
+        of_heads = tf.cast(norms[:, :-1], tf.float32)
+        parts = tf.abs(update.combined.coefficients) * of_heads
+        pairs = [cosines[:, i, j, tf.newaxis] for i, j in itertools.combinations(range(of_heads.shape[1]), 2)]
+        found = {
+            "norm": of_heads,
+            "share": tf.math.divide_no_nan(parts, tf.reduce_sum(parts, axis=1, keepdims=True)),
+            "update_cosine": cosines[:, :-1, -1],
+            "cosine": tf.concat(pairs, axis=1) if pairs else of_heads[:, :0],
+            "update_norm": tf.cast(norms[:, -1:], tf.float32),
+        }
+        return replicas.part_of(tf.reshape(tf.concat([found[name] for name in OF_LAYER], axis=1), [-1]))
+
+    return tf.cond(measured & applied, values, lambda: nothing)

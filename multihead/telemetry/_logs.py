@@ -1,126 +1,105 @@
-"""The statistics that are logged, and the metrics behind the logs."""
+"""The metrics behind the logs, from the statistics of single updates to those of epochs and evaluations."""
 
 from __future__ import annotations
 
-import math
-import numbers
-import warnings
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from multihead._ground.gradients import norm_of_present
-from multihead._ground.keras import callbacks_of
-from multihead._ground.numerics import unchecked
-from multihead._ground.where import where
-from multihead._update.added_losses import adds_losses
-from multihead._update.evaluate import Evaluated
-from multihead._update.network import Gradients
+from multihead._ground import replicas
+from multihead._ground.keras import Untracked, first_replica_variable, tensor_variable
+from multihead._ground.tensors import unchecked, where
+from multihead._update.network import adds_losses
 from multihead._update.spec import UpdateSpec
 from multihead._update.update import Update
 from multihead._update.weights import meeting_of, weigh
 from multihead.heads._named import NamedHead, or_nan
-from multihead.telemetry._epoch_sums import EpochSums
-from multihead.telemetry._layout import Statistic
-from multihead.telemetry._statistics import UpdateStatistics
-
-LEVELS = (None, "norms", "full")
-"""The values of `telemetry=`, from the fewest to the most statistics."""
-
+from multihead.telemetry import LOSSES, OF_LAYER, STATISTICS, names_of, values_of_layers
 
 ADDED_LOSS = "added_loss"
 """The name of the sum of the losses that layers add, if any does."""
 
-MOST_OVERFLOWS = 15
-"""How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
+DECAY = 0.98
+"""The decay of running averages per update: half of the weight is on the last 34 updates."""
 
 
-def _shares(update: Update) -> tf.Tensor | None:
-    norms = update.norms
-    if norms is None:
-        return None
-    contributions = tf.abs(update.combined.coefficients) * norms
-    return tf.math.divide_no_nan(contributions, tf.reduce_sum(contributions))
+class Sums(keras.metrics.Metric):
+    """The vectors behind the logs, few of them, so that a step has few operations; Keras resets `sums` in every epoch.
 
+    Of several replicas, each holds its part of every value; a read from outside adds up the parts.
 
-def _global_norm(gradients: Gradients) -> tf.Tensor:
-    return norm_of_present(gradients.of_losses)
+    Args:
+        keys: The keys of the values of `sums`.
+        num_averages: The number of running averages.
+        latest: `(updates, columns)`: the number of latest updates that are kept, and of the values of each.
 
+    Attributes:
+        sums: Sums, and then of how many elements, updates or examples each of them is.
+        averages: The running averages.
+        average_counts: Of how many updates each of them is.
+        latest: The statistics of the latest updates; NaN for missing values.
+        batches: The number of batches in the epoch.
+        recorded: The number of updates so far, skipped ones included.
+    """
 
-def _is_clipped(update: Update) -> tf.Tensor:
-    return tf.cast(_global_norm(update.clipped) < _global_norm(update.gradients), tf.float32)
+    def __init__(self, spec: UpdateSpec, keys: Sequence[Any], num_averages: int, latest: tuple[int, int]) -> None:
+        super().__init__(name="loss", dtype="float32")
+        self._spec, self._keys = Untracked(spec), Untracked(keys)
+        options: Any = {"initializer": "zeros", "dtype": "float32"}
+        self.sums = self.add_weight(name="sums", shape=(2 * len(keys),), **options)
+        if latest[1]:
+            self.averages = self.add_weight(name="averages", shape=(num_averages,), **options)
+            self.average_counts = self.add_weight(name="average_counts", shape=(num_averages,), **options)
+            self.latest = self.add_weight(name="latest", shape=latest, **options)
+        self.batches, self.recorded = (Untracked(first_replica_variable(tf.constant(0, tf.int64))) for _ in range(2))
 
+    def add(self, losses: Sequence[Any], statistics: Sequence[Any], of_examples: Sequence[Any], examples: tf.Tensor) -> None:
+        """Adds this replica's part of all values and their counts, in the order of the keys.
 
-def _has_regularizer(spec: UpdateSpec, level: str | None) -> bool:
-    everyone = tf.ones([len(spec.network.heads)], tf.bool)
-    return spec.weighting is not None and spec.weighting.regularizer(everyone) is not None
+        Args:
+            losses: `[num_heads]` loss sums, the same times the heads' weights, and of how many elements they are.
+            statistics: The statistics, and of how many updates each is; two lists of vectors.
+            of_examples: The losses that layers add and the total of a weighting; None is 0.
+            examples: The number of examples that these two are of.
+        """
+        sums, weighted, counts = losses
+        last = tf.convert_to_tensor([0.0 if each is None else each for each in of_examples])
+        parts = [sums, *statistics[0], last, weighted, counts, *statistics[1], tf.fill([2], examples), counts]
+        tensor_variable(self.sums).assign_add(tf.concat(parts, axis=0))
 
+    def update_state(self, *parts: Any) -> None:
+        """As `add`, which Keras does not wrap."""
+        self.add(*parts)
 
-def _has_changing_weights(spec: UpdateSpec, level: str | None) -> bool:
-    return spec.weighting is not None or any(head.has_weight_function for head in spec.network.heads)
+    def reset_state(self) -> None:
+        """Resets all sums to zero, and the counts of updates that are not finite."""
+        self.sums.assign(tf.zeros(self.sums.shape))
+        self.batches.value.assign(0)
+        self._spec.value.faults.reset_epoch()
 
+    def read(self) -> tuple[tf.Tensor, dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+        """The total loss; and by key, whether there is anything, the means with 0 and with NaN for nothing, and the sums.
 
-def _has_changing_rates(spec: UpdateSpec, level: str | None) -> bool:
-    return len(spec.periods) > 1 or any(rates.may_change for rates in spec.periods)
+        The total loss is `sum_k (sum_u w_ku * S_ku) / (sum_u n_ku) + (sum_u m_u * r_u) / (sum_u m_u)`, over heads `k` and
+        updates `u`, with the weights `w`, the loss sums `S`, their counts `n`, the numbers of examples `m` and the losses
+        `r` that layers add. A weighting has its own total in place of the first sum. It is NaN if nothing was added.
+        """
+        sums, counts = tf.split(tf.convert_to_tensor(tensor_variable(self.sums)), 2)
+        exist, means = counts > 0, tf.math.divide_no_nan(sums, counts)
+        vectors = exist, means, where(exist, means, float("nan")), sums
+        exist, means, known, sums = (dict(zip(self._keys.value, tf.unstack(vector))) for vector in vectors)
+        weighted = [means["weighted", head.name] for head in self._spec.value.network.heads]
+        total = tf.add_n([*weighted, means[ADDED_LOSS], means["total"]])
+        return where(exist[ADDED_LOSS], total, float("nan")), exist, means, known, sums
 
-
-def _shows_norms(spec: UpdateSpec, level: str | None) -> bool:
-    return level is not None
-
-
-def _shows_coefficients(spec: UpdateSpec, level: str | None) -> bool:
-    return level is not None and spec.balancer is not None
-
-
-def _shows_all(spec: UpdateSpec, level: str | None) -> bool:
-    return level == "full"
-
-
-def _shows_clipping(spec: UpdateSpec, level: str | None) -> bool:
-    return level == "full" and spec.clip is not None
-
-
-def _cosines(update: Update) -> tf.Tensor | None:
-    found = update.combined.cosines
-    return None if found is None else found[:-1, :-1]
-
-
-def _cosines_with_update(update: Update) -> tf.Tensor | None:
-    found = update.combined.cosines
-    return None if found is None else found[:-1, -1]
-
-
-def _losses(update: Update) -> tf.Tensor:
-    return tf.math.divide_no_nan(update.loss_sums, update.total_counts)
-
-
-LOSSES = (
-    Statistic("loss", lambda update: update.total_loss, _shows_norms, "update", None, averaged=True),
-    Statistic("loss", _losses, _shows_norms, metric=None, averaged=True),
-)
-"""The losses of single updates, for running averages and the ledger. The logs show losses over all labelled elements."""
-
-# To add a statistic, add one entry here, a line to the docstring of the package, and one to the table of docs/watching.md.
-STATISTICS = (
-    Statistic("regularizer", lambda update: update.total.regularizer, _has_regularizer, "update"),
-    Statistic(
-        "encoder_learning_rate_multiplier", lambda update: update.rates.at(update.step)[0], _has_changing_rates, "update"
-    ),
-    Statistic("update_norm", lambda update: _global_norm(update.gradients), _shows_all, "update", averaged=True),
-    Statistic("update_norm_clipped", lambda update: _global_norm(update.clipped), _shows_clipping, "update"),
-    Statistic("clipped_updates", _is_clipped, _shows_clipping, "update"),
-    Statistic("weight", lambda update: update.total.weights, _has_changing_weights),
-    Statistic("norm", lambda update: update.norms, _shows_norms, averaged=True),
-    Statistic("share", _shares, _shows_norms, averaged=True),
-    Statistic("coefficient", lambda update: update.combined.coefficients, _shows_coefficients, averaged=True),
-    Statistic("update_cosine", _cosines_with_update, _shows_all, averaged=True),
-    Statistic("cosine", _cosines, _shows_all, "pair", averaged=True),
-    Statistic("learning_rate_multiplier", lambda update: update.rates.at(update.step)[1:], _has_changing_rates),
-    Statistic("updates", lambda update: tf.ones_like(update.loss_sums), _shows_norms, metric=keras.metrics.Sum),
-)
-"""The statistics of updates in the logs, besides losses, the heads' metrics and the number of skipped updates."""
+    def result(self) -> tf.Tensor:
+        """The total loss; NaN if nothing was added."""
+        return self.read()[0]
 
 
 class LogMetrics:
@@ -130,91 +109,158 @@ class LogMetrics:
         spec: How updates are computed.
         level: One of `LEVELS`.
         latest: The number of latest updates whose statistics are kept.
+
+    Attributes:
+        averaged: The names of the statistics that have a running average.
+        columns: What is known of each of the latest updates: statistics, averages, pairs of a layer and a statistic, and
+            whether it was applied.
     """
 
     def __init__(self, spec: UpdateSpec, level: str | None, latest: int = 1) -> None:
-        self.heads = spec.network.heads
-        self.measured = spec.network.measured
-        self.weighting = spec.weighting
-        self.faults = spec.faults
-        self.statistics = UpdateStatistics(spec, level, (*LOSSES, *STATISTICS), latest)
-        self.sums = EpochSums(len(self.heads), len(self.statistics.layout.names), self.faults)
+        self.heads, self.measured = spec.network.heads, spec.network.measured
+        self._spec = spec
+        heads = [head.name for head in self.heads]
+        shown = [each for each in (*LOSSES, *STATISTICS) if each.is_shown(spec, level)]
+        self._shown = [(each, each.names(heads, spec.pairs)) for each in shown]
+        names = [name for _, names in self._shown for name in names]
+        self.averaged = [name for each, names in self._shown if level == "full" and each.averaged for name in names]
+        self._averaged_at = [names.index(name) for name in self.averaged]
+        pairs = list(itertools.combinations(range(len(heads)), 2))
+        of_layer = [name for each, per in OF_LAYER.items() for name in names_of(each, per, heads, pairs)]
+        self._of_layers = list(itertools.product(spec.network.layers if spec.layers_every else [], of_layer))
+        averages = [f"{name}_average" for name in self.averaged]
+        self.columns: list[Any] = [*names, *averages, *self._of_layers, "applied"] if names else []
+        losses, weighted = ([(kind, head) for head in heads] for kind in ("loss", "weighted"))
+        self.sums = Sums(spec, [*losses, *names, ADDED_LOSS, "total", *weighted], len(averages), (latest, len(self.columns)))
+        self._num_statistics = len(names)
         self._adds_losses = adds_losses(spec.network)
         self._names_in_logs: list[str] | None = None
-        self._main_names: list[str] | None = None
 
     @property
     def all(self) -> list[Any]:
         """All metrics, including those of the heads."""
         own = [metric for head in (*self.heads, *self.measured) for metric in (*(head.metrics or []), *head.counters)]
-        return [self.sums, *self.statistics.metrics, *own]
+        return [self.sums, *own]
+
+    @property
+    def counters(self) -> list[tf.Variable]:
+        """The variables that count batches and updates, which are no weights of the metrics."""
+        return [self.sums.batches.value, *([self.sums.recorded.value] if self.columns else [])]
+
+    def count_batches(self, number: int) -> tf.Tensor:
+        """Counts batches; the position in the epoch of the first of them, from 0."""
+        first = self.sums.batches.value.read_value()
+        self.sums.batches.value.assign_add(tf.constant(number, tf.int64))
+        return first
 
     @unchecked()
-    def update(self, update: Update, applied: tf.Tensor, num_replicas: int) -> None:
-        """Adds one update.
-
-        Args:
-            update: The update, with this replica's sums.
-            applied: Whether it was applied.
-            num_replicas: The number of replicas that add their updates.
-        """
+    def update(self, update: Update, applied: tf.Tensor) -> None:
+        """Adds one update, with this replica's sums, and whether it was applied."""
         is_counted = applied & tf.math.is_finite(update.loss_sums)
-        losses = where(is_counted, update.loss_sums, 0.0)
-        weighted, of_examples, is_usable = losses * update.losses.given.of_heads, {"added": update.added_loss}, applied
-        if self.weighting is not None:  # its total need not be a sum over heads
-            weighted, of_examples["total"] = None, update.total.total
-        of_examples = {name: loss for name, loss in of_examples.items() if loss is not None}
+        losses, counts = where(is_counted, update.loss_sums, 0.0), where(is_counted, update.counts, 0.0)
+        of_examples, weighted = [update.added_loss, None], losses * update.losses.given.of_heads
+        if self._spec.weighting is not None:  # its total need not be a sum over heads
+            of_examples, weighted = [update.added_loss, update.losses.total], tf.zeros_like(losses)
         self._show_added(update.added_loss)
-        if of_examples:
-            is_usable = applied & tf.math.is_finite(tf.add_n(list(of_examples.values())))
-        parts = {name: where(is_usable, loss * update.num_examples, 0.0) for name, loss in of_examples.items()}
+        present = [loss for loss in of_examples if loss is not None]
+        is_usable = applied & tf.math.is_finite(tf.add_n(present)) if present else applied
         examples = where(is_usable, update.num_examples, 0.0)
-        self.sums.add(
-            losses=losses,
-            weighted=weighted,
-            counts=where(is_counted, update.counts, 0.0),
-            **parts,
-            examples=examples if num_replicas == 1 else examples / num_replicas,
-            statistics=self.statistics.update(update, applied),
-        )
+        of_examples = [None if each is None else where(is_usable, each * update.num_examples, 0.0) for each in of_examples]
+        self.sums.add([losses, weighted, counts], self._record(update, applied), of_examples, replicas.part_of(examples))
+
+    def add_evaluated(self, *, losses: tf.Tensor, counts: tf.Tensor, added: tf.Tensor | None, examples: tf.Tensor) -> None:
+        """Adds this replica's part of one batch of an evaluation; see `multihead._update.evaluate.evaluate_batch`."""
+        self._show_added(added)
+        of_examples, nothing = [None if added is None else added * examples, None], [tf.zeros([self._num_statistics])]
+        self.sums.add([losses, tf.zeros_like(losses), counts], (nothing, nothing), of_examples, examples)
 
     def _show_added(self, loss: tf.Tensor | None) -> None:
         """Shows the losses that layers add from now on, if there are any: those of training alone are not known before."""
         if loss is not None and not self._adds_losses:
             self._adds_losses, self._names_in_logs = True, None
 
-    def count_batches(self, number: int) -> Callable[[], tf.Tensor]:
-        """Counts batches; gives the position in the epoch of the first of them, from 0, until the next are counted."""
-        batches = self.sums.batches.value
-        batches.assign_add(tf.constant(number, tf.int64))
-        return lambda: batches.read_value() - number
+    def _record(self, update: Update, applied: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Records the statistics of an update; this replica's part of them, and of how many updates each is."""
+        if not self._shown:
+            return [], []
+        found = [each.part(update, self._spec.pairs) for each, _ in self._shown]
+        values = tf.concat([value for value, _ in found], axis=0)
+        counted = applied & tf.concat([counts for _, counts in found], axis=0) & tf.math.is_finite(values)
+        numbers, known = replicas.part_of(tf.cast(counted, tf.float32)), where(counted, values, 0.0)
+        row = [where(counted, values, float("nan"))]
+        if self.averaged:
+            row.append(self._average(*(tf.gather(each, self._averaged_at) for each in (known, counted, numbers))))
+        if self._of_layers:
+            row.append(values_of_layers(self._spec, update, applied, len(self._of_layers)))
+        row.append(replicas.part_of(tf.cast(applied, tf.float32))[tf.newaxis])
+        kept, new = tensor_variable(self.sums.latest), tf.concat(row, axis=0)[tf.newaxis]
+        kept.assign(new if kept.shape[0] == 1 else tf.concat([kept.read_value()[1:], new], axis=0))
+        self.sums.recorded.value.assign_add(1)
+        return [known], [numbers]
 
-    def add_evaluated(self, found: Evaluated) -> None:
-        """Adds this replica's part of one batch of an evaluation."""
-        self._show_added(found.added_loss)
-        added = None if found.added_loss is None else found.added_loss * found.num_examples
-        self.sums.add(losses=found.loss_sums, counts=found.counts, added=added, examples=found.num_examples)
+    def _average(self, values: tf.Tensor, counted: tf.Tensor, parts: tf.Tensor) -> tf.Tensor:
+        """Moves the running averages: with `n` updates so far, by `(1 - decay) / (1 - decay^n)` of the difference.
 
-    def report(self) -> str | None:
-        """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
-        counted = self.faults.counted()
-        overflows, heads, variables = counted.overflows, counted.heads, counted.variables
-        skipped = counted.skipped - overflows
-        if overflows > MOST_OVERFLOWS:
-            return (
-                f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
-                "factor does not recover. Lower the learning rate, clip gradients (`clip=`), or look for large inputs and "
-                "labels. `mixed_bfloat16` needs no loss scaling."
+        This is the exponential average divided by `1 - decay^n`, which is that without a bias towards the initial value.
+        """
+        variable, numbers = tensor_variable(self.sums.averages), tensor_variable(self.sums.average_counts)
+        old, number = variable.read_value(), numbers.read_value() + parts
+        rate = (1 - DECAY) / (1 - tf.pow(DECAY, tf.maximum(number * replicas.num_replicas(), 1.0)))
+        new = where(counted, old + rate * (values - old), old)
+        variable.assign(new)
+        numbers.assign(number)
+        return where(number > 0, new, float("nan"))
+
+    @unchecked()
+    def training_logs(self) -> dict[str, Any]:
+        """All statistics of the epoch so far."""
+        total, exist, means, known, sums = self.sums.read()
+        # What counted in no update is 0, or NaN if updates need not measure it.
+        means_of_updates = known if self._spec.way.may_reuse else means
+        found = {f"{name}_average": value for name, value in self._averages().items()}
+        for statistic, names in self._shown:
+            if statistic not in LOSSES:
+                found.update({name: (sums if statistic.is_sum else means_of_updates)[name] for name in names})
+
+        def logged(per: str, heads: slice = slice(None)) -> dict[str, Any]:
+            names = [name for each, names in self._shown if each.per == per for name in names[heads]]
+            return {full: found[full] for name in names for full in (name, f"{name}_average") if full in found}
+
+        logs: dict[str, Any] = {"loss": total}
+        logs.update({ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}, **logged("update"))
+        for k, head in enumerate(self.heads):
+            logs.update(
+                _head_logs(head, known["loss", head.name], exist["loss", head.name]), **logged("head", slice(k, k + 1))
             )
-        were = "was" if skipped == 1 else "were"
-        if skipped and not heads and not variables:
-            return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
-        if skipped:
-            cause, remedy = self.faults.cause()
-            place = f"{self.faults.whose(heads, variables)}; the last one {self.faults.when()}"
-            reason = "because a loss or gradient was not finite"
-            return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
-        return None
+        for head in self.measured:
+            logs.update(_results(head))
+        logs.update(logged("pair"))
+        logs["skipped_updates"] = tf.cast(tf.unstack(self._spec.faults.numbers_of_epoch.read_value())[0], tf.float32)
+        return logs
+
+    @unchecked()
+    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
+        """The statistics of an evaluation.
+
+        Args:
+            weights: `[num_heads]`: the heads' own weights.
+            present: The heads that have targets in the data.
+            step: The number of updates applied so far.
+        """
+        _, exist, means, known, _ = self.sums.read()
+        keys, logs = [("loss", head.name) for head in self.heads], dict[str, Any]()
+        for key, head in zip(keys, self.heads):
+            logs.update(_head_logs(head, known[key], exist[key]) if head.name in present else {})
+        for head in self.measured:
+            logs.update(_results(head) if head.name in present else {})
+        active = tf.stack([exist[key] for key in keys]) & (weights > 0)
+        losses = where(active, weights * tf.stack([known[key] for key in keys]), 0.0)
+        if self._spec.weighting is None:
+            total = tf.reduce_sum(losses)
+        else:
+            total = weigh(self._spec.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
+        added = {ADDED_LOSS: known[ADDED_LOSS]} if self._adds_losses else {}
+        return {"loss": or_nan(total + means[ADDED_LOSS], tf.reduce_any(active)), **added, **logs}
 
     def names(self) -> list[str]:
         """The names of all statistics of an epoch."""
@@ -229,55 +275,61 @@ class LogMetrics:
         added = [ADDED_LOSS] if self._adds_losses else []
         return ["loss", *losses, *sorted(name for name in of_heads if name not in losses), *added]
 
+    @cached_property
     def main_names(self) -> list[str]:
         """The names of each head's loss and first metric."""
-        if self._main_names is None:
-            self._main_names = [name for head in self.heads for name in _names_of(head)[:2]]
-            self._main_names += [name for head in self.measured for name in _names_of(head)[:1]]
-        return self._main_names
+        of_measured = [name for head in self.measured for name in _names_of(head)[:1]]
+        return [*(name for head in self.heads for name in _names_of(head)[:2]), *of_measured]
 
-    @unchecked()
-    def training_logs(self) -> dict[str, Any]:
-        """All statistics of the epoch so far."""
-        read, layout = self.sums.read(), self.statistics.layout
-        found = self.statistics.by_name(read)
-        logs: dict[str, Any] = {"loss": read.total_loss}
-        if self._adds_losses:
-            logs[ADDED_LOSS] = read.known.added
-        logs.update({name: found[name] for name in layout.logged("update")})
-        for k, head in enumerate(self.heads):
-            logs.update(_head_logs(head, read.known.losses[k], read.exist.losses[k]))
-            logs.update({name: found[name] for name in layout.logged("head", k)})
-        for head in self.measured:
-            logs.update(_results(head))
-        logs.update({name: found[name] for name in layout.logged("pair")})
-        logs["skipped_updates"] = tf.cast(tf.unstack(self.faults.of_epoch.read_value())[0], tf.float32)
-        return logs
+    @property
+    def num_batches(self) -> int:
+        """The number of batches in the epoch so far."""
+        return int(tf.convert_to_tensor(self.sums.batches.value))
 
-    @unchecked()
-    def evaluation_logs(self, weights: tf.Tensor, present: Sequence[str], step: tf.Tensor) -> dict[str, Any]:
-        """The statistics of an evaluation.
+    @property
+    def num_recorded(self) -> int:
+        """The number of updates so far, skipped ones included; 0 without telemetry."""
+        return int(tf.convert_to_tensor(self.sums.recorded.value))
 
-        Args:
-            weights: `[num_heads]`: the heads' own weights.
-            present: The heads that have targets in the data.
-            step: The number of updates applied so far.
+    def latest(self, number: int) -> list[dict[str, Any]]:
+        """The statistics of at most so many latest updates, oldest first.
+
+        Each has `applied`, statistics and averages by name, and `layers` if they were measured; None for missing values.
         """
-        read, logs = self.sums.read(), dict[str, Any]()
-        means, labelled = tf.stack(read.known.losses), tf.stack(read.exist.losses)
-        for k, head in enumerate(self.heads):
-            found = _head_logs(head, read.known.losses[k], read.exist.losses[k])
-            logs.update(found if head.name in present else {})
-        for head in self.measured:
-            logs.update(_results(head) if head.name in present else {})
-        active = labelled & (weights > 0)
-        losses = where(active, weights * means, 0.0)
-        if self.weighting is None:
-            total = tf.reduce_sum(losses)
-        else:
-            total = weigh(self.weighting, losses, active=active, meeting=meeting_of(self.heads, active), step=step)[1]
-        added = {ADDED_LOSS: read.known.added} if self._adds_losses else {}
-        return {"loss": or_nan(total + read.means.added, tf.reduce_any(active)), **added, **logs}
+        rows, lines = np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.latest))), []
+        unlisted = {"applied", *(name for each, names in self._shown if each.is_sum for name in names)}
+        for row in rows[len(rows) - min(number, len(rows)) :]:
+            values = {key: float(value) if np.isfinite(value) else None for key, value in zip(self.columns, row)}
+            line: dict[str, Any] = {"applied": bool(row[-1] > 0.5)}
+            line.update({key: values[key] for key in self.columns if key not in unlisted and isinstance(key, str)})
+            if any(values[key] is not None for key in self._of_layers):
+                line["layers"] = {layer: {} for layer, _ in self._of_layers}
+                for layer, name in self._of_layers:
+                    line["layers"][layer][name] = values[layer, name]
+            lines.append(line)
+        return lines
+
+    def _averages(self) -> dict[str, tf.Tensor]:
+        """The running averages by the names of their statistics; NaN for those without any update."""
+        if not self.averaged:
+            return {}
+        values, numbers = map(tf.convert_to_tensor, map(tensor_variable, (self.sums.averages, self.sums.average_counts)))
+        return dict(zip(self.averaged, tf.unstack(where(numbers > 0, values, float("nan")))))
+
+    def restore_averages(self, lines: Sequence[Mapping[str, Any]], every: int) -> None:
+        """Sets the running averages of a resumed run, unless there are any, from lines of every so many updates."""
+        last = next((line for line in reversed(lines) if line["applied"]), None)
+        if (
+            not self.averaged
+            or last is None
+            or np.asarray(tf.convert_to_tensor(tensor_variable(self.sums.average_counts))).any()
+        ):
+            return
+        values = [last.get(f"{name}_average") for name in self.averaged]
+        numbers = [every * sum(line.get(name) is not None for line in lines) for name in self.averaged]
+        numbers = [0 if value is None else number for value, number in zip(values, numbers)]
+        tensor_variable(self.sums.averages).assign(tf.constant([value or 0.0 for value in values], tf.float32))
+        tensor_variable(self.sums.average_counts).assign(tf.constant(numbers, tf.float32))
 
 
 def _names_of(head: NamedHead) -> list[str]:
@@ -287,76 +339,9 @@ def _names_of(head: NamedHead) -> list[str]:
 
 def _head_logs(head: NamedHead, loss: tf.Tensor, has_labels: tf.Tensor) -> dict[str, Any]:
     """A head's loss and metrics; NaN without labels."""
-    found = {name: or_nan(value, has_labels) for name, value in _results(head).items()}
-    return {f"{head.name}_loss": loss, **found}
+    return {f"{head.name}_loss": loss, **{name: or_nan(value, has_labels) for name, value in _results(head).items()}}
 
 
 def _results(head: NamedHead) -> dict[str, Any]:
     """A head's metrics by their names in the logs."""
     return {f"{head.name}_{name}": value for name, value in head.results().items()}
-
-
-class _Report(keras.callbacks.Callback):
-    """At the end of an epoch, warns about skipped updates and calls `end_epoch` of the weighting."""
-
-    def __init__(
-        self, metrics: Callable[[], LogMetrics | None], others: Sequence[Any], validates: bool, counts: bool
-    ) -> None:
-        super().__init__()
-        self._counts = counts
-        self._validates = validates
-        self._metrics = metrics
-        self._others = others
-        self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        for callback in self._others:
-            if hasattr(callback, "check_fit"):
-                callback.check_fit(self._others, validates=self._validates)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._seen = None
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._see()  # validation resets the metrics
-
-    def _see(self) -> None:
-        metrics = self._metrics()
-        if metrics is not None and self._seen is None:
-            self._seen = int(tf.convert_to_tensor(metrics.sums.batches.value)), metrics.report()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # Keras 3 takes the first value it sees for the best, and nothing is better than NaN.
-        for callback in self._others:
-            best = getattr(callback, "best", None)
-            if isinstance(best, numbers.Real) and math.isnan(best):
-                callback.best = None
-        self._see()
-        metrics = self._metrics()
-        if metrics is None or self._seen is None:
-            return
-        number, text = self._seen
-        if not number and self._counts:
-            raise ValueError(
-                f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
-                "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
-            )
-        if metrics.weighting is not None:
-            metrics.weighting.end_epoch()
-        if text is not None:
-            warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
-
-
-def with_report(metrics: Callable[[], LogMetrics | None], callbacks: Any, *, validates: bool, counts: bool) -> Any:
-    """Adds the report on skipped updates to the callbacks of `fit`.
-
-    Args:
-        metrics: Returns the trainer's metrics, or None before they exist.
-        callbacks: The callbacks passed to `fit`.
-        validates: Whether the `fit` has validation data.
-        counts: Whether each step is known to count its batches in the metrics.
-    """
-    given = callbacks_of(callbacks)
-    # First, so that a checkpoint at the end of an epoch holds what that end changes.
-    given.insert(0, _Report(metrics, list(given), validates, counts))
-    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

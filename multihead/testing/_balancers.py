@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.method import Observation
+from multihead._method import Observation
 from multihead.balancing import Balancer
-from multihead.testing._report import Report, same_state, state_of, traced
+from multihead.testing._report import Case, Report, state_of, traced
 
 _SIZE = 12
 
@@ -57,34 +57,32 @@ def check_balancer(
     report = Report(balancer, "gradients of the kind:")
     for count in num_heads:
         report.tried(count)
-        for label, rows in _zoo(count).items():
-            _Case(balancer, report, f"{label}, {count} heads", rows).check(order_matters)
-        _Case(balancer, report, f"random, {count} heads", _zoo(count)["random"]).check_modes(xla)
-    count = max(num_heads)
-    _Case(balancer, report, f"random, {count} heads", _zoo(count)["random"]).check_copies()
+        cases = {label: _Case(balancer, report, label, rows) for label, rows in _zoo(count).items()}
+        for case in cases.values():
+            case.check(order_matters)
+        cases["random"].check_modes(xla)
+    _Case(balancer, report, "random", _zoo(max(num_heads))["random"]).check_copies()
     return report
 
 
-class _Case:
+class _Case(Case):
     """One balancer on one matrix of gradients."""
 
     def __init__(self, balancer: Balancer, report: Report, label: str, rows: np.ndarray) -> None:
-        self._balancer = balancer
-        self._report = report
-        self._label = label
+        super().__init__(balancer, report, f"{label}, {len(rows)} heads", len(rows), _SIZE)
         self._rows = rows
 
     def check(self, order_matters: bool) -> None:
         update = self._update(self._rows)
         narrow = self._update(self._rows.astype(np.float32))
-        self._require(update.shape == (_SIZE,), "have the shape [num_parameters]", f", not {update.shape}")
-        self._require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
-        self._require(np.isfinite(update).all() and np.isfinite(narrow).all(), "be finite")
+        self.require(update.shape == (_SIZE,), "have the shape [num_parameters]", f", not {update.shape}")
+        self.require(narrow.dtype == np.float32 and update.dtype == np.float64, "have the gradients' dtype")
+        self.require(np.isfinite(update).all() and np.isfinite(narrow).all(), "be finite")
         if self._rows.any():
             idle = np.concatenate([self._rows, np.zeros([1, _SIZE])])
-            if self._takes(len(idle)):
+            if self._method.max_heads is None or len(idle) <= self._method.max_heads:
                 with_idle = self._update(idle)
-                self._require(np.isfinite(with_idle).all(), "be finite if a head has no gradient")
+                self.require(np.isfinite(with_idle).all(), "be finite if a head has no gradient")
                 self._same(with_idle, update, "give the same update when a head without a gradient is added")
             if not order_matters:
                 self._same(self._update(self._rows[::-1]), update, "not depend on the order of the heads")
@@ -93,57 +91,33 @@ class _Case:
         update = self._update(self._rows)
         self._same(self._update(self._rows.astype(np.float32)), update, "be the same in float32 and float64", 1e-3)
         for is_compiled in (False, True) if xla else (False,):
-            fresh = self._built()
+            fresh = self.built()
             rows = tf.constant(self._rows)
             run = traced(lambda rows, balancer=fresh: balancer.combine([rows])[0], rows, xla=is_compiled)
             mode = "compiled by XLA" if is_compiled else "in a graph"
             self._same(run(rows).numpy(), update, f"be the same {mode} as in eager mode", 1e-5)
-        if "gradients" not in self._balancer.uses:
-            coefficients = self._built().coefficients(tf.constant(self._rows @ self._rows.T))
-            self._require(coefficients.shape == (len(self._rows),), "return one coefficient per head")
+        if "gradients" not in self._method.uses:
+            coefficients = self.built().coefficients(tf.constant(self._rows @ self._rows.T))
+            self.require(coefficients.shape == (len(self._rows),), "return one coefficient per head")
             self._same(coefficients.numpy() @ self._rows, update, "be the same from inner products as from gradients")
 
     def check_copies(self) -> None:
-        one, other = self._balancer.copy(), self._built()
-        config = "return all arguments of the constructor, and only these, from `get_config`"
-        self._require(one.get_config() == self._balancer.get_config(), config)
-        before = len(other.variables)
-        other.build((len(self._rows), _SIZE))
-        self._require(
-            len(other.variables) == before,
-            "do nothing in a second call of `build`",
-            f", but has {len(other.variables)} variables after {before}. Create them in `create_state`",
-        )
+        one, other = self._method.copy(), self.built()
+        self.check_config(other)
         trainable = any(variable.trainable for variable in other.variables)
-        self._require(not trainable, "have no trainable variables", ". Create them with `add_state`")
-        start = state_of(other)
-        first = other(self._rows).numpy()
-        self._require(np.array_equal(one(self._rows).numpy(), first), "give the same update from equal configurations")
-        after_one = state_of(other)
-        shown = Observation(tf.constant(0, tf.int64), tf.ones([len(self._rows)], tf.bool))
-        other.observe(shown, tf.constant(False))
-        self._require(same_state(state_of(other), after_one), "not change its state if an update was not applied")
-        other.reset()
-        self._require(same_state(state_of(other), start), "have its initial state after `reset()`")
-
-    def _takes(self, num_heads: int) -> bool:
-        return self._balancer.max_heads is None or num_heads <= self._balancer.max_heads
-
-    def _built(self) -> Balancer:
-        fresh = self._balancer.copy()
-        fresh.build((len(self._rows), _SIZE))
-        return fresh
+        self.require(not trainable, "have no trainable variables", ". Create them with `add_state`")
+        start, first = state_of(other), other(self._rows).numpy()
+        self.require(np.array_equal(one(self._rows).numpy(), first), "give the same update from equal configurations")
+        self.check_skipped(other, Observation(tf.constant(0, tf.int64), tf.ones([len(self._rows)], tf.bool)))
+        self.check_reset(other, start)
 
     def _update(self, rows: np.ndarray) -> np.ndarray:
-        return self._balancer.copy()(np.ascontiguousarray(rows)).numpy()
+        return self._method.copy()(np.ascontiguousarray(rows)).numpy()
 
     def _same(self, received: np.ndarray, expected: np.ndarray, rule: str, tolerance: float = 1e-6) -> None:
         scale = max(np.abs(expected).max(), 1e-9 * np.abs(self._rows).max())
         error = np.abs(received.astype(np.float64) - expected).max() / scale if scale else np.abs(received).max()
-        self._require(error <= tolerance, rule, f" (relative difference {error:.1e})")
-
-    def _require(self, holds: bool, rule: str, detail: str = "") -> None:
-        self._report.require(holds, rule, self._label, detail)
+        self.require(error <= tolerance, rule, f" (relative difference {error:.1e})")
 
 
 def _zoo(num_heads: int) -> dict[str, np.ndarray]:

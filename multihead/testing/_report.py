@@ -1,4 +1,4 @@
-"""The result of a check: the rules that hold."""
+"""The result of a check, the rules that hold; and the checks that all kinds of methods share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.autograph import graph_function
+from multihead._ground.calls import graph_function
+from multihead._method import Observation
 
 
 class Report:
@@ -68,11 +69,53 @@ def traced(function: Callable[..., Any], *arguments: Any, xla: bool = False) -> 
     return graph_function(function, jit_compile=xla).get_concrete_function(*arguments)
 
 
+class Case:
+    """A method on one input, which a label describes, with the checks that all kinds of methods share.
+
+    A balancer has gradients of some number of parameters.
+    """
+
+    def __init__(self, method: Any, report: Report, label: str, num_heads: int, num_parameters: int | None = None) -> None:
+        self._method, self._report, self._label = method, report, label
+        self._num_heads, self._num_parameters = num_heads, num_parameters
+
+    def built(self, further: int = 0) -> Any:
+        """A copy that is bound to the heads' names and built, for some further heads if need be."""
+        fresh, count = type(self._method).from_config(self._method.get_config()), self._num_heads + further
+        named = list(self._method.head_names or ())
+        fresh.bind((named + [f"head_{k}" for k in range(len(named), count)])[:count])
+        fresh.build((count, self._num_parameters))
+        return fresh
+
+    def check_config(self, fresh: Any) -> None:
+        """Checks that a copy has the configuration of the method, and that it is built once."""
+        rule = "return all arguments of the constructor, and only these, from `get_config`"
+        self.require(fresh.get_config() == self._method.get_config(), rule)
+        before = len(fresh.variables)
+        fresh.build((self._num_heads, self._num_parameters))
+        detail = f", but has {len(fresh.variables)} variables after {before}. Create them in `create_state`"
+        self.require(len(fresh.variables) == before, "do nothing in a second call of `build`", detail)
+
+    def check_skipped(self, fresh: Any, shown: Observation, given: str = "") -> None:
+        """Checks that an update which was not applied changes nothing."""
+        before = state_of(fresh)
+        fresh.observe(shown, tf.constant(False))
+        self.require(_same(state_of(fresh), before), "not change its state if an update was not applied", given=given)
+
+    def check_reset(self, fresh: Any, start: Sequence[np.ndarray]) -> None:
+        """Checks that `reset` gives back the initial state."""
+        fresh.reset()
+        self.require(_same(state_of(fresh), start), "have its initial state after `reset()`")
+
+    def require(self, holds: Any, rule: str, detail: str = "", given: str = "") -> None:
+        """Notes that a rule was checked; see `Report.require`."""
+        self._report.require(holds, rule, given or self._label, detail)
+
+
 def state_of(method: Any) -> list[np.ndarray]:
     """The values of a method's variables."""
     return [np.array(tf.convert_to_tensor(variable)) for variable in method.variables]
 
 
-def same_state(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-    """Whether two states are equal."""
+def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
     return len(first) == len(second) and all(map(np.array_equal, first, second))

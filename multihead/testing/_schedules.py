@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.method import Observation
+from multihead._method import Observation
 from multihead.schedules import Schedule
-from multihead.testing._report import Report, same_state, state_of, traced
-
-_AT_FIRST = "before any update"
+from multihead.testing._report import Case, Report, state_of, traced
 
 
 def check_schedule(
@@ -55,7 +53,7 @@ def check_schedule(
         >>> schedule = schedules.Alternate({"price": 1, "reply": 9})
         >>> schedule.bind(["reply", "price"])
         >>> check_schedule(schedule)
-        Alternate: 9 checks, 2 heads
+        Alternate: 10 checks, 2 heads
     """
     report = Report(schedule, "the steps")
     for count in num_heads if schedule.head_names is None else (len(schedule.head_names),):
@@ -64,51 +62,45 @@ def check_schedule(
     return report
 
 
-class _Case:
+class _Case(Case):
     """One schedule with a number of heads."""
 
     def __init__(self, schedule: Schedule, report: Report, num_heads: int, num_steps: int) -> None:
-        self._schedule = schedule
-        self._report = report
-        self._names = list(schedule.head_names or (f"head_{k}" for k in range(num_heads)))
+        super().__init__(schedule, report, f"before any update, with {num_heads} heads", num_heads)
         self._num_steps = num_steps
         self._some_steps = [step for step in (0, 1, 2, 3, 5, 10, num_steps - 1) if step < num_steps]
 
     def check(self, xla: bool) -> None:
-        fresh, other = self._built(), self._built()
-        self._require(fresh.get_config() == self._schedule.get_config(), "return all its arguments from `get_config`")
-        start = state_of(fresh)
-        table = self._check_table(fresh)
-        never = [name for name, trains in zip(self._names, table.any(axis=0)) if not trains]
-        self._require(not never, "have every head train at some step", detail=f", but {never} never do")
-        self._require(np.array_equal(self._table(other), table), "give the same from equal configurations")
+        fresh = self.built()
+        self.check_config(fresh)
+        start, table = state_of(fresh), self._check_table(fresh)
+        never = [name for name, trains in zip(fresh.head_names, table.any(axis=0)) if not trains]
+        self.require(not never, "have every head train at some step", f", but {never} never do")
+        self.require(np.array_equal(self._table(self.built()), table), "give the same from equal configurations")
         for label, shown in self._observations().items():
-            before = state_of(fresh)
-            fresh.observe(shown, tf.constant(False))
-            unchanged = same_state(state_of(fresh), before)
-            self._require(unchanged, "not change its state if an update was not applied", f"after {label}")
+            given = f"after {label}, with {self._num_heads} heads"
+            self.check_skipped(fresh, shown, given)
             if np.isfinite(shown.gramian).all():  # else the update is not applied
                 fresh.observe(shown, tf.constant(True))
-                self._check_table(fresh, f"after {label}")
+                self._check_table(fresh, given)
         if xla:
             self._check_compiled(fresh)
-        fresh.reset()
-        self._require(same_state(state_of(fresh), start), "have its initial state after `reset()`")
+        self.check_reset(fresh, start)
 
-    def _check_table(self, schedule: Schedule, given: str = _AT_FIRST) -> np.ndarray:
+    def _check_table(self, schedule: Schedule, given: str = "") -> np.ndarray:
         """As `_table`, checked."""
         answer = schedule.active(tf.constant(0, tf.int64))
-        is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == (len(self._names),)
-        self._require(is_right, "return booleans of shape [num_heads] from `active`", given, f", not {answer}")
+        is_right = tf.is_tensor(answer) and answer.dtype == tf.bool and answer.shape == (self._num_heads,)
+        self.require(is_right, "return booleans of shape [num_heads] from `active`", f", not {answer}", given)
         table = self._table(schedule)
         first = int(np.argmin(table.any(axis=1)))
         at_every_step = "have at least one head train at every step"
-        self._require(table.any(axis=1).all(), at_every_step, given, f", but none does at step {first}")
+        self.require(table.any(axis=1).all(), at_every_step, f", but none does at step {first}", given)
         if schedule.always_all:
-            self._require(table.all(), "have every head train at every step, or not set `always_all`", given)
+            self.require(table.all(), "have every head train at every step, or not set `always_all`", given=given)
         for step in reversed(self._some_steps):
             same = np.array_equal(schedule.active(tf.constant(step, tf.int64)).numpy(), table[step])
-            self._require(same, "be the same in a graph and in eager mode, in any order of the steps", given, f" ({step})")
+            self.require(same, "be the same in a graph and in eager mode, in any order of the steps", f" ({step})", given)
         return table
 
     def _check_compiled(self, schedule: Schedule) -> None:
@@ -116,11 +108,11 @@ class _Case:
         active = traced(schedule.active, tf.constant(0, tf.int64), xla=True)
         for step in self._some_steps:
             same = np.array_equal(active(tf.constant(step, tf.int64)).numpy(), table[step])
-            self._require(same, "be the same compiled by XLA as in a graph")
+            self.require(same, "be the same compiled by XLA as in a graph")
 
     def _observations(self) -> dict[str, Observation]:
         """Updates to observe, by a label."""
-        count = len(self._names)
+        count = self._num_heads
         rng = np.random.default_rng(0)
         agreeing, conflicting = np.ones([count, count]), np.full([count, count], -1.0 / max(count - 1, 1))
         np.fill_diagonal(conflicting, 1.0)
@@ -146,16 +138,7 @@ class _Case:
             for step, (label, gramian) in enumerate(gramians.items())
         }
 
-    def _built(self) -> Schedule:
-        fresh = type(self._schedule).from_config(self._schedule.get_config())
-        fresh.bind(self._names)
-        fresh.build((len(self._names),))
-        return fresh
-
     def _table(self, schedule: Schedule) -> np.ndarray:
         """`[num_steps, num_heads]`: which heads are active at each step."""
         steps = tf.range(self._num_steps, dtype=tf.int64)
         return traced(lambda steps: tf.map_fn(schedule.active, steps, fn_output_signature=tf.bool), steps)(steps).numpy()
-
-    def _require(self, holds: bool, rule: str, given: str = _AT_FIRST, detail: str = "") -> None:
-        self._report.require(holds, rule, f"{given}, with {len(self._names)} heads", detail)

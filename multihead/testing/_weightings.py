@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from multihead._ground.method import Observation
-from multihead.testing._report import Report, same_state, state_of, traced
+from multihead._method import Observation
+from multihead.testing._report import Case, Report, state_of, traced
 from multihead.weighting import Weighting
 
 
@@ -53,10 +53,11 @@ def check_weighting(
     report = Report(weighting, "losses of the kind:")
     for count in num_heads if weighting.head_names is None else (len(weighting.head_names),):
         report.tried(count)
-        for label, losses in _losses(count).items():
-            _Losses(weighting, report, f"{label}, {count} heads", losses).check(order_matters)
-        _Losses(weighting, report, f"random, {count} heads", _losses(count)["random"]).check_modes(xla)
-        _Losses(weighting, report, f"random, {count} heads", _losses(count)["random"]).check_copies()
+        cases = {label: _Case(weighting, report, label, losses) for label, losses in _losses(count).items()}
+        for case in cases.values():
+            case.check(order_matters)
+        cases["random"].check_modes(xla)
+        cases["random"].check_copies()
     return report
 
 
@@ -70,42 +71,40 @@ def _losses(num_heads: int) -> dict[str, np.ndarray]:
     return {label: values.astype(np.float32) for label, values in losses.items()}
 
 
-class _Losses:
+class _Case(Case):
     """One weighting on one vector of losses."""
 
     def __init__(self, weighting: Weighting, report: Report, label: str, losses: np.ndarray) -> None:
-        self._weighting = weighting
-        self._report = report
-        self._label = label
+        super().__init__(weighting, report, f"{label}, {len(losses)} heads", len(losses))
         self._losses = losses
 
     def check(self, order_matters: bool) -> None:
-        weights, total = self._weigh(self._built(), self._losses)
-        self._require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
-        self._require(np.isfinite(weights).all() and (weights >= 0).all(), "have finite weights of at least 0")
+        weights, total = self._weigh(self.built(), self._losses)
+        self.require(total.shape == () and np.isfinite(total), "return a finite scalar as `total`")
+        self.require(np.isfinite(weights).all() and (weights >= 0).all(), "have finite weights of at least 0")
         if self._losses.any():
-            self._require((weights > 0).any(), "have a weight above 0: does `total` have gradients for the losses?")
-        if "losses" not in self._weighting.uses:
-            others = self._weigh(self._built(), self._losses[::-1] + 1)[0]
+            self.require((weights > 0).any(), "have a weight above 0: does `total` have gradients for the losses?")
+        if "losses" not in self._method.uses:
+            others = self._weigh(self.built(), self._losses[::-1] + 1)[0]
             self._same(others, weights, "have weights that do not depend on the losses, or name 'losses' in `uses`")
-        idle, _ = self._weigh(self._built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
+        idle, _ = self._weigh(self.built(1), np.append(self._losses, 0), np.append(np.ones(len(self._losses)), 0) > 0)
         self._same(idle[:-1], weights, "give the same weights when a head without labels is added")
         if not order_matters:
-            self._same(self._weigh(self._built(), self._losses[::-1])[0][::-1], weights, "not depend on the heads' order")
-        fresh = self._built(1)
+            self._same(self._weigh(self.built(), self._losses[::-1])[0][::-1], weights, "not depend on the heads' order")
+        fresh = self.built(1)
         ones = tf.ones([len(self._losses)])
         active = tf.constant([True] * len(self._losses) + [False])
-        norms = tf.concat([ones, [0.0]], 0) if "norms" in self._weighting.uses else None
+        norms = tf.concat([ones, [0.0]], 0) if "norms" in self._method.uses else None
         gradients = fresh.gradients(tf.constant(np.append(self._losses, 0), tf.float32), norms, active, **self._used())
         for owners, gradient in zip(fresh.owners(len(self._losses) + 1), gradients):
-            self._require(np.isfinite(gradient).all(), "have finite gradients for its variables")
+            self.require(np.isfinite(gradient).all(), "have finite gradients for its variables")
             if owners == [len(self._losses)]:
-                self._require(not np.any(gradient), "not train a variable of an idle head")
+                self.require(not np.any(gradient), "not train a variable of an idle head")
 
     def check_modes(self, xla: bool) -> None:
-        weights, _ = self._weigh(self._built(), self._losses)
+        weights, _ = self._weigh(self.built(), self._losses)
         for is_compiled in (False, True) if xla else (False,):
-            losses, used, fresh = tf.constant(self._losses), self._used(), self._built()
+            losses, used, fresh = tf.constant(self._losses), self._used(), self.built()
 
             def weigh(losses: tf.Tensor, used: dict[str, tf.Tensor], fresh: Weighting = fresh) -> tf.Tensor:
                 return fresh.weigh(losses, tf.ones_like(losses, tf.bool), **used)[0]
@@ -115,32 +114,18 @@ class _Losses:
             self._same(run(losses, *used.values()).numpy(), weights, f"be the same {mode} as in eager mode")
 
     def check_copies(self) -> None:
-        fresh = self._built()
-        self._require(fresh.get_config() == self._weighting.get_config(), "return all its arguments from `get_config`")
-        before = state_of(fresh)
-        fresh.build((len(self._losses),))
-        self._require(len(fresh.variables) == len(before), "do nothing in a second call of `build`")
-        active, losses = tf.ones([len(self._losses)], tf.bool), tf.constant(self._losses)
+        fresh = self.built()
+        self.check_config(fresh)
+        start, active, losses = state_of(fresh), tf.ones([len(self._losses)], tf.bool), tf.constant(self._losses)
         for step, factor in enumerate((1.0, 2.0, 0.5)):
             shown = Observation(tf.constant(step, tf.int64), active, factor * losses, losses_after=0.9 * factor * losses)
-            start = state_of(fresh)
-            fresh.observe(shown, tf.constant(False))
-            self._require(same_state(state_of(fresh), start), "not change its state if an update was not applied")
+            self.check_skipped(fresh, shown)
             fresh.observe(shown, tf.constant(True))
             fresh.end_epoch()
-        fresh.reset()
-        self._require(same_state(state_of(fresh), before), "have its initial state after `reset()`")
+        self.check_reset(fresh, start)
 
     def _used(self) -> dict[str, tf.Tensor]:
-        return self._weighting.used(step=tf.constant(3, tf.int64))
-
-    def _built(self, further: int = 0) -> Weighting:
-        fresh = type(self._weighting).from_config(self._weighting.get_config())
-        count = len(self._losses) + further
-        named = list(self._weighting.head_names or ())
-        fresh.bind((named + [f"head_{k}" for k in range(len(named), count)])[:count])
-        fresh.build((count,))
-        return fresh
+        return self._method.used(step=tf.constant(3, tf.int64))
 
     def _weigh(
         self, weighting: Weighting, losses: np.ndarray, active: np.ndarray | None = None
@@ -152,7 +137,4 @@ class _Losses:
 
     def _same(self, received: np.ndarray, expected: np.ndarray, rule: str) -> None:
         error = np.abs(received - expected) / np.maximum(np.abs(expected), 1e-6 * max(np.abs(expected).max(), 1e-30))
-        self._require((error <= 1e-4).all(), rule, f" (relative difference {error.max():.1e})")
-
-    def _require(self, holds: bool, rule: str, detail: str = "") -> None:
-        self._report.require(holds, rule, self._label, detail)
+        self.require((error <= 1e-4).all(), rule, f" (relative difference {error.max():.1e})")

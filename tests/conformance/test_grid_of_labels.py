@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from multihead.heads._metrics import HeadMetric, resolve_metric
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 from tests.helpers.cases import quick
 from tests.helpers.labels import DEFINITIONS, ELEMENTS, WHOLE_ROWS
 
@@ -110,7 +110,7 @@ def cases(kind, shape, predictions, number, in_full):
 
 def by_head(loss, case, x):
     """The mean loss over the labels, and its gradient with respect to the logits, as an update has them."""
-    head = NamedHead("a", tf.identity, made(loss), ignore_label=case.ignore_label)
+    head = new_head("a", tf.identity, made(loss), ignore_label=case.ignore_label)
     spec = tf.TensorSpec([None, *x.shape[1:]])
     head.build(tf.TensorSpec([None, *case.targets.shape[1:]], case.targets.dtype), spec)
     with tf.GradientTape() as tape:
@@ -154,7 +154,7 @@ def check_loss(loss, start, in_full):
         if not fits(kind, targets, shape):
             y = tf.zeros(targets, DTYPES[number % len(DTYPES)])
             with pytest.raises(ValueError, match=r"`targets\['a'\]` must have.*Received: targets of shape"):
-                NamedHead("a", tf.identity, made(loss)).build(y, tf.TensorSpec([None, *shape[1:]]))
+                new_head("a", tf.identity, made(loss)).build(y, tf.TensorSpec([None, *shape[1:]]))
             counts[1] += 1
             continue
         for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
@@ -227,7 +227,7 @@ def check_metric(name, start, in_full):
     options, kind = METRICS[name]
     count, loss = 0, OF_KIND[kind]
     make = lambda: getattr(keras.metrics, name.partition(" ")[0])(**options)  # noqa: E731
-    of_head, of_keras = HeadMetric.of(resolve_metric(make(), None, None, "a")), make()
+    of_head, of_keras = HeadMetric(resolve_metric(make(), None, None, "a")), make()
     for number, (shape, targets) in enumerate(itertools.product(PREDICTIONS, TARGETS)):
         if (kind != "elements" and (len(shape) < 2 or shape[-1] == 1)) or not fits(kind, targets, shape):
             continue
@@ -235,7 +235,7 @@ def check_metric(name, start, in_full):
         for dtype, missing, case in cases(kind, targets, shape, start + number, in_full):
             if refused(loss, case):
                 continue
-            head = NamedHead("a", tf.identity, loss, ignore_label=case.ignore_label)
+            head = new_head("a", tf.identity, loss, ignore_label=case.ignore_label)
             spec = tf.TensorSpec([None, *shape[1:]])
             head.build(tf.TensorSpec([None, *targets[1:]], case.targets.dtype), spec)
             masked, weights = head.mask_missing(case.targets, case.weights, spec, None)

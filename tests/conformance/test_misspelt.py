@@ -153,6 +153,7 @@ NAMES = {
     "models.Seq2SeqDecoder.cell": (lambda: models.Seq2SeqDecoder(**DECODER, cell="lsmt"), "lstm"),
     "models.Seq2SeqDecoder.engine": (lambda: models.Seq2SeqDecoder(**DECODER, engine="natve"), "native"),
     "models.Seq2SeqEncoder.cell": (lambda: models.Seq2SeqEncoder(**DECODER, cell="LSTM"), "lstm"),
+    "models.crf.allowed_transitions.scheme": (lambda: models.crf.allowed_transitions(["O"], "IOBS"), "IOBES"),
     "models.load_weights.layers": (lambda path: saved_layers(path, "encodr"), "encoder"),
     **{
         f"plots.{name}.{'path' if name == 'read' else 'run'}": (
@@ -245,6 +246,7 @@ FREE = (
     r"mix_datasets\.datasets",
     r"models\.save_weights\.(path|layers)|models\.load_weights\.path",
     r"models\.(MMoE|CGC)\.heads",  # which names the heads
+    r"models\.(CRFTagger\.allowed|crf\.allowed_transitions\.tags)",
     r"testing\..*",
     r"compare\.(file|measure)",
     r"callbacks\.Checkpoint\.strict",

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, losses
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 from tests.helpers.cases import quick
 
 RNG = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_predictions_outside_of_0_and_1_are_an_error(loss):
     wanted = targets(loss)
 
     def loss_sum(predictions, **options):
-        head = NamedHead("a", tf.identity, getattr(keras.losses, loss)(**options))
+        head = new_head("a", tf.identity, getattr(keras.losses, loss)(**options))
         return head.loss_sum(tf.constant(wanted), predictions, tf.ones(predictions.shape[: 2 if "Binary" in loss else 1]))
 
     logits = tf.constant(RNG.normal(size=(16, 1 if "Binary" in loss else 3)).astype("float32"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchange
+from benchmarks.speed import exchange
 from tests.helpers.exchanging_worker import sizes
 from tests.helpers.workers import run_workers
 
@@ -36,7 +36,7 @@ def test_two_workers_exchange_what_the_formula_says(tmp_path):
             assert sum(of_update) == exchange.summed_bytes(level, heads, encoder, own)
             for number in of_update:
                 found.remove(number)  # which is an error if there is no such operation
-            # What is left tells whether batches are left, and adds up the figures of the logs.
+            # What is left tells whether batches are left, and adds up the statistics of the logs.
             assert sum(found) < 1000 and max(found) < 4 * own
 
 

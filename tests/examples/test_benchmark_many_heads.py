@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import many_heads
+from benchmarks.speed import many_heads
 from tests.helpers.sources import ROOT
 
 pytestmark = pytest.mark.programs
@@ -21,7 +21,7 @@ def test_a_short_run_solves_and_writes_lines(tmp_path, capsys):
     }
     assert all(line["gap"] < 1e-5 and line["least_cosine"] >= -1e-5 for line in lines)
     assert many_heads.table(lines) in capsys.readouterr().out
-    many_heads.main(["--heads", "129", "--methods", "UPGrad", "--kinds", "independent", "--steps"])
+    many_heads.main(["--heads", "129", "--methods", "UPGrad", "--kinds", "independent", "--plain"])
     assert "| `UPGrad` | independent | too many |" in capsys.readouterr().out
 
 
@@ -30,7 +30,7 @@ def test_the_page_shows_what_the_lines_say():
     page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- many heads: begin -->\n\n")[2].partition("\n<!-- many heads: end -->")[0]
     assert shown == many_heads.table(lines), (
-        "run `python -m benchmarks.many_heads --read benchmarks/results/many_heads.jsonl`"
+        "run `python -m benchmarks many_heads --read benchmarks/speed/results/many_heads.jsonl`"
     )
     promised = [line for line in lines if line["method"] in ("UPGrad", "DualProj", "MGDA", "NashMTL") and "ms" in line]
     assert len(promised) == 30 and all(line["least_cosine"] >= -1e-5 for line in promised)

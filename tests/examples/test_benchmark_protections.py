@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import protections
+from benchmarks.speed import protections
 from tests.helpers.operations import operations
 
 
 def number_of_operations(*without):
     step, batch = protections.without(without)
     return len(operations(step.get_concrete_function(batch)))
-
-
-def test_it_prints_a_line_for_each(capsys):
-    protections.main(["--quick"])
-    printed = capsys.readouterr().out
-    assert all(f"| {name} |" in printed for name in ("nothing", protections.LABELS, *protections.REPLACED, "all four"))
 
 
 @pytest.mark.parametrize("name", [protections.LABELS, *protections.REPLACED])

@@ -17,7 +17,7 @@ from tests.helpers.ports import free_ports
 pytestmark = pytest.mark.programs
 pytest.importorskip("fastapi")
 
-from benchmarks import serving  # noqa: E402
+from benchmarks.speed import serving  # noqa: E402
 from examples import serve  # noqa: E402
 from tests.helpers.exported import TEXTS, exported  # noqa: E402
 

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 import multihead
-from multihead import MultiHeadTrainer, models, testing
+from multihead import MultiHeadTrainer, models
 
 RESULTS = {
     "comparison.Comparison",
@@ -35,21 +35,25 @@ class Public(NamedTuple):
 
 def modules():
     """The public modules."""
-    return [each for name in multihead.__all__ if inspect.ismodule(each := getattr(multihead, name))] + [
-        models,
-        models.search,
-        testing,
-    ]
+    found = [each for name in multihead.__all__ if inspect.ismodule(each := getattr(multihead, name))]
+    return [*found, models.search, models.crf]
 
 
 def callables():
     """All public functions, classes, and methods of the trainer and of some classes, by name."""
     found = {name: getattr(multihead, name) for name in multihead.__all__}
     for module in modules():
-        short = module.__name__.removeprefix("multihead.")
-        found.update({f"{short}.{name}": getattr(module, name) for name in module.__all__})
+        short, top = module.__name__.removeprefix("multihead."), list(map(id, found.values()))
+        of_module = {name: getattr(module, name) for name in module.__all__}
+        found.update({f"{short}.{name}": each for name, each in of_module.items() if id(each) not in top})
     for owner in (MultiHeadTrainer, multihead.callbacks.HeadEarlyStopping, multihead.accumulation.GradientAccumulator):
-        methods = {name: each for name, each in vars(owner).items() if inspect.isfunction(each) and not name.startswith("_")}
+        parts = [
+            kind
+            for kind in owner.__mro__
+            if kind is owner or kind.__module__.startswith(("multihead._trainer.", "multihead._formats."))
+        ]
+        members = [item for kind in parts for item in vars(kind).items()]
+        methods = {name: each for name, each in members if inspect.isfunction(each) and not name.startswith("_")}
         found.update({f"{owner.__name__}.{name}": method for name, method in methods.items() if not _is_hook(name)})
     return {
         name: Public(each, _arguments(each))

@@ -52,10 +52,11 @@ def tensors(dtype="float64"):
     return [tf.constant(each, dtype) for each in SCORES]
 
 
+@pytest.mark.first_cases(6)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("allowed", [None, SOME], ids=["all", "some"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_all_results_equal_those_of_enumeration(dtype, mode, allowed):
+def test_all_results_equal_those_of_enumeration(mode, allowed, dtype):
     def results(scores):
         options = {"mask": MASK, "allowed": allowed}
         likelihoods = [crf.log_likelihood(scores[0], tags, *scores[1:], **options) for tags in (COMPLETE, PARTIAL)]
@@ -307,16 +308,17 @@ def assert_trained(trainer, expected):
 
 
 GATHERINGS = {
+    "both": (6, {"gradient_accumulation_steps": 2, "micro_batches": 2}),
     "one batch": (12, {}),
     "micro-batches": (12, {"micro_batches": 3}),
     "accumulated": (4, {"gradient_accumulation_steps": 3}),
-    "both": (6, {"gradient_accumulation_steps": 2, "micro_batches": 2}),
     "eagerly": (6, {"gradient_accumulation_steps": 2, "run_eagerly": True}),
     "xla": (12, {"jit_compile": True}),
 }
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("weighted", [True, False], ids=["weighted", ""])
 @pytest.mark.parametrize("gathering", GATHERINGS)
 def test_an_update_is_that_of_a_tape(gathering, weighted):
     words, tags = sentences()
@@ -332,6 +334,7 @@ def test_an_update_is_that_of_a_tape(gathering, weighted):
     assert_trained(trainer, expected)
 
 
+@pytest.mark.thorough
 def test_an_update_on_two_replicas_is_that_of_a_tape(two_replicas):
     words, tags = sentences()
     _, expected = by_hand(words, tags)

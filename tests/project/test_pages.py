@@ -24,7 +24,11 @@ from tests.helpers.ports import free_ports
 from tests.helpers.sources import ROOT
 
 WRITTEN = [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SHOWN = [*WRITTEN, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
+SHOWN = [
+    *WRITTEN,
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+]
 COLUMNS = 76  # what a block of the site shows without scrolling
 PAGES = [page for page in WRITTEN if "```python" in page.read_text(encoding="utf-8")]
 pytestmark = pytest.mark.programs
@@ -48,6 +52,7 @@ PRINTED = {
     ],
     "large_batches": ["True True", "True True"],
     "sharing": ["2 True", "(2,)"],
+    "crf": ["True True"],
     "reply_and_price": ["0.5 0.5", "(2, 6) (2, 1, 6)"],
     "representation_or_parameters": ["8.0 [0.0, 6.0]", "-3.91 [0.0, 1.17]"],
     "resuming": ["[0, 1, 2, 3] True"],

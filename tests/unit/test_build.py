@@ -6,11 +6,12 @@ import keras
 import pytest
 import tensorflow as tf
 
+from multihead._ground.tensors import inner_products
 from multihead._trainer.trace import trace_predictions
 from multihead._update.batch import Batch
-from multihead._update.combine import BalanceAtParameters, BalanceAtRepresentation, SumHeads
-from multihead._update.representation import RepresentationGradients
-from multihead.heads._named import NamedHead
+from multihead._update.representation import products, squared_norms
+from multihead._update.ways import CombinedFirst, PassPerHead, Summed
+from multihead.heads._named import new_head
 from tests.helpers import tiny
 
 SPECS = Batch(tf.TensorSpec([None, 3], tf.float32), {"b": tf.TensorSpec([None, 1], tf.float32)}, {})
@@ -23,7 +24,7 @@ def test_predictions_are_found_without_computing_anything():
         ran.assign_add(1)
         return {"hidden": 2 * x, "again": x + 1}
 
-    heads = [NamedHead("a", lambda r: r["hidden"][:, :2], "mse"), NamedHead("b", lambda r: r["again"], "mse")]
+    heads = [new_head("a", lambda r: r["hidden"][:, :2], "mse"), new_head("b", lambda r: r["again"], "mse")]
     found = trace_predictions(encoder, heads, SPECS, {})
     assert int(ran) == 0 and found.num_leaves == 2
     assert {name: known.spec.shape.as_list() for name, known in found.predictions.items()} == {
@@ -50,7 +51,7 @@ def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
             return {"steps": self.inner(x), "last": self.inner(x)[:, -1]}
 
     encoder = Counting()
-    heads = [NamedHead("a", lambda r: r["steps"], "mse"), NamedHead("b", lambda r: r["last"][:, :2], "mse")]
+    heads = [new_head("a", lambda r: r["steps"], "mse"), new_head("b", lambda r: r["last"][:, :2], "mse")]
     specs = Batch(tf.TensorSpec([None, None, 3]), {"b": tf.TensorSpec([None, 2])}, {})
     sample = Batch(5 * tf.ones([6, 7, 3]), {"b": tf.ones([6, 2])}, {})
     found = trace_predictions(encoder, heads, specs, {}, sample)
@@ -61,7 +62,7 @@ def test_a_sample_shows_the_same_and_leaves_the_state_as_it_is():
 
 
 def test_a_head_that_reads_its_targets_needs_them_once():
-    head = NamedHead("reply", lambda r, targets: r, "mse", teacher_forcing=True)
+    head = new_head("reply", lambda r, targets: r, "mse", teacher_forcing=True)
     with pytest.raises(ValueError, match="The head 'reply' reads its targets, so the first batch must have targets for it"):
         trace_predictions(tf.identity, [head], SPECS, {})
     assert trace_predictions(tf.identity, [head], SPECS, {"reply": "built"}).predictions == {}
@@ -71,19 +72,23 @@ def test_a_head_that_reads_its_targets_needs_them_once():
 @pytest.mark.parametrize(
     ("options", "kind", "measure"),
     [
-        ({}, SumHeads, RepresentationGradients.squared_norms),
-        ({"telemetry": None}, SumHeads, None),
-        ({"telemetry": "full"}, SumHeads, RepresentationGradients.products),
-        ({"telemetry": None, "weighting": "GradNorm"}, SumHeads, RepresentationGradients.squared_norms),
-        ({"balancer": "UPGrad"}, BalanceAtRepresentation, RepresentationGradients.gramian),
-        ({"balancer": "UPGrad", "balance_at": "parameters"}, BalanceAtParameters, None),
+        ({}, Summed, squared_norms),
+        ({"telemetry": None}, Summed, None),
+        ({"telemetry": "full"}, Summed, products),
+        ({"telemetry": None, "weighting": "GradNorm"}, Summed, squared_norms),
+        ({"telemetry": None, "weighting": "LogLoss"}, CombinedFirst, None),
+        ({"telemetry": None, "weighting": "LogLoss", "micro_batches": 2}, PassPerHead, None),
+        ({"balancer": "UPGrad"}, CombinedFirst, inner_products),
+        ({"balancer": "UPGrad", "gradient_accumulation_steps": 2}, PassPerHead, inner_products),
+        ({"balancer": "UPGrad", "balance_at": "parameters"}, PassPerHead, None),
     ],
 )
-def test_the_options_choose_the_combiner_and_what_is_measured(options, kind, measure):
+def test_the_options_choose_the_way_through_the_encoder_and_what_is_measured(options, kind, measure):
     trainer = tiny.trainer("sgd", heads=("price", "size"), **options)
-    trainer.compute_gradients(tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2))))
-    combiner = trainer._built.spec.combiner
-    assert type(combiner) is kind and combiner.measure is measure
+    batch = tuple(tf.nest.map_structure(tf.constant, part) for part in _two(tiny.data(2)))
+    trainer.compute_gradients([batch] if "gradient_accumulation_steps" in options else batch)
+    way = trainer._built.spec.way
+    assert type(way) is kind and way.measure is measure
 
 
 def _two(batch):

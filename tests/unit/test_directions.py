@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
-from multihead._trainer.directions import direction
+from multihead.heads._directions import direction
 from multihead.heads._metrics import log_name
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 pytestmark = pytest.mark.mathematics
 
@@ -42,11 +42,11 @@ CASES = [
 
 @pytest.mark.parametrize(("metric", "expected"), CASES)
 def test_directions(metric, expected):
-    head = NamedHead("price", keras.layers.Dense(1), "mse", metrics=[metric])
+    head = new_head("price", keras.layers.Dense(1), "mse", metrics=[metric])
     name = log_name(metric)
     assert direction(f"val_price_{name}", head) == direction(f"price_{name}", head) == expected
 
 
 def test_losses_are_better_if_lower_and_nothing_is_known_of_others():
-    head = NamedHead("price", keras.layers.Dense(1), "mse")
+    head = new_head("price", keras.layers.Dense(1), "mse")
     assert direction("val_price_loss", head) == "min" and direction("val_price_mae", head) is None

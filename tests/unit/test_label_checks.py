@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer, class_weights
-from multihead._ground.errors import errors_in_words
-from multihead.heads._labels import missing
-from multihead.heads._named import NamedHead
+from multihead._ground.validation import errors_in_words
+from multihead.heads import _labels
+from multihead.heads._named import new_head
 from tests.helpers import labels as reference
 from tests.helpers.cases import quick
 from tests.helpers.labels import gradients, trainer_of
@@ -23,7 +23,7 @@ ROWS = {"loss": "categorical_crossentropy"}
 
 def read(predictions, targets, sample_weight=None, mask=None, *, jit=None, check=True, **options):
     """The weights that a head finds, in eager mode or in a graph (`jit` says whether XLA compiles it)."""
-    head = NamedHead("a", tf.identity, **options)
+    head = new_head("a", tf.identity, **options)
     spec = tf.TensorSpec(predictions)
 
     def weights(targets, sample_weight):
@@ -279,7 +279,7 @@ def test_what_is_no_label_at_all():
         (tf.TensorSpec(None), r"`targets\['a'\]` must have a known number of axes"),
     ):
         with pytest.raises((TypeError, ValueError), match=rule):
-            NamedHead("a", tf.identity, "mse").build(targets, tf.TensorSpec([None, 1]))
+            new_head("a", tf.identity, "mse").build(targets, tf.TensorSpec([None, 1]))
     trainer = trainer_of("mse")
     with pytest.raises(TypeError, match=r"`sample_weights\['a'\]` must be a dense tensor. Received: a RaggedTensor"):
         gradients(trainer, np.ones((2, 3)), np.ones(2), tf.ragged.constant([[1.0], [1.0, 2.0]]))
@@ -295,7 +295,7 @@ def test_an_ignore_label_that_rows_contain():
 @pytest.mark.parametrize("label", ["-1", [-1], True, NAN, None.__class__])
 def test_what_cannot_mark_a_missing_label(label):
     with pytest.raises(TypeError, match=r"`ignore_label` must be a finite number\. Received: ignore_label="):
-        NamedHead("a", tf.identity, "mse", ignore_label=label)
+        new_head("a", tf.identity, "mse", ignore_label=label)
 
 
 @pytest.mark.parametrize(
@@ -331,12 +331,12 @@ def test_labels_without_class_weights(labels, rule):
 @pytest.mark.parametrize("weight", [lambda step: None, lambda step: [1.0, 2.0], lambda step: "x"])
 def test_a_function_that_gives_no_weight(weight):
     with pytest.raises(ValueError, match="`weight` of head 'a' must give one number at each update. Received: "):
-        NamedHead("a", tf.identity, "mse", weight=weight)
+        new_head("a", tf.identity, "mse", weight=weight)
 
 
 def test_numbers_of_numpy_are_weights():
     for weight in (np.float32(0.5), np.array(0.5), np.float64(0.5)):
-        assert NamedHead("a", tf.identity, "mse", weight=weight).weight == 0.5
+        assert new_head("a", tf.identity, "mse", weight=weight).weight == 0.5
 
 
 def test_a_loss_of_ones_own_with_a_mask():
@@ -450,8 +450,8 @@ def test_labels_of_arrays_are_checked_once_and_those_of_other_data_in_every_batc
     trainer.add_head("a", keras.layers.Dense(3, activation="softmax"), "sparse_categorical_crossentropy")
     trainer.compile("sgd")
     sizes = []
-    of_all = missing.find_problems
-    monkeypatch.setattr(missing, "find_problems", lambda *a: [sizes.append(a[1].targets.shape[0]), of_all(*a)][1])
+    of_all = _labels.find_problems
+    monkeypatch.setattr(_labels, "find_problems", lambda *a: [sizes.append(a[1].shape[0]), of_all(*a)][1])
     (x, right), (_, wrong) = data(np.array([0, 1, 2, 0])), data(np.array([0, 1, 2, 9]))
     weights = {"a": np.ones(4, "float32")}
 

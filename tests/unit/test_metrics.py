@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multihead import MultiHeadTrainer
 from multihead.heads._metrics import resolve_metric
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 
 KERAS_3 = keras.__version__.startswith("3")
 metrics = keras.metrics
@@ -59,7 +59,7 @@ OVER_CLASSES = {
 
 def results(made, loss, targets, predictions, sample_weight=None, ignore_label=-1, **options):
     """What a head's metrics, by name, give for targets and predictions."""
-    head = NamedHead("a", tf.identity, loss, metrics=list(made.values()), ignore_label=ignore_label, **options)
+    head = new_head("a", tf.identity, loss, metrics=list(made.values()), ignore_label=ignore_label, **options)
     spec = tf.TensorSpec([None, *predictions.shape[1:]], predictions.dtype)
     head.build(tf.TensorSpec([None, *targets.shape[1:]], targets.dtype), spec)
     half = len(targets) // 3
@@ -160,7 +160,7 @@ def test_accuracy_on_one_column_in_training(dtype, named):
     {
         "no list": ({"metrics": "mae"}, r"`metrics` must be a list\. Received: metrics='mae'"),
         "unknown": ({"metrics": ["mea"]}, r"`metrics` of head 'a' must be Keras metrics or their names\. Received: 'mea'"),
-        "twice": ({"metrics": ["mae", "mae"]}, r"names of their own.*Received: metrics named 'mae', 'mae'"),
+        "twice": ({"metrics": ["mae", "mae"]}, r"unique names.*Received: metrics named 'mae', 'mae'"),
         "loss": ({"metrics": [metrics.MeanSquaredError(name="loss")]}, r"none of 'loss', .*Give 'loss' another `name`"),
         "share": ({"metrics": ["mse", metrics.MeanSquaredError(name="share")]}, r"Give 'share' another `name`"),
     }.values(),
@@ -168,7 +168,7 @@ def test_accuracy_on_one_column_in_training(dtype, named):
 )
 def test_metrics_of_a_head_are_named_apart(options, rule):
     with pytest.raises((ValueError, TypeError), match=rule):
-        NamedHead("a", tf.identity, "mse", **options)
+        new_head("a", tf.identity, "mse", **options)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_heads_are_named_apart(first, second, rule):
 
 
 def test_a_metric_must_fit_the_targets():
-    head = NamedHead("a", tf.identity, "sparse_categorical_crossentropy", metrics=["accuracy", "mae"])
+    head = new_head("a", tf.identity, "sparse_categorical_crossentropy", metrics=["accuracy", "mae"])
     with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its targets, but 'mae' needs targets of shape"):
         head.build(tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 3]))
 
@@ -212,7 +212,7 @@ def test_metrics_are_made_when_targets_are_first_seen():
 
 
 def test_a_metric_of_classes_needs_a_column_for_each():
-    head = NamedHead("a", tf.identity, "binary_crossentropy", metrics=[metrics.SparseCategoricalAccuracy(name="wrong")])
+    head = new_head("a", tf.identity, "binary_crossentropy", metrics=[metrics.SparseCategoricalAccuracy(name="wrong")])
     with pytest.raises(ValueError, match=r"`metrics` of head 'a' must fit its predictions, but 'wrong' needs one column"):
         head.build(tf.TensorSpec([None]), tf.TensorSpec([None, 1]))
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from multihead import MultiHeadTrainer
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
 from tests.helpers.addons import addons
 
 pytestmark = pytest.mark.first_cases(3)  # the others are thorough
@@ -307,7 +307,7 @@ def labels_of(rank, how, rng):
 
 def found_by_head(specs, loss, batches, *, xla=False, **options):
     """The results of a head's metrics, by name, for batches of targets with missing labels, and predictions."""
-    head = NamedHead("a", tf.identity, loss, metrics=specs, **options)
+    head = new_head("a", tf.identity, loss, metrics=specs, **options)
     y, p = batches[0]
     spec = tf.TensorSpec([None, *p.shape[1:]], p.dtype)
     head.build(tf.TensorSpec([None, *y.shape[1:]], y.dtype), spec)
@@ -434,13 +434,13 @@ def test_what_compares_nothing_with_targets_is_refused():
             with pytest.raises(
                 ValueError, match="`metrics` of head 'a' must compare targets with predictions: update_state"
             ):
-                NamedHead("a", tf.identity, "mse", metrics=[spec])
+                new_head("a", tf.identity, "mse", metrics=[spec])
     with pytest.raises(ValueError, match=r"a function of \(y_true, y_pred\)\. Received: 'one', which takes 'x'"):
 
         def one(x):
             return x
 
-        NamedHead("a", tf.identity, "mse", metrics=[one])
+        new_head("a", tf.identity, "mse", metrics=[one])
 
 
 def test_what_is_not_finite_for_a_target_of_0_counts_labels_alone():

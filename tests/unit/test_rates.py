@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from multihead import ByPath, LayerwiseDecay, MultiHeadTrainer, Stages
 from multihead._update.network import Network
-from multihead._update.rates import periods_of
-from multihead.heads._named import NamedHead
+from multihead.heads._named import new_head
+from multihead.rates import periods_of
 
 
 def built(layer, width=2):
@@ -82,8 +82,8 @@ def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_head
     for module in (both, tied):
         module(tf.ones([1, 2]))
     heads = [
-        NamedHead("both", both, "mse", learning_rate_multiplier=0.2),
-        NamedHead("tied", tied, "mse", learning_rate_multiplier=0),
+        new_head("both", both, "mse", learning_rate_multiplier=0.2),
+        new_head("tied", tied, "mse", learning_rate_multiplier=0),
     ]
     (rates,) = periods_of(Network.of(encoder, heads), 0.5, 1.0)
     assert rates.steps == (0.5, 0.2, 0.2) and rates.frozen == frozenset()
@@ -95,7 +95,7 @@ def test_shared_variables_follow_the_encoder_or_the_largest_factor_of_their_head
 
 def test_something_is_trained_in_every_stage():
     encoder, module = (built(keras.layers.Dense(2)) for _ in range(2))
-    network = Network.of(encoder, [NamedHead("a", module, "mse", learning_rate_multiplier=Stages({0: 1, 7: 0}))])
+    network = Network.of(encoder, [new_head("a", module, "mse", learning_rate_multiplier=Stages({0: 1, 7: 0}))])
     with pytest.raises(ValueError, match="must leave something to train.* Received: everything is frozen from step 7 on"):
         periods_of(network, 0, 1.0)
 

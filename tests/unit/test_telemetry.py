@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, clipping, schedules
+from multihead import MultiHeadTrainer, balancing, clipping, schedules, telemetry
 from multihead.heads import _metrics
 from multihead.telemetry import _logs
 from tests.helpers.sources import ROOT
@@ -23,7 +23,7 @@ TARGETS = {
 
 def test_no_metric_can_take_the_name_of_a_figure():
     reserved = {"update": _metrics.TOTALS, "head": _metrics.STATISTICS, "pair": _metrics.OF_PAIRS}
-    for statistic in _logs.STATISTICS:
+    for statistic in telemetry.STATISTICS:
         assert statistic.name in reserved[statistic.per]
     model = MultiHeadTrainer(keras.layers.Dense(2))
     model.add_head("price", keras.layers.Dense(1), "mse", metrics=[keras.metrics.MeanSquaredError(name="size_cosine")])
@@ -95,7 +95,7 @@ def test_statistics_of_a_head_are_means_over_the_updates_that_train_it():
 def test_every_statistic_is_in_the_table_of_the_docs():
     page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
     forms = {"head": "{head}_", "pair": "{head}_{other}_", "update": ""}
-    names = {f"`{forms[statistic.per]}{statistic.name}`" for statistic in _logs.STATISTICS}
+    names = {f"`{forms[statistic.per]}{statistic.name}`" for statistic in telemetry.STATISTICS}
     for name in names | {"`loss`", "`{head}_loss`", "`skipped_updates`", "`{statistic}_average`"}:
         assert any(name in line.split("|")[1] for line in page.splitlines() if line.startswith("| `")), name
 
@@ -133,7 +133,11 @@ def test_nothing_is_recorded_without_telemetry():
     model.add_head("price", keras.layers.Dense(1), "mse")
     model.compile("sgd", telemetry=None)
     model.compute_gradients((X, {"price": TARGETS["price"]}))
-    assert model._built.logs.statistics.metrics == [] and model._built.spec.combiner.measure is None
+    assert (
+        model.log_metrics.columns == []
+        and not hasattr(model.log_metrics.sums, "latest")
+        and model._built.spec.way.measure is None
+    )
 
 
 def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
@@ -145,9 +149,11 @@ def test_an_update_that_is_not_finite_is_counted_and_in_no_other_figure():
 
 
 def test_one_entry_makes_a_further_figure(monkeypatch):
-    largest = _logs.Statistic("largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update")
-    twice = _logs.Statistic("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
-    monkeypatch.setattr(_logs, "STATISTICS", (*_logs.STATISTICS, largest, twice))
+    largest = telemetry.Statistic(
+        "largest", lambda update: tf.reduce_max(update.counts), lambda spec, level: True, per="update"
+    )
+    twice = telemetry.Statistic("twice", lambda update: 2.0 * update.counts, lambda spec, level: level == "norms")
+    monkeypatch.setattr(_logs, "STATISTICS", (*telemetry.STATISTICS, largest, twice))
     logs = logs_of_one_update(trainer())
     assert (logs["largest"], logs["price_twice"], logs["size_twice"]) == (8, 16, 8)
     assert "price_twice" not in logs_of_one_update(trainer(telemetry=None))

@@ -97,7 +97,7 @@ def test_checks_say_what_they_checked():
     of_schedule = check_schedule(Turns(), num_heads=(1, 3))
     assert repr(of_schedule) == f"Turns: {len(of_schedule.checks)} checks, 1 to 3 heads"
     assert "have at least one head train at every step" in of_schedule.checks
-    assert len(set(of_schedule.checks)) == len(of_schedule.checks) == 9
+    assert len(set(of_schedule.checks)) == len(of_schedule.checks) == 10
     of_balancer = check_balancer(balancing.Sum(), num_heads=(1,), xla=False)
     assert repr(of_balancer) == f"Sum: {len(of_balancer.checks)} checks, 1 head"
     with_xla = set(check_balancer(balancing.Sum(), num_heads=(1,)).checks)

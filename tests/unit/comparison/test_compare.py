@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from multihead import MultiHeadTrainer, balancing, clipping, compare, comparison, schedules
-from multihead.comparison import _cost, _run
-from multihead.comparison._data import Feed, read_split
+from multihead import MultiHeadTrainer, balancing, clipping, compare, comparison, scaling, schedules
+from multihead.comparison import _run
+from multihead.comparison._data import Feed, batches_per_epoch, parts_of
 from tests.helpers import compared
 from tests.helpers.compared import EAGER, HEADS, VARIANTS
 
@@ -30,7 +30,7 @@ def first(tmp_path_factory):
     variants = {name: VARIANTS[name] for name in ("size 0.1", "EqualNorms")}
     options = {**OPTIONS, "rates": (1e-5, 0.05), "equal_cost": ["EqualNorms"], "file": path}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cost, "ROUNDS", 1)
+        patch.setattr(_run, "ROUNDS", 1)
         found = compare(compared.build, compared.arrays, variants, 2, {"epochs": 2}, **options)
     return found, path, (variants, options)
 
@@ -95,11 +95,11 @@ def test_a_line_is_the_run_that_it_describes(first):
     keras.utils.set_random_seed(1)
     trainer = compared.build()
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(line["rate"], 6))
-    trainer.compile(optimizer, balancer=balancing.EqualNorms(), run_eagerly=True, telemetry=None)
-    trainer._build_for(read_split("train", (x, y), HEADS))
     deviation = y["size"].std()
-    trainer._setup.head("size").scaling.present  # noqa: B018 - learned below
-    trainer._setup.head("size").scaling.learn(_moments(y["size"]))
+    scaled = scaling.Standardize(mean=float(y["size"].mean()), deviation=float(deviation))
+    options = {"run_eagerly": True, "telemetry": None, "target_scaling": {"size": scaled}}
+    trainer.compile(optimizer, balancer=balancing.EqualNorms(), **options)
+    trainer.test_on_batch(x, y)  # which builds it
     keras.utils.set_random_seed(1)
     generator = np.random.default_rng(1)
     for _ in range(2):
@@ -110,12 +110,6 @@ def test_a_line_is_the_run_that_it_describes(first):
     test_x, test_y = parts["test"]
     metrics = trainer.evaluate(test_x, test_y, batch_size=8, return_dict=True, verbose=0)
     assert deviation > 1 and line["metrics"]["test"] == pytest.approx(metrics, rel=1e-4)
-
-
-def _moments(values):
-    from multihead.heads._scaling import Moments
-
-    return Moments(np.array(float(len(values))), values.mean(0).astype("float64"), ((values - values.mean(0)) ** 2).sum(0))
 
 
 @pytest.mark.programs
@@ -136,7 +130,7 @@ def test_a_second_call_repeats_nothing_and_adds_variants_and_seeds(first, monkey
         {"epochs": 2},
         **{**options, "equal_cost": False},
     )
-    assert [(job.kind, job.variant, job.seed) for job in calls] == [("tune", "plain sum", 1000)] * 2 + [
+    assert [(job.kind, job.variant.name, job.seed) for job in calls] == [("tune", "plain sum", 1000)] * 2 + [
         ("final", "plain sum", 0)
     ]
     assert more.variants == ("alone", "size 0.1", "EqualNorms", "plain sum") and more.seeds == (0,)
@@ -225,18 +219,18 @@ class _Model:
 @pytest.mark.parametrize(("longer", "least", "most"), [(0.0, 7, 7), (0.005, 7, 7), (0.4, 12, 28)])
 def test_beside_other_load_models_take_turns_in_more_rounds(longer, least, most):
     rng = np.random.default_rng(0)
-    updates, predictions = _cost._in_turns([_Model(longer, rng) for _ in range(3)])
+    updates, predictions = _run._in_turns([_Model(longer, rng) for _ in range(3)])
     assert least <= len(updates) <= most and len(updates) == len(predictions)
     ratios = np.array([first / (second + third) for first, second, third in updates])
     quartiles = np.quantile(ratios, [0.25, 0.75])
     assert len(updates) == 28 or np.diff(quartiles) / np.median(ratios) / np.sqrt(len(updates)) <= 0.02
-    assert _cost._ratio(updates) == np.median(ratios) == pytest.approx(0.5, rel=0.1)
+    assert _run._ratio(updates) == np.median(ratios) == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.programs
 def test_a_variant_may_have_a_wider_encoder_than_the_single_task_models(tmp_path, monkeypatch):
-    monkeypatch.setattr(_cost, "ROUNDS", 1)
-    monkeypatch.setattr(_cost, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(_run, "ROUNDS", 1)
+    monkeypatch.setattr(_run, "_LEAST_SECONDS", 0.0)
     wide = {"build": compared.build_wide}
     variants = {"plain sum": {"build": compared.build}, "wide": wide, "wide EqualNorms": {**wide, "balancer": "EqualNorms"}}
     file = tmp_path / "wide.jsonl"
@@ -323,8 +317,8 @@ def test_progress_is_a_line_for_each_run(capsys):
 
 
 def feed(given, batch_size=8, seed=0, marked=1):
-    data = read_split("train", given, HEADS)
-    return Feed(data, HEADS, batch_size=batch_size, seed=seed, marked=marked)
+    part = parts_of({"train": given, "validation": given}, seed)["train"]
+    return Feed(part, batch_size=batch_size, seed=seed, marked=marked)
 
 
 def test_batches_of_arrays_cover_each_epoch_once_and_depend_on_the_seed_alone():
@@ -375,10 +369,10 @@ def test_data_sets_that_shuffle_come_in_the_same_order_if_a_function_makes_them(
         (lambda x, y: {"train": (x, y), "validatoin": (x, y)}, "Received: a dict of 'train', 'validatoin'. Did you mean 'validation'"),
         (lambda x, y: {"train": (x, y), "validation": iter([(x, y)])}, r"`data\['validation'\]` must be \(x, y\).*list_iterator"),
         (lambda x, y: {"train": (x, {"kind": y["kind"]}), "validation": (x, y)}, r"`data\['train'\]` must have targets for every head.*'size'"),
-        (lambda x, y: {"train": (x, {**y, "sice": x}), "validation": (x, y)}, "`compare` cannot use `data.'train'.`.*'sice' is not a head"),
+        (lambda x, y: {"train": (x, {**y, "sice": x}), "validation": (x, y)}, r"`data\['train'\]` must name only heads: 'sice' is not a head"),
         (lambda x, y: {"train": (tf.sparse.from_dense(x), y), "validation": (x, y)}, "must not have sparse tensors"),
         (lambda x, y: {"train": tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat(), "validation": (x, y)},
-         "`budget` must be a number of updates for data that have no end|must end, so that `target_scaling`"),
+         "`target_scaling` of 'size' cannot be learned from data that .* may have no end.*or pass data with an end"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_compared_on(data, message):
@@ -392,7 +386,7 @@ def test_a_data_set_that_yields_nothing_is_an_error():
     with pytest.raises(ValueError, match="must yield at least one batch in each pass. Received: a data set without any"):
         next(feed(empty).batches(HEADS, 1))
     with pytest.raises(ValueError, match="`budget` must be a number of updates for data that have no end. Received: epochs"):
-        _run.batches_per_epoch(read_split("train", empty.repeat(), HEADS)._replace(x=tf.data.Dataset.range(3).repeat()), 8)
+        batches_per_epoch(tf.data.Dataset.range(3).repeat(), 8)
 
 
 # Errors
@@ -513,15 +507,9 @@ def test_rates_with_which_nothing_stays_finite(monkeypatch):
     assert {line["rate"] for line in failed} == {1e30} and "`max_skipped_updates=1` ends training" in failed[0]["failed"]
     assert set(found.rates.values()) == {1e-3}
     as_failed = {"metrics": failed[0]["metrics"], "failed": failed[0]["failed"], "start": {}, "order": [], "seconds": 0.0}
-    monkeypatch.setattr("multihead.comparison._compare.run", lambda _, job: {**of_job(job), **as_failed})
+    monkeypatch.setattr("multihead.comparison._compare.run", lambda _, job: {**job.line, **as_failed})
     with pytest.raises(ValueError, match="`rates` must have a learning rate with which .* stays finite"):
         compare(build, compared.arrays, variants, 1, 4, **options, optimizer=keras.optimizers.SGD, rates=(1e29, 1e30))
-
-
-def of_job(job):
-    """The part of a run's line that says which run it is."""
-    names = ("variant", "head", "at_equal_cost", "seed", "rate", "updates")
-    return {"run": job.kind, **{name: getattr(job, name) for name in names}}
 
 
 def unscaled():

@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 import multihead
-from multihead import MultiHeadTrainer, comparison
-from multihead.comparison._data import read_split
-from multihead.comparison._few_labels import FEW, few_labels
+from multihead import Head, MultiHeadTrainer, comparison
+from multihead.comparison._probe import FEW, few_labels
 from tests.helpers.recorded import ALONE, SEEDS, TWICE, on_validation
 
 N = 40
@@ -18,24 +17,21 @@ RARE = (np.arange(N) < 6).astype("int32")
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
 
 
-def specified(targets, losses=None, ignored=None):
-    """How updates are computed with a head for each of some targets."""
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
+def heads_of(targets, losses=None, ignored=None):
+    """A head for each of some targets."""
+    found = {}
     for name, values in targets.items():
         loss = (losses or {}).get(name, "binary_crossentropy")
         columns = values.shape[-1] if len(values.shape) > 1 else 1
         units = 3 if loss == "sparse_categorical_crossentropy" else columns
-        trainer.add_head(name, keras.layers.Dense(units), loss, ignore_label=(ignored or {}).get(name))
-    trainer.compile("sgd", run_eagerly=True)
-    one = {name: values[:1] for name, values in targets.items()}
-    trainer._build_for(read_split("train", (X[:1], one), list(targets)))
-    return trainer._require_built().spec
+        found[name] = Head(keras.layers.Dense(units), loss, ignore_label=(ignored or {}).get(name))
+    return found
 
 
 def counted(targets, weights=None, ignored=None, as_dataset=False, losses=None):
     given = (X, targets) if weights is None else (X, targets, weights)
     given = tf.data.Dataset.from_tensor_slices(given).batch(16) if as_dataset else given
-    return few_labels(specified(targets, losses, ignored), read_split("validation", given, list(targets)), 16)
+    return few_labels(heads_of(targets, losses, ignored), given)
 
 
 @pytest.mark.parametrize("as_dataset", [False, True])
@@ -96,21 +92,17 @@ def test_weights_may_have_one_axis_more():
 def test_the_marks_of_a_loss_are_no_labels():
     marked = np.where(np.arange(N) < 30, RARE, 2).astype("int32")
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=2)
-    trainer = MultiHeadTrainer(keras.layers.Dense(4))
-    trainer.add_head("marked", keras.layers.Dense(2, activation="softmax"), loss)
-    trainer.compile("sgd", run_eagerly=True)
-    data = read_split("validation", (X, {"marked": marked}), ["marked"])
-    trainer._build_for(data)
-    assert few_labels(trainer._require_built().spec, data, 16) == {"marked": 6}
+    head = Head(keras.layers.Dense(2, activation="softmax"), loss)
+    assert few_labels({"marked": head}, (X, {"marked": marked})) == {"marked": 6}
 
 
 def test_data_without_an_end_are_not_read():
     endless = tf.data.Dataset.from_tensor_slices((X, {"rare": RARE})).batch(8).repeat()
-    spec = specified({"rare": RARE})
-    assert few_labels(spec, read_split("validation", endless, ["rare"]), 8) == {}
+    heads = heads_of({"rare": RARE})
+    assert few_labels(heads, endless) == {}
     unknown = endless.filter(lambda *_: True)  # whose length is not known
     often = unknown.map(lambda x, y: (x, {"rare": tf.cast(x[:, 0] > 0, tf.int32)}))
-    assert few_labels(spec, read_split("validation", often, ["rare"]), 8) == {}
+    assert few_labels(heads, often) == {}
 
 
 def with_few(found, **numbers):

@@ -221,7 +221,7 @@ def test_two_processes_and_the_command_give_the_same_lines(tmp_path, capsys):
     found = comparison.read(tmp_path / "my_small_study.jsonl")
     expected = a_comparison({"EqualNorms": compared.VARIANTS["EqualNorms"]}, seeds=1, budget=1)
     assert compared.without_times(found.lines) == compared.without_times(expected.lines)
-    with pytest.raises(SystemExit, match="python -m multihead compare: `config` must be a file of Python"):
+    with pytest.raises(SystemExit, match="python -m multihead compare: `config` must be a Python file"):
         main(["compare", str(tmp_path / "none.py")])
     config.with_name("my_other_study.py").write_text("seeds = 3\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="`config` must define"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import tensorflow as tf
 
 from multihead import weighting
-from multihead._update.network import Gradients, Network, Ownership
-from multihead.heads._named import NamedHead
+from multihead._update.network import ByOwner, Network
+from multihead._update.spec import UpdateSpec
+from multihead.heads._named import new_head
 
 
 def dense(units, name):
@@ -28,9 +31,9 @@ class Both(keras.layers.Layer):
 def network():
     encoder, common, own = dense(2, "encoder"), dense(2, "common"), dense(1, "own")
     heads = [
-        NamedHead("a", Both(common, own), "mse"),
-        NamedHead("b", Both(common, encoder), "mse"),
-        NamedHead("c", tf.identity, "mse"),
+        new_head("a", Both(common, own), "mse"),
+        new_head("b", Both(common, encoder), "mse"),
+        new_head("c", tf.identity, "mse"),
     ]
     learned = weighting.Uncertainty()
     learned.bind(["a", "b", "c"])
@@ -50,15 +53,13 @@ def test_each_variable_stands_once_and_knows_its_heads():
 
 def test_gradients_are_split_as_the_variables_are():
     variables = network().variables
-    gradients = Gradients.of(list(range(6)), variables)
-    assert gradients == Gradients([0], [1, 2], [3, 4, 5])
+    gradients = variables.like(list(range(6)))
+    assert gradients == ByOwner([0], [1, 2], [3, 4, 5])
     assert gradients.all == [0, 1, 2, 3, 4, 5] and gradients.of_losses == [0, 1, 2]
 
 
-def test_ownership_groups_what_idle_heads_must_leave_with_its_slots():
-    found = network()
-    slots = [[f"slot {i}"] for i in range(6)]
-    groups = Ownership.of(found, slots).groups
+def test_groups_are_what_idle_heads_must_leave_with_its_slots():
+    groups = UpdateSpec.groups.fget(SimpleNamespace(network=network(), slots=[[f"slot {i}"] for i in range(6)]))
     assert [owners for owners, _ in groups] == [[0, 1], [0], [1], [2]]
     assert [members[1::2] for _, members in groups] == [["slot 1"], ["slot 2", "slot 3"], ["slot 4"], ["slot 5"]]
 
@@ -66,5 +67,5 @@ def test_ownership_groups_what_idle_heads_must_leave_with_its_slots():
 def test_state_is_what_a_training_pass_may_change_each_variable_once():
     normal = keras.layers.BatchNormalization()
     normal.build((None, 2))
-    found = Network.of(normal, [NamedHead("a", normal, "mse"), NamedHead("b", dense(1, "b"), "mse")])
+    found = Network.of(normal, [new_head("a", normal, "mse"), new_head("b", dense(1, "b"), "mse")])
     assert len(found.state) == 2 and found.stateful == (True, False)

@@ -1,0 +1,1 @@
+"""How long things take: a program for each question, run by `python -m benchmarks NAME`."""

@@ -1,0 +1,244 @@
+"""`UpdateLogger`, and the base of callbacks that write the statistics of single updates."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from multihead._display.runs import read_ledger
+from multihead._ground.replicas import is_chief
+from multihead._ground.validation import check_positive_whole
+from multihead._runs.files import replace_text
+
+
+class PerUpdate(keras.callbacks.Callback):
+    """Calls `_begin` before the first update of a `fit`, and `_write` with the statistics of updates and validations.
+
+    An update that was skipped has the step that it would have reached.
+
+    Args:
+        every: Only updates whose step is a multiple of this are written.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = check_positive_whole("every", every)
+        self._is_begun = False
+        self._epoch = 0
+        self._seen = 0  # updates, skipped ones included
+        self._step = 0
+        self._calls = 0  # of the step function since the statistics were last read
+        self._layers: list[str] = []  # the encoder's layers, by their names when the run began
+
+    def _begin(self, place: int | None) -> None:
+        """Opens what is written; `place` is the length of a file at the checkpoint that the run continues from, if any."""
+
+    def _write(self, line: dict[str, Any]) -> None:
+        """Writes `step`, `epoch` and the statistics of an update or, without `applied`, of a validation."""
+        raise NotImplementedError
+
+    def get_run_state(self) -> dict[str, Any]:
+        """Called by `Checkpoint`: the names of layers; all updates until now are written."""
+        if not self._is_begun:
+            return {}
+        self._read()
+        return {"layers": self._layers}
+
+    def set_run_state(self, state: dict[str, Any]) -> None:
+        """Called by `Checkpoint`: continues from the result of `get_run_state`, before any further update."""
+        if state:
+            self._start(state["layers"], state.get("place"))
+
+    def _start(self, layers: list[str], place: int | None = None) -> None:
+        metrics = self.model.log_metrics
+        self._seen = 0 if metrics is None else metrics.num_recorded
+        self._is_begun, self._step, self._calls, self._layers = True, self.model.num_updates, 0, layers
+        self._begin(place)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        if self.model.options.telemetry is None:
+            raise ValueError(
+                f"`telemetry` must be 'norms' or 'full' for {type(self).__name__}. Received: telemetry=None. Pass one of "
+                "them to `compile`."
+            )
+        if self.model.options.steps_per_execution == "auto":
+            raise ValueError(
+                f"`steps_per_execution` must be a number for {type(self).__name__}, which reads as many updates at once. "
+                "Received: steps_per_execution='auto'. Pass a number to `compile`."
+            )
+        self._is_begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if not self._is_begun:  # now callbacks that load weights have done so
+            self._start([])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._calls += 1
+        # Reading waits for the device, so it is done only after the step that may hold the next multiple.
+        if self._calls * self.model.options.updates_at_once >= self.every - self._step % self.every:
+            self._read()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        if not self._is_begun:
+            return
+        self._read()
+        validation = {name: float(value) for name, value in (logs or {}).items() if name.startswith("val_")}
+        if validation:
+            self._write({"step": self._step, "epoch": epoch, **validation})
+
+    def _read(self) -> None:
+        metrics, end = self.model.log_metrics, self.model.num_updates
+        recorded = metrics.num_recorded
+        lines = metrics.latest(recorded - self._seen)
+        step = end - sum(line["applied"] for line in lines)
+        for line in lines:
+            if (step + 1) % self.every == 0:
+                self._write({"step": step + 1, "epoch": self._epoch, **self._renamed(line)})
+            step += line["applied"]
+        self._seen, self._step, self._calls = recorded, end, 0
+
+    def _renamed(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The statistics with the names that layers had when the run began: Keras's own count the layers of a process."""
+        if "layers" not in line:
+            return line
+        if len(self._layers) != len(line["layers"]):
+            self._layers = list(line["layers"])
+        return {**line, "layers": dict(zip(self._layers, line["layers"].values()))}
+
+
+class UpdateLogger(PerUpdate):
+    """Writes the statistics of updates to a file, one line of JSON per update, during training.
+
+    A line has `step`, the number of updates applied so far with this one; `epoch`; `applied`; and the statistics of
+    `compile(telemetry=)` of this update alone, by their names in the logs, with null for missing ones, such as the
+    norm of an idle head. With `telemetry="full"`, every `layers_every`-th update also has `layers`: the same statistics in
+    each layer of the encoder. An update that was skipped has `"applied": false` and the step that it would have reached.
+    After each epoch with validation, a line with the `val_...` metrics follows.
+
+    Every line is written at once, so that a crash loses none. A run that continues from a `Checkpoint` cuts the file to its
+    length at the checkpoint and ends with the same lines as a run that was never stopped. Without a checkpoint, a file that
+    exists is continued, too: lines of updates after the trainer's current step are dropped first, and a run from step 0
+    starts over.
+    `python -m multihead plot run.jsonl` draws the statistics, and `multihead.plots.read` reads them.
+
+    Args:
+        path: The file. Its folder is created.
+        every: Write a line once in this many updates. (Reading the statistics of an update waits for the device.)
+
+    Raises:
+        ValueError: `every` is below 1 or, in `fit`, the trainer has `telemetry=None` or the file is no ledger.
+
+    Example:
+        ```python
+        trainer.compile("adam", telemetry="full")
+        trainer.fit(batches, epochs=10, callbacks=[UpdateLogger("run.jsonl")])
+        ```
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
+        super().__init__(every)
+        self.path = Path(path)
+        self._writes = False
+
+    def _begin(self, place: int | None) -> None:
+        self._writes = is_chief(self.model)
+        if not self._writes or (place is not None and _cut(self.path, place)):
+            return
+        if place is not None:
+            warnings.warn(
+                f"The ledger of a resumed run must hold the lines before its checkpoint. Received: {self.path}, of fewer "
+                f"than {place} bytes. Lines are missing: put the file back, or read what there is of it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if self.path.is_dir():
+            raise ValueError(f"`path` must be a file. Received: {str(self.path)!r}, a folder. Add the file's name.")
+        with _writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [line for line in _keep_until(self.path, self._step) if "applied" in line]
+            self.path.touch()
+        if self.model.log_metrics is not None:
+            self.model.log_metrics.restore_averages(lines, self.every)
+
+    def get_run_state(self) -> dict[str, Any]:
+        """Called by `Checkpoint`: with the length of the file, which is on the disk."""
+        state = super().get_run_state()
+        return {**state, "place": _on_disk(self.path) if self._writes else None} if state else {}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._writes:
+            with _writing(self.path), open(self.path, "a", encoding="utf-8", newline="\n") as file:
+                file.write(_as_text(line))
+
+
+def _keep_until(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drops the lines of later updates from a file, if it exists, and returns those that stay; at step 0 there are none."""
+    if not path.exists():
+        return []
+    lines = [line for line in read_ledger(path) if line["step"] <= step and step > 0]
+    replace_text(path, "".join(_as_text(line) for line in lines))
+    return lines
+
+
+def _cut(path: Path, size: int) -> bool:
+    """Cuts a file to so many bytes; False if it has fewer."""
+    if not path.is_file() or path.stat().st_size < size:
+        return False
+    with _writing(path), open(path, "r+b") as file:
+        file.truncate(size)
+    return True
+
+
+def _on_disk(path: Path) -> int:
+    """The length in bytes of a file, all of which is on the disk afterwards; 0 without a file."""
+    if not path.exists():
+        return 0
+    with _writing(path), open(path, "rb+") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A context in which errors of the disk name the file.
+
+    Raises:
+        RuntimeError: The file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"`path` must be a file that can be written. Received: {os.fspath(path)!r}, with {error}. Free space, or choose "
+            "another file; with a `Checkpoint`, the same program then continues where it stopped."
+        ) from error
+
+
+def _as_text(line: Mapping[str, Any]) -> str:
+    """A line of the file; non-finite numbers are null, and numbers have as many digits as float32 needs."""
+    return json.dumps(_plain(line), ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, float):
+        return float(str(np.float32(value))) if math.isfinite(value) else None
+    return value

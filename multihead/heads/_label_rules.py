@@ -1,0 +1,254 @@
+"""The rules for a head's labels: shapes and dtypes are checked when a graph is built, values in every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from multihead._ground.validation import check_dense
+from multihead.losses._elements import ElementLoss
+from multihead.losses._known import CLASSES, ROWS, aligned_shape, with_columns, with_inner
+
+# How far beside their range soft labels may lie by the rounding of what computed them.
+_ROUNDING = 1e-3
+_OF_SEQUENCES = (
+    " A module that reads the targets returns something for each of them, too; for the log likelihood of a sequence of tags "
+    "use `multihead.models.CRFTagger`."
+)
+_MARK = "Mark elements without a label by NaN or `ignore_label`, or give them a sample weight of 0."
+
+
+class LabelSpec(NamedTuple):
+    """The properties of a head's labels that are known before the first batch.
+
+    Attributes:
+        name: The head's name.
+        loss: Its loss.
+        ignore_labels: The labels that mark an element without a label.
+        class_weight: The weights of its classes, or None.
+        above: The number that labels must be above to be scaled, or None.
+        of_module: The module's own rules, its method `target_problems`, or None.
+    """
+
+    name: str
+    loss: ElementLoss
+    ignore_labels: tuple[float, ...]
+    class_weight: Mapping[int, float] | None
+    above: float | None = None
+    of_module: Callable[[tf.Tensor, tf.Tensor], Iterable[tuple[tf.Tensor, str, str]]] | None = None
+
+    def can_lack(self, dtype: tf.DType) -> bool:
+        """Whether a target of this dtype can mark a missing label."""
+        return bool(dtype.is_floating or self.ignore_labels)
+
+    @property
+    def targets(self) -> str:
+        """The name of the targets, for messages."""
+        return f"`targets[{self.name!r}]`"
+
+    @property
+    def weights(self) -> str:
+        """The name of the sample weights, for messages."""
+        return f"`sample_weights[{self.name!r}]`"
+
+
+class Problem(NamedTuple):
+    """A rule for the values of labels or weights, and where a batch breaks it.
+
+    Attributes:
+        broken: Booleans, for each value or for each row of values.
+        received: The values that the rule is about.
+        rule: The argument and the rule.
+        remedy: What to do.
+    """
+
+    broken: tf.Tensor
+    received: tf.Tensor
+    rule: str
+    remedy: str
+
+    def message(self) -> list[Any]:
+        """The parts of an error message, with the first value, or the start of the first row, that breaks the rule."""
+        wrong = tf.gather_nd(self.received, tf.where(self.broken))
+        if self.broken.shape.rank < self.received.shape.rank:
+            first, number, what = tf.reshape(wrong[:1], [-1])[:10], tf.shape(wrong)[0], "rows"
+        else:
+            first = tf.cast(wrong[:1], tf.float32) if wrong.dtype.is_floating else wrong[:1]
+            number, what = tf.size(wrong), "values"
+        parts = " (", number, " of ", tf.size(self.broken), f" {what} break this). {self.remedy}"
+        return [f"{self.rule}. Received: ", first, *parts]
+
+
+def check_specs(spec: LabelSpec, targets: Any, predictions: tf.TensorSpec) -> int:
+    """Checks the shapes and dtypes of targets, or of their spec; returns how many axes tell the elements apart.
+
+    Raises:
+        TypeError: The targets are not a dense tensor of numbers.
+        ValueError: The targets' shape does not fit the predictions', or their dtype cannot hold an `ignore_label`.
+    """
+    check_dense(spec.targets, targets)
+    if predictions.shape.rank is None:
+        raise ValueError(
+            f"The predictions of head {spec.name!r} must have a known number of axes. Received: a shape that is unknown "
+            "until it runs. Let the module end in `tf.ensure_shape`."
+        )
+    for label in spec.ignore_labels:
+        _check_held(spec, label, targets.dtype)
+    shape = with_columns(predictions.shape)
+    seen = aligned_shape(targets.shape, shape, spec.loss.over)
+    _check_shapes(spec, seen, targets.shape, predictions.shape)
+    try:
+        rank = spec.loss.value_rank(tf.TensorSpec(targets.shape, targets.dtype), predictions)
+    except ValueError as error:
+        raise ValueError(f"In head {spec.name!r}: {error}") from error
+    if seen.rank < rank or not seen[:rank].is_compatible_with(shape[:rank]):
+        raise ValueError(
+            f"{spec.targets} must have a label for each value of the loss {spec.loss.name!r}, whose values have shape "
+            f"{shape[:rank]}. Received: targets of shape {targets.shape} for predictions of shape {predictions.shape}. "
+            f"Let the loss give one value per label.{_OF_SEQUENCES if predictions.shape.rank == 1 < seen.rank else ''}"
+        )
+    if spec.class_weight is not None and spec.loss.is_total:
+        raise ValueError(
+            f"`class_weight` of head {spec.name!r} needs a loss that gives a value for each row. Received: "
+            f"{spec.loss.name!r}, which gives one for all rows. Return an array, or leave `class_weight` out."
+        )
+    is_row = seen.rank > rank
+    number = shape[-1] if is_row or spec.loss.over == CLASSES else None
+    if spec.class_weight is not None and number is not None and max(spec.class_weight) >= number:
+        raise ValueError(
+            f"`class_weight` of head {spec.name!r} must name the classes 0 to {number - 1}. "
+            f"Received: a weight for class {max(spec.class_weight)}. Remove it, or correct the module's number of units."
+        )
+    known = spec.loss.known
+    if is_row and known is not None and known.low == 0 and any(label >= 0 for label in spec.ignore_labels):
+        raise ValueError(
+            f"`ignore_label` of head {spec.name!r} must be a number that no row of labels can contain, since the loss "
+            f"{spec.loss.name!r} reads whole rows. Received: ignore_label={max(spec.ignore_labels):g} for rows of shape "
+            f"{seen}. Fill rows without a label with NaN or -1, or give them a sample weight of 0."
+        )
+    return rank
+
+
+def _check_held(spec: LabelSpec, label: float, dtype: tf.DType) -> None:
+    if dtype.is_floating:  # a fraction may be rounded as the targets are, but a whole number must be exact
+        held = abs(label) <= float(dtype.max) and (label != int(label) or float(dtype.as_numpy_dtype(label)) == label)
+    else:
+        low, high = (0, 1) if dtype.is_bool else (dtype.min, dtype.max)
+        held = label == int(label) and low <= label <= high
+    if not held:
+        raise ValueError(
+            f"`ignore_label` of head {spec.name!r} must be a value that its targets can hold. Received: "
+            f"ignore_label={label!r} for targets of dtype {dtype.name}, which cannot hold it: no label would be missing. "
+            "Give the targets a dtype that can, or leave `ignore_label` out."
+        )
+
+
+def _check_shapes(spec: LabelSpec, seen: tf.TensorShape, targets: tf.TensorShape, predictions: tf.TensorShape) -> None:
+    """Checks the shapes for losses whose elements are known."""
+    over, columns = spec.loss.over, with_columns(predictions)
+    wanted = columns[:-1] if over == CLASSES else columns
+    if over is None or (seen.rank == wanted.rank and seen.is_compatible_with(wanted)):
+        return
+    remedy = "Reshape the targets, or correct the module's number of units."
+    if over == CLASSES:
+        rule = f"one class number for each prediction, shape {wanted}"
+        if targets.is_compatible_with(predictions):
+            remedy = "For one value per class choose 'categorical_crossentropy'."
+    else:
+        rule = f"the shape of the predictions, {predictions}"
+        if over == ROWS and seen.rank == columns.rank - 1:
+            remedy = "For class numbers choose 'sparse_categorical_crossentropy'."
+    raise ValueError(
+        f"{spec.targets} must have {rule}, for the loss {spec.loss.name!r}. Received: targets of shape {targets} for "
+        f"predictions of shape {predictions}. {remedy}"
+    )
+
+
+def find_problems(
+    spec: LabelSpec,
+    targets: tf.Tensor,
+    rank: int,
+    lacking: tf.Tensor | None,
+    considered: tf.Tensor | None,
+    given: tf.Tensor | None,
+    predictions: tf.TensorSpec,
+) -> list[Problem]:
+    """The rules that the labels and weights of a batch could break.
+
+    Args:
+        spec: The rules for the head's labels.
+        targets: The targets, with the axes that the loss expects, of which `rank` tell the elements apart.
+        rank: See `targets`.
+        lacking: Which targets mark a missing label; None if none can.
+        considered: Which elements are not left out by weights and masks; None if none is.
+        given: The elements' sample weights, or None.
+        predictions: The spec of the predictions.
+    """
+    inner = list(range(rank, targets.shape.rank))
+    inside = None if considered is None else with_inner(considered, targets)
+    present = both(inside, None if lacking is None else ~lacking)
+    numbers = targets if targets.dtype.is_floating else tf.cast(targets, tf.int64)
+    problems = [
+        Problem(both(broken, present), numbers, f"{spec.targets} must be {rule}", _MARK)
+        for broken, rule in _broken_ranges(spec, numbers, predictions.shape[-1], bool(inner))
+    ]
+    if inner and lacking is not None:
+        some = tf.reduce_any(lacking, axis=inner, keepdims=True) & ~tf.reduce_all(lacking, axis=inner, keepdims=True)
+        rule = (
+            f"{spec.targets} must be missing for a whole row or not at all, since the loss {spec.loss.name!r} gives one "
+            "value for all of a row's labels"
+        )
+        remedy = "Mark the whole row, give it a sample weight of 0, or choose a loss with one value per label."
+        problems.append(Problem(both(some & lacking, inside), numbers, rule, remedy))
+    if spec.of_module is not None and targets.shape.rank > 1:
+        every = tf.ones_like(targets, tf.bool)
+        for broken, rule, remedy in spec.of_module(targets, every if present is None else every & present):
+            problems.append(Problem(broken, numbers, f"{spec.targets} must {rule}", remedy))
+    if given is not None:
+        labelled = None if lacking is None else ~tf.reduce_any(lacking, axis=inner)
+        broken = both(both(considered, labelled), ~((given >= 0) & tf.math.is_finite(given)))
+        remedy = "A weight of 0 leaves an element out."
+        problems.append(Problem(broken, given, f"{spec.weights} must be finite and at least 0", remedy))
+        if spec.loss.is_total:
+            broken = both(both(considered, labelled), given != 1)
+            rule = f"{spec.weights} must be 0 or 1, since the loss {spec.loss.name!r} gives one number for all rows"
+            problems.append(Problem(broken, given, rule, "Return an array with a value for each row, or a sum and a count."))
+    return problems
+
+
+def both(one: Any, other: Any) -> Any:
+    """Where both of two conditions hold; None stands for one that always does."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
+def _broken_ranges(
+    spec: LabelSpec, numbers: tf.Tensor, num_classes: int | None, is_row: bool
+) -> Iterator[tuple[tf.Tensor, str]]:
+    """Where the loss cannot take a label, with the rule that is broken."""
+    loss, is_floating = spec.loss, numbers.dtype.is_floating
+    low, high = (None, None) if loss.known is None else (loss.known.low, loss.known.high)
+    if loss.over == CLASSES:
+        fits = numbers >= 0 if num_classes is None else (numbers >= 0) & (numbers < num_classes)
+        if is_floating:
+            fits &= numbers == tf.floor(numbers)
+        end = "of at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
+        yield ~fits, f"whole numbers {end} for the loss {loss.name!r}"
+    elif low is not None:
+        margin = _ROUNDING if is_floating else 0
+        fits = numbers >= low - margin
+        if high is not None:
+            fits &= numbers <= high + margin
+        elif is_floating:
+            fits &= tf.math.is_finite(numbers)
+        yield ~fits, f"{f'at least {low}' if high is None else f'from {low} to {high}'} for the loss {loss.name!r}"
+    elif loss.known is not None and is_floating:
+        yield tf.math.is_inf(numbers), f"finite numbers for the loss {loss.name!r}"
+    if spec.above is not None:
+        yield tf.cast(numbers, tf.float64) <= spec.above, f"above {spec.above:g} for the logarithm of `target_scaling`"
+    if spec.class_weight is not None and not is_row and loss.over != CLASSES:
+        fits = (numbers >= 0) & (numbers == tf.floor(numbers)) if is_floating else numbers >= 0
+        yield ~fits, "whole numbers of at least 0, since the head has a `class_weight`"

@@ -1,0 +1,293 @@
+"""Finding a head's labels: which elements have one, and how much each counts.
+
+An element (see `multihead.losses`) has no label where its target is NaN or the `ignore_label`, where the Keras mask of the
+predictions leaves it out, and where its weight is 0. Every other counts by its sample weight times its class's weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multihead._ground.calls import as_is
+from multihead._ground.tensors import in_xla, where
+from multihead._ground.validation import check_dense, is_number, stop_unless
+from multihead.heads._label_rules import LabelSpec, Problem, both, check_specs, find_problems
+from multihead.losses._known import aligned, classes_of, sizes, spread, with_columns, with_inner
+
+_VALUES_AT_ONCE = 2**20
+
+
+def mask_missing(
+    spec: LabelSpec,
+    targets: tf.Tensor,
+    sample_weight: tf.Tensor | None,
+    predictions: tf.TensorSpec,
+    mask: tf.Tensor | None,
+    *,
+    check: bool = True,
+    complete: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Finds which elements have a label and how much each counts, and replaces the labels of the others with 0.
+
+    Replacing them before the loss is called keeps NaN, and labels that are not classes, out of every gradient.
+
+    Args:
+        spec: The rules for the head's labels.
+        targets: The head's targets, `[batch, ...]`.
+        sample_weight: `[batch]` or `[batch, ...]`, or None for ones.
+        predictions: The spec of the head's predictions.
+        mask: The Keras mask of the predictions, or None.
+        check: Whether to look for labels that the loss cannot take and for invalid weights. They raise an error; compiled by
+            XLA, which has no errors, their weight is infinite instead, so that the update is not applied.
+        complete: Whether it is known that no target marks a missing label.
+
+    Returns:
+        The targets, and weights, float32, of the shape of the loss's values: 0 where there is no label.
+
+    Raises:
+        TypeError: Targets or weights are not dense tensors of numbers.
+        ValueError: Their shapes do not fit the predictions', or a label is invalid.
+    """
+    rank = check_specs(spec, targets, predictions)
+    seen = aligned(_copy(targets), with_columns(predictions.shape), spec.loss.over)
+    marks = [tf.math.is_nan(seen)] if seen.dtype.is_floating and not complete else []
+    marks += [] if complete else [tf.equal(seen, tf.cast(label, seen.dtype)) for label in spec.ignore_labels]
+    lacking = functools.reduce(tf.logical_or, marks) if marks else None
+    labelled = None if lacking is None else ~_any_inner(lacking, rank)
+
+    considered, given = None, None
+    if mask is not None:
+        mask = tf.reduce_any(mask, axis=list(range(rank, mask.shape.rank)))
+        considered = _spread(mask, seen, rank, f"The Keras mask of the predictions of head {spec.name!r}")
+    if sample_weight is not None:
+        check_dense(spec.weights, sample_weight)
+        given = _spread(tf.cast(_copy(sample_weight), tf.float32), seen, rank, spec.weights)
+        considered = both(considered, given != 0)  # NaN is not 0
+    problems = find_problems(spec, seen, rank, lacking, considered, given, predictions) if check else []
+    counted = both(labelled, considered if given is None else both(considered, given > 0))
+    if counted is None:
+        weights = tf.ones(sizes(seen, rank))
+    elif given is None or spec.loss.is_total:
+        weights = tf.cast(counted, tf.float32)
+    else:
+        weights = where(counted, given, 0.0)
+    if spec.class_weight is not None:
+        clean = seen if lacking is None else where(lacking, tf.zeros_like(seen), seen)
+        weights *= weights_of_classes(spec.class_weight, classes_of(clean, rank))
+    is_plain = given is None and spec.class_weight is None and not (problems and in_xla())
+    weights = _checked(weights, problems)
+    # Values that do not count, NaN included, are replaced before the loss is called.
+    used = counted if is_plain else (weights > 0) & tf.math.is_finite(weights)
+    clean = seen if used is None else where(with_inner(used, seen), seen, tf.zeros_like(seen))
+    return clean if clean.shape.rank == targets.shape.rank else tf.reshape(clean, tf.shape(targets)), weights
+
+
+def with_valid_labels(targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Targets for a loss of which nothing is known: where a label is missing, there is one from the same batch.
+
+    Such a loss may be infinite for the 0 that `mask_missing` has left there, as `(p / y - 1)^2` is. Its gradient would be
+    NaN even if its value is not used. The targets are floating, and the weights have one axis or several of elements.
+    """
+    num_axes = weights.shape.rank
+    inner = tf.shape(targets)[num_axes:]
+    rows = tf.reshape(targets, tf.concat([[tf.size(weights)], inner], axis=0))
+    # Without any label, one in the middle of 0 and 1, where most losses are finite.
+    rows = tf.concat([rows, tf.fill(tf.concat([[1], inner], axis=0), tf.constant(0.5, targets.dtype))], axis=0)
+    valid = rows[tf.argmax(tf.concat([tf.reshape(weights, [-1]), [1e-30]], axis=0))]
+    has_label = tf.reshape(weights > 0, tf.concat([tf.shape(weights), tf.ones_like(inner)], axis=0))
+    return where(has_label, targets, valid)
+
+
+def labelled_rows(weights: tf.Tensor) -> tf.Tensor:
+    """The positions of the rows with a label, from the weights of the elements."""
+    return tf.where(tf.reduce_any(weights > 0, axis=list(range(1, weights.shape.rank))))[:, 0]
+
+
+def _copy(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in separate memory.
+
+    TensorFlow takes arrays of a generator over without copying them, and `tf.where` may write into its input: the
+    generator's own labels would be replaced, and count in the next epoch. XLA copies what it is given.
+    """
+    return tensor if in_xla() else tf.raw_ops.Copy(input=tensor)
+
+
+def without_class_weights(spec: LabelSpec, targets: tf.Tensor, predictions: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """The weights that `mask_missing` gave, without the classes' part: for metrics, which count labels."""
+    if spec.class_weight is None:
+        return weights
+    seen = aligned(targets, with_columns(predictions.shape), spec.loss.over)
+    return tf.math.divide_no_nan(weights, weights_of_classes(spec.class_weight, classes_of(seen, weights.shape.rank)))
+
+
+def with_same_sizes(first: tf.Tensor, second: tf.Tensor, num_axes: int, what: str, of: str) -> tf.Tensor:
+    """Returns `first` if it has the sizes of `second` along the first axes; checked in the run where they are not known.
+
+    In messages, they are called `what` and `of`.
+    """
+    found = first.shape[:num_axes].as_list(), second.shape[:num_axes].as_list()
+    if None not in found[0] and found[0] == found[1]:
+        return first
+    one, other = tf.shape(first)[:num_axes], tf.shape(second)[:num_axes]
+    rule = f"{what} must have as many rows as {of}" if num_axes == 1 else f"{what} must have the sizes of {of}"
+    if None not in found[0] and None not in found[1]:
+        raise ValueError(f"{rule}. Received: {tuple(found[0])} for {tuple(found[1])}. Pass one value for each.")
+    parts = [f"{rule}. Received: (", one, ") for (", other, "). Pass one value for each."]
+    with tf.control_dependencies(stop_unless(tf.reduce_all(tf.equal(one, other)), lambda: parts)):
+        return tf.identity(first)
+
+
+def _spread(values: tf.Tensor, targets: tf.Tensor, rank: int, what: str) -> tf.Tensor:
+    """Weights or a mask for all elements, from those for the first axes of the elements."""
+    shape, wanted = values.shape, targets.shape[:rank]
+    while values.shape.rank > rank and values.shape[-1] == 1:
+        values = tf.squeeze(values, axis=-1)
+    pairs = enumerate(zip(values.shape, wanted))
+    fits = all(a is None or b is None or a == b or (a == 1 and i > 0) for i, (a, b) in pairs)
+    if not 1 <= values.shape.rank <= rank or not fits:
+        raise ValueError(
+            f"{what} must have the shape of the head's labels, {wanted}, or of its first axes. "
+            f"Received: shape {shape}. Pass one weight per row, shape [batch]{', or one per label' if rank > 1 else ''}."
+        )
+    return spread(with_same_sizes(values, targets, 1, what, "the targets"), targets, rank)
+
+
+def _checked(weights: tf.Tensor, problems: Sequence[Problem]) -> tf.Tensor:
+    """Raises an error for labels that break a rule. Where a graph cannot (XLA), infinite weights spoil the update."""
+    wrong = [_of_elements(problem.broken, weights) for problem in problems]
+    if in_xla():
+        return functools.reduce(lambda found, each: where(each, float("inf"), found), wrong, weights)
+    checks = [check for problem in problems for check in stop_unless(~tf.reduce_any(problem.broken), problem.message)]
+    if not checks:
+        return weights
+    with tf.control_dependencies(checks):
+        return tf.identity(weights)
+
+
+def _of_elements(broken: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Which elements break a rule, from which of their labels do."""
+    while broken.shape.rank < weights.shape.rank:
+        broken = broken[..., tf.newaxis]
+    return _any_inner(broken, weights.shape.rank)
+
+
+def _any_inner(conditions: tf.Tensor, rank: int) -> tf.Tensor:
+    """Whether a condition holds anywhere within an element."""
+    axes = list(range(rank, conditions.shape.rank))
+    return tf.reduce_any(conditions, axis=axes) if axes else conditions
+
+
+def check_arrays(check: Callable[[Any], None], y: Any, sample_weight: Any) -> bool:
+    """Checks labels and weights of `fit`, some rows at a time, if they are arrays; returns whether they are.
+
+    `check` raises an error for a batch, `(None, targets, sample_weights)`, with invalid labels.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten((y, sample_weight)) if leaf is not None]
+    if not leaves or not all(hasattr(leaf, "dtype") and len(getattr(leaf, "shape", ())) > 0 for leaf in leaves):
+        return False
+    num_rows, num_values = leaves[0].shape[0], max(int(np.prod(leaf.shape)) for leaf in leaves)
+    step = max(1, _VALUES_AT_ONCE * num_rows // max(1, num_values))
+    for start in range(0, num_rows, step):
+
+        def rows(leaf: Any, start: int = start) -> Any:
+            part = None if leaf is None else leaf[start : start + step]
+            return part if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(np.asarray(part))
+
+        check((None, *tf.nest.map_structure(rows, (y, sample_weight))))
+    return True
+
+
+def checked(check: Callable[[Any], None], dataset: tf.data.Dataset, *, ahead: bool) -> tf.data.Dataset:
+    """The same batches, in each of which `check` raises an error for invalid labels; perhaps read `ahead`."""
+
+    @as_is
+    def checked_batch(*parts: Any) -> Any:
+        check(parts)
+        return parts
+
+    return dataset.map(checked_batch, num_parallel_calls=tf.data.AUTOTUNE if ahead else None)
+
+
+def class_weights(labels: Any, *, ignore_label: float | None = None) -> dict[int, float]:
+    """Weights that give every class the same influence, however often it occurs.
+
+    `weight_c = n / (k * n_c)`, with `n_c` the number of labels of class `c`, `n` of all and `k` the number of classes that
+    occur, so that the mean weight of the labels is 1.
+
+    Args:
+        labels: Class numbers in an array of any shape, or a data set or an iterator of such arrays. NaN counts for nothing.
+        ignore_label: The label of an element that has none.
+
+    Returns:
+        Weights by class, for `add_head(..., class_weight=...)`.
+
+    Raises:
+        ValueError: There is no label, or a label is not a whole number of at least 0.
+
+    Example:
+        >>> class_weights([0, 0, 0, 1, -1], ignore_label=-1)
+        {0: 0.6666666666666666, 1: 2.0}
+    """
+    is_stream = hasattr(labels, "element_spec") or isinstance(labels, Iterator)
+    counts: Counter[int] = Counter()
+    for batch in labels if is_stream else [labels]:
+        counts.update(_class_numbers(np.asarray(batch), ignore_label).tolist())
+    if not counts:
+        raise ValueError("`labels` must hold at least one label. Received: none. Pass the labels of the training data.")
+    total = sum(counts.values())
+    return {label: total / (len(counts) * counts[label]) for label in sorted(counts)}
+
+
+def _class_numbers(batch: np.ndarray, ignore_label: float | None) -> np.ndarray:
+    if batch.dtype.kind not in "biuf":
+        raise ValueError(
+            f"`labels` must be class numbers. Received: an array of dtype {batch.dtype}. Number the classes from 0, for "
+            "example with `keras.layers.StringLookup`."
+        )
+    kept = batch[~np.isnan(batch)] if batch.dtype.kind == "f" else batch.ravel()
+    kept = kept if ignore_label is None else kept[kept != ignore_label]
+    wrong = kept[(kept < 0) | (kept != np.floor(kept))]
+    if wrong.size:
+        raise ValueError(
+            f"`labels` must be whole numbers of at least 0. Received: {wrong[:3].tolist()} among them. Number the classes "
+            "from 0, and pass the label of missing elements as `ignore_label`."
+        )
+    return kept.astype(np.int64)
+
+
+def check_class_weight(weights: Any) -> dict[int, float]:
+    """Returns the weights by class number of a head, sorted; keys may be digits in a string, since JSON knows no others."""
+    if not isinstance(weights, Mapping) or not weights or not all(_is_class(key) for key in weights):
+        hint = " 'balanced' is `class_weight=multihead.class_weights(labels)`." if isinstance(weights, str) else ""
+        raise ValueError(
+            "`class_weight` must be a dict of weights by class number. "
+            f"Received: class_weight={weights!r}. Pass, say, {{0: 1.0, 1: 5.0}}.{hint}"
+        )
+    found = {int(key): weight for key, weight in sorted(weights.items(), key=lambda item: int(item[0]))}
+    wrong = {key: weight for key, weight in found.items() if not is_number(weight) or weight < 0}
+    if wrong or not any(found.values()):
+        raise ValueError(
+            "`class_weight` must hold finite numbers of at least 0, and one above it. "
+            f"Received: class_weight={wrong or found!r}. A class of weight 0 counts as if it had no label."
+        )
+    return found
+
+
+def weights_of_classes(weights: Mapping[int, float], classes: tf.Tensor) -> tf.Tensor:
+    """The weight of each class number, float32."""
+    beyond = max(weights) + 1  # one entry more, for all classes without a weight at the end
+    table = tf.constant([float(weights.get(label, 1.0)) for label in range(beyond + 1)])
+    return tf.gather(table, tf.clip_by_value(tf.cast(classes, tf.int32), 0, beyond))
+
+
+def _is_class(key: Any) -> bool:
+    if isinstance(key, str):
+        return key.isdecimal()
+    return isinstance(key, numbers.Integral) and not isinstance(key, bool) and int(key) >= 0

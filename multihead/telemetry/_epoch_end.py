@@ -1,0 +1,85 @@
+"""The end of an epoch: what was skipped in it, and what the weighting does then."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from multihead._ground.keras import callbacks_of, forget_nan
+from multihead._update.faults import Faults
+
+MOST_OVERFLOWS = 15
+"""How often in an epoch loss scaling may skip an update: Keras begins with a factor of 2^15, which as many halve to 1."""
+
+
+def _report(faults: Faults) -> str | None:
+    """A sentence about the epoch's skipped updates, with the heads and variables; None if no update was skipped."""
+    skipped, overflows, names = faults.counted()
+    if overflows > MOST_OVERFLOWS:
+        return (
+            f"{overflows} of the epoch's updates were skipped because gradients overflow with loss scaling, and its "
+            "factor does not recover. Lower the learning rate, clip gradients (`clip=`), or look for large inputs and "
+            "labels. `mixed_bfloat16` needs no loss scaling."
+        )
+    were = "was" if skipped == 1 else "were"
+    if skipped and names is None:
+        return f"{skipped} of the epoch's updates {were} skipped because none of the scheduled heads had labels."
+    if skipped:
+        cause, remedy = faults.cause()
+        place = f"{names}; the last one {faults.when()}"
+        reason = "because a loss or gradient was not finite"
+        return f"{cause} {skipped} of the epoch's updates {were} skipped {reason}: {place}. {remedy}"
+    return None
+
+
+class EpochEnd(keras.callbacks.Callback):
+    """Before other callbacks see the end of an epoch, warns of skipped updates and calls `end_epoch` of the weighting.
+
+    Args:
+        others: The other callbacks.
+        counts: Whether each step is known to count its batches in the metrics.
+    """
+
+    def __init__(self, others: Iterable[Any], counts: bool) -> None:
+        super().__init__()
+        self._others, self._counts = others, counts
+        self._seen: tuple[int, str | None] | None = None  # of this epoch: its batches, and the sentence on skipped updates
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        self._seen = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Called by Keras before a validation, which resets the metrics."""
+        metrics = self.model.log_metrics
+        if metrics is not None and self._seen is None:
+            self._seen = metrics.num_batches, _report(self.model.update_spec.faults)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        forget_nan(self._others)
+        self.on_test_begin()
+        if self._seen is None:
+            return
+        number, text = self._seen
+        if not number and self._counts:
+            raise ValueError(
+                f"`x` must yield at least one batch in every epoch. Received: none in epoch {epoch + 1}. "
+                "Check its source: a file, a filter or a split may be empty, or a generator may be at its end."
+            )
+        if self.model.weighting is not None:
+            self.model.weighting.end_epoch()
+        if text is not None:
+            warnings.warn(f"Epoch {epoch + 1}: {text}", RuntimeWarning, stacklevel=2)
+
+
+def with_epoch_end(trainer: Any, callbacks: Any, *, counts: bool) -> Any:
+    """The callbacks of a `fit` with `EpochEnd` first, so that a checkpoint at the end of an epoch holds what it changes."""
+    given = callbacks_of(callbacks)
+    first = EpochEnd(list(given), counts)
+    first.set_model(trainer)  # as a `CallbackList` does not
+    given.insert(0, first)
+    return callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else given

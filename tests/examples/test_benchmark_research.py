@@ -1,0 +1,103 @@
+"""The experiments run from their data to their tables. CI runs this every week."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks.research import digits, molecules
+from benchmarks.research.__main__ import EXPERIMENTS, main
+from benchmarks.research.record import comparison, read
+from multihead.comparison import _run
+
+pytestmark = [pytest.mark.programs, pytest.mark.thorough]
+
+
+@pytest.fixture(autouse=True)
+def quick_costs(monkeypatch):
+    monkeypatch.setattr(_run, "ROUNDS", 1)
+    monkeypatch.setattr(_run, "_LEAST_SECONDS", 0.0)
+
+
+def run(name, tmp_path, *arguments):
+    """The lines of a quick run."""
+    path = tmp_path / "lines.jsonl"
+    folders = ["--runs", str(tmp_path / "runs"), "--results", str(path), "--data", str(tmp_path)]
+    assert main([name, "--quick", *folders, *arguments]) == 0
+    return read(path)
+
+
+def test_the_command_lists_the_experiments(capsys):
+    assert main([]) == 0
+    assert set(EXPERIMENTS) <= set(capsys.readouterr().out.splitlines())
+
+
+def test_tickets_and_what_is_recorded_of_them(tmp_path, capsys):
+    (line,) = run("tickets", tmp_path)
+    assert list(line["values"]) == ["alone", "plain sum", "topics 10"] and line["updates"]["alone"] == 3
+    found = comparison(line, ["plain sum"])
+    assert found.values("plain sum", "hours").tolist() == line["values"]["plain sum"]["hours"]
+    assert found.values("alone", "topics", "validation").tolist() == line["validation"]["alone"]["topics"]
+    (again,) = run("tickets", tmp_path, "--variants", "NormFloor 1")
+    assert again["values"] == {**line["values"], "NormFloor 1": again["values"]["NormFloor 1"]}
+    assert "| NormFloor 1 | " in capsys.readouterr().out
+
+
+def test_more_updates_for_joint_models_and_a_wider_encoder(tmp_path, capsys):
+    variants = ["plain sum", "NormFloor 1, sqrt(n) updates", "NormFloor, rates as alone, twice as wide"]
+    (line,) = run("pace", tmp_path, "--sets", "mostly_missing", "--variants", *variants)
+    assert set(line["values"]) == {"alone", *variants}
+    assert "NormFloor 1, sqrt(n) updates, Adam" in capsys.readouterr().out
+    assert np.isfinite([each for heads in line["values"].values() for values in heads.values() for each in values]).all()
+
+
+def test_the_study_at_equal_cost(tmp_path):
+    (line,) = run("equal_cost", tmp_path, "--variants", "plain sum", "NormFloor, as large")
+    joint = [f"{name}{cost}" for cost in ("", ", equal cost") for name in ("plain sum", "NormFloor, as large")]
+    assert list(line["values"]) == ["alone", *joint]
+    assert line["costs"]["plain sum"]["size"] < 0.99 < line["costs"]["NormFloor, as large"]["size"] <= 1
+
+
+def test_digits_without_their_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(digits, "SIZES", {"train": 2000, "validation": 500, "test": 500})
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (3000, 28, 28), np.uint8), rng.integers(0, 10, 3000, np.uint8)
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", lambda: ((x[:2500], y[:2500]), (x[2500:], y[2500:])))
+    run("multimnist", tmp_path)
+    assert "| plain sum | " in capsys.readouterr().out
+
+
+def test_molecules_and_the_models_of_scikit_learn(tmp_path, capsys):
+    pytest.importorskip("rdkit")
+    pytest.importorskip("sklearn")
+    rng, path = np.random.default_rng(0), tmp_path / "molecules" / "clintox.csv.gz"
+    path.parent.mkdir()
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["", "smiles", "Is long", "Has oxygen"])
+        for row in range(900):
+            length, oxygen = rng.integers(2, 12), int(rng.integers(2))
+            smiles = "" if row == 10 else "C" * length + "N" * (row % 3 == 0) + "O" * oxygen
+            writer.writerow([row, smiles, int(length > 6), "" if rng.random() < 0.3 else oxygen])
+    (line,) = run("molecules", tmp_path, "--sets", "clintox")
+    assert {"alone", "plain sum", molecules.LINEAR, molecules.FOREST} <= set(line["values"])
+    assert "| random forest | " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["molecules", "--sets", "tox21"], "`--data` must be a folder with the file molecules/tox21.csv.gz"),
+        (["pace", "--sets", "beer"], "`--sets` must be among 'healthy', .* Received: 'beer'"),
+        (["tickets", "--variants", "EqualNorm"], "`--variants` must be names of variants. Received: 'EqualNorm'"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments, message, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([*arguments, "--data", str(tmp_path), "--runs", str(tmp_path)])
+    assert re.search(message, capsys.readouterr().err)
