@@ -99,8 +99,8 @@ class Model:
         self.reader = Reader([row["text"] for row in rows])
         intents = sorted({row["intent"] for row in rows + others} - {""})
         self.intents = [*intents, *[" "] * (2 - len(intents))]  # two at least: without labels they are not trained
-        slots = sorted({tag[2:] for row in rows + others for tag in row["tags"].split()} - {""})
-        self.tags = ["", "O", *(mark + slot for slot in slots for mark in ("B-", "I-"))]
+        tags = {tag for row in rows + others for tag in row["tags"].split()} - {"O"}
+        self.tags = ["", "O", *sorted(tags, key=lambda tag: (tag[2:], tag))]
         self.tag = keras.layers.StringLookup(vocabulary=self.tags[1:], mask_token="", num_oov_indices=0)
         classifier = Classifier(len(self.intents), pool=True, dropout=DROPOUT)
         tagger = CRFTagger(len(self.tags), allowed=crf.allowed_transitions(self.tags), dropout=DROPOUT)
@@ -165,7 +165,7 @@ def body(session: Session) -> None:
     files = read_files(options, session.say)
     sizes = {False: 60, True: 60} if session.quick else {False: 5000, True: 1000}
     train, dev = files or (draw_requests(size, held_out=is_held_out, seed=0) for is_held_out, size in sizes.items())
-    updates = 20 if session.quick else options.updates or (8000 if files else 1500)
+    updates = 20 if session.quick else options.updates or (8000 if files else 800)
     table = []
     for seed in range(session.seed, session.seed + options.seeds):
         started = time.monotonic()
@@ -187,7 +187,7 @@ COLUMNS = ("slot F1", "intent accuracy", "sentence accuracy", "seconds")
 OPTIONS: dict[str, dict[str, Any]] = {
     **FILES,
     "--seeds": {"type": whole(1), "default": 1, "metavar": "N", "help": "number of seeds, from --seed on (default: 1)"},
-    "--updates": {"type": whole(1), "metavar": "N", "help": "updates to train for (default: 1500; of files, 8000)"},
+    "--updates": {"type": whole(1), "metavar": "N", "help": "updates to train for (default: 800; of files, 8000)"},
 }
 
 
