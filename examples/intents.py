@@ -180,7 +180,9 @@ def body(session: Session) -> None:
             session.say(f"wrote {session.folder / 'export'}")
     rows = [["mean", *np.mean(table, axis=0)], ["deviation", *np.std(table, axis=0, ddof=len(table) > 1)]]
     title = f"{len(train)} requests to train on, {len(dev)} not, {updates} updates, seeds: {len(table)}"
-    session.table(title, ["", *COLUMNS], [[name, *(f"{each:.4f}" for each in values)] for name, *values in rows])
+    session.table(
+        title, ["", *COLUMNS], [[name, *(f"{each:.4f}" for each in values)] for name, *values in rows[: len(table)]]
+    )
 
 
 COLUMNS = ("slot F1", "intent accuracy", "sentence accuracy", "seconds")
