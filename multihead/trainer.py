@@ -81,7 +81,7 @@ from multihead._update.spec import UpdateSpec
 from multihead._update.weights import head_weights_at
 from multihead.clipping import Clipping
 from multihead.diagnosis import Diagnosis
-from multihead.diagnosis._conclude import diagnose
+from multihead.diagnosis._measure import diagnose
 from multihead.heads import Head
 from multihead.heads._metrics import check_apart
 from multihead.heads._named import NamedHead, new_head, weigh_classes
