@@ -19,13 +19,7 @@ _MAX_STEPS, _MAX_NUMBERS = 60, 2**22
 def constant_predictions(
     head: NamedHead, spec: tf.TensorSpec, labels: Sequence[Labels | None], predicted: np.ndarray
 ) -> tuple[float, float, float, bool]:
-    """Evaluates a head's own loss on constant predictions.
-
-    Args:
-        head: The head.
-        spec: The spec of its predictions.
-        labels: Its labels in each batch, or None.
-        predicted: The smallest and the largest prediction, and the smallest and the largest sum of a row.
+    """Evaluates a head's own loss on constant predictions, in the range of its `predicted`; see `Diagnosis`.
 
     Returns:
         The mean loss of the best constant prediction that was found, with class weights and sample weights, NaN if none

@@ -30,125 +30,113 @@ _ORDER = (
 
 
 def find(found: Diagnosis, spec: UpdateSpec) -> tuple[Finding, ...]:
-    """All findings about a diagnosis; a finding of its own if there are no others."""
-    findings = [
-        Finding(sentence, kind, [head])
-        for k, head in enumerate(found.heads)
-        for about in (_labels_and_loss, _way_to_the_encoder, _units)
-        for kind, sentence in about(found, spec, k).items()
-    ]
-    findings += [*_encoder(found), *_different_norms(found, spec), *_left_behind(found), *_conflicts(found)]
-    findings += [*_clipping(found, spec), *_different_tensors(found, spec)]
+    """All findings about a diagnosis, the most serious first; a finding of its own if there are no others."""
+    rules = (
+        _labels_and_loss, _encoder, _units, _different_norms, _left_behind, _conflicts, _clipping, _different_tensors,
+    )  # fmt: skip
+    findings = [finding for rule in rules for finding in rule(found, spec)]
     nothing = [] if any(each.kind not in _NOTES for each in findings) else [_nothing(found)]
     return (*nothing, *sorted(findings, key=lambda finding: _ORDER.index(finding.kind)))
 
 
-def _labels_and_loss(found: Diagnosis, spec: UpdateSpec, k: int) -> dict[str, str]:
-    """A head whose loss cannot train it: by its numbers, its predictions, its weight or its labels."""
-    head, loss, said = found.heads[k], spec.network.heads[k].loss, {}
-    if not found.finite[k]:
-        said["not finite"] = (
-            f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
-            "inputs for invalid values."
-        )
-    low, high, smallest, largest = found.predicted[k]
-    takes = f"its loss, {loss.name}, takes probabilities"
-    if loss.known is None or loss.known.largest is None:
-        pass
-    elif low < -TOLERANCE or high > loss.known.largest + TOLERANCE:
-        said["no probabilities"] = (
-            f"The predictions of {head!r} lie between {plain(low)} and {plain(high)}, but {takes}, from 0 to 1, and the "
-            f"head cannot learn from it. {remedy(loss)}"
-        )
-    elif loss.known.over != ELEMENTS and max(1 - smallest, largest - 1) > TOLERANCE:
-        said["no probabilities"] = (
-            f"The predictions of {head!r} for an example add up to {plain(smallest)} to {plain(largest)}, but {takes}, "
-            f"which add up to 1. {remedy(loss)}"
-        )
-    if found.labelled[k] > 0 and found.finite[k] and not found.weights[k] > 0:
-        said["no weight"] = f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn."
-    if found.labelled[k] < _FEW:
-        share = "less than 1%" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
-        said["few labels"] = (
-            f"{head!r} has labels for only {share} of its elements, so its loss is measured on few examples and its "
-            "gradient is noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with "
-            "more of its labels; a balancer cannot create labels."
-        )
-    return said
+def _labels_and_loss(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Heads whose losses cannot train them: by their numbers, predictions, weights or labels."""
+    for k, head in enumerate(found.heads):
+        if not found.finite[k]:
+            sentence = (
+                f"{head!r} has losses or gradients that are not finite, and such updates are skipped. Check its labels and "
+                "inputs for invalid values."
+            )
+            yield Finding(sentence, "not finite", [head])
+        elif found.labelled[k] > 0 and not found.weights[k] > 0:
+            sentence = f"{head!r} is not trained, because its weight is 0. Give it a weight if it should learn."
+            yield Finding(sentence, "no weight", [head])
+        if found.labelled[k] < _FEW:
+            share = "less than 1%" if 0 < found.labelled[k] < 0.005 else f"{found.labelled[k]:.0%}"
+            sentence = (
+                f"{head!r} has labels for only {share} of its elements, so its loss is measured on few examples and its "
+                "gradient is noisy. Collect more labels, mix datasets (`multihead.mix_datasets`) or sample batches with "
+                "more of its labels; a balancer cannot create labels."
+            )
+            yield Finding(sentence, "few labels", [head])
+        loss, (low, high, smallest, largest) = spec.network.heads[k].loss, found.predicted[k]
+        if loss.known is None or loss.known.largest is None:
+            continue
+        takes, sentence = f"but its loss, {loss.name}, takes probabilities", ""
+        if low < -TOLERANCE or high > loss.known.largest + TOLERANCE:
+            sentence = f"lie between {plain(low)} and {plain(high)}, {takes}, from 0 to 1, and the head cannot learn from it"
+        elif loss.known.over != ELEMENTS and max(1 - smallest, largest - 1) > TOLERANCE:
+            sentence = f"for an example add up to {plain(smallest)} to {plain(largest)}, {takes}, which add up to 1"
+        if sentence:
+            yield Finding(f"The predictions of {head!r} {sentence}. {remedy(loss)}", "no probabilities", [head])
 
 
-def _way_to_the_encoder(found: Diagnosis, spec: UpdateSpec, k: int) -> dict[str, str]:
-    """A head that does not train the encoder."""
-    head, (reaching, lost) = found.heads[k], _reaching(found)
-    if not found.layer_norms or not spec.network.heads[k].trains_encoder:
-        return {}
-    if not any(found.reads[k]) or (k in lost and len(lost) < len(reaching)):
-        return {
-            "unreached": f"{head!r} learns by itself and teaches the encoder nothing: what it reads is not a floating-point "
-            "output of the encoder's trainable layers. Let it read one (`reads`) if it should."
-        }
-    if found.norms["representation"][k] == 0 and found.finite[k]:
-        return {
-            "zero gradient": f"The representation gradient of {head!r} is zero: this head teaches the encoder nothing. "
-            "Check for a constant loss, saturated or dead outputs (a `relu` whose inputs are all negative), a last layer "
-            "that starts at zero, or a weight that is too small."
-        }
-    return {}
-
-
-def _reaching(found: Diagnosis) -> tuple[list[int], list[int]]:
-    """The heads with a gradient at the representation, and those of them without one at the parameters."""
-    at_representation, at_parameters = found.norms["representation"], found.norms["parameters"]
-    reaching = [k for k in range(len(found.heads)) if at_representation[k] > 0 and found.finite[k]]
-    return reaching, [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
-
-
-def _encoder(found: Diagnosis) -> Iterator[Finding]:
-    """An encoder that is frozen or dead."""
-    reaching, lost = _reaching(found)
+def _encoder(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """A frozen or dead encoder, and heads that do not train it."""
     if not found.layer_norms:
-        yield Finding(
+        sentence = (
             "The encoder is frozen: it has no trainable variables, so the heads cannot help or disturb each other. Weights, "
             "balancers and schedules change nothing in it. If that is not what you want, set `encoder.trainable = True` "
-            "and call `compile` again.",
-            "frozen encoder",
+            "and call `compile` again."
         )
-    elif lost and len(lost) == len(reaching):
-        yield Finding(
+        yield Finding(sentence, "frozen encoder")
+        return
+    at_representation, at_parameters = found.norms["representation"], found.norms["parameters"]
+    reaching = [k for k in range(len(found.heads)) if at_representation[k] > 0 and found.finite[k]]
+    lost = [k for k in reaching if at_parameters[k] <= _DEAD * at_representation[k]]
+    is_dead = bool(lost) and len(lost) == len(reaching)
+    for k, head in enumerate(found.heads):
+        if not spec.network.heads[k].trains_encoder:
+            continue
+        if not any(found.reads[k]) or (k in lost and not is_dead):
+            sentence = (
+                f"{head!r} learns by itself and teaches the encoder nothing: what it reads is not a floating-point output "
+                "of the encoder's trainable layers. Let it read one (`reads`) if it should."
+            )
+            yield Finding(sentence, "unreached", [head])
+        elif at_representation[k] == 0 and found.finite[k]:
+            sentence = (
+                f"The representation gradient of {head!r} is zero: this head teaches the encoder nothing. Check for a "
+                "constant loss, saturated or dead outputs (a `relu` whose inputs are all negative), a last layer that "
+                "starts at zero, or a weight that is too small."
+            )
+            yield Finding(sentence, "zero gradient", [head])
+    if is_dead:
+        sentence = (
             "The encoder is dead: the heads' gradients arrive at its output, but none reaches its parameters, so it will "
             "never learn. Look for `relu` units whose inputs are all negative, saturated `tanh` or `sigmoid` units, inputs "
-            "that were not scaled, or a `stop_gradient`. No weight or balancer helps.",
-            "dead encoder",
+            "that were not scaled, or a `stop_gradient`. No weight or balancer helps."
         )
+        yield Finding(sentence, "dead encoder")
 
 
-def _units(found: Diagnosis, spec: UpdateSpec, k: int) -> dict[str, str]:
-    """Labels that are far from unit scale, of a head whose module does not end in a layer that brings them there."""
-    if k not in in_raw_units(found, spec):
-        return {}
-    head, mean, deviation = found.heads[k], plain(found.label_means[k]), plain(found.label_deviations[k])
-    why = spec.network.heads[k].why_not_scaled()
-    scale = mean if why else f"{deviation}, {mean}"
-    because = f"Its loss {why}" if why else "Its predictions have other columns than its labels"
-    advice = (
-        f"{because}, so no `target_scaling` fits: end the module in `keras.layers.Rescaling({scale})`, or scale the labels "
-        "yourself; `suggestion` cannot do that."
-    )
-    if k in to_scale(found, spec):
+def _units(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
+    """Labels that are far from unit scale, of heads whose modules do not end in a layer that brings them there."""
+    for k in in_raw_units(found, spec):
+        head, mean, deviation = found.heads[k], plain(found.label_means[k]), plain(found.label_deviations[k])
+        why = spec.network.heads[k].why_not_scaled()
+        scale = mean if why else f"{deviation}, {mean}"
+        because = f"Its loss {why}" if why else "Its predictions have other columns than its labels"
         advice = (
-            "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
-            f"`target_scaling='standardize'` for {head!r}, as `add_head` can ('log' if labels are above 0 and span powers "
-            "of ten). Predictions and metrics stay in their units."
+            f"{because}, so no `target_scaling` fits: end the module in `keras.layers.Rescaling({scale})`, or scale the "
+            "labels yourself; `suggestion` cannot do that."
         )
-    elif found.scalable[k]:
-        advice = (
-            "It has learned already, so nothing is suggested; a new run is quicker with `add_head(..., "
-            "target_scaling='standardize')`."
+        if k in to_scale(found, spec):
+            advice = (
+                "Scale them before anything else: `trainer.compile(optimizer, **diagnosis.suggestion)` sets "
+                f"`target_scaling='standardize'` for {head!r}, as `add_head` can ('log' if labels are above 0 and span "
+                "powers of ten). Predictions and metrics stay in their units."
+            )
+        elif found.scalable[k]:
+            advice = (
+                "It has learned already, so nothing is suggested; a new run is quicker with `add_head(..., "
+                "target_scaling='standardize')`."
+            )
+        sentence = (
+            f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. A head starts near 0 and needs "
+            f"very many updates to reach numbers far from 0 and 1; weights and balancers cannot do that for it. {advice}"
         )
-    return {
-        "units": f"The labels of {head!r} have mean {mean} and standard deviation {deviation}. A head starts near 0 and "
-        f"needs very many updates to reach numbers far from 0 and 1; weights and balancers cannot do that for it. {advice}"
-    }
+        yield Finding(sentence, "units", [head])
 
 
 def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -162,14 +150,13 @@ def _different_norms(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
         low, high = plain(min(ratios)), plain(max(ratios))
         share = found.shares[level][leader]
         most = "almost all" if share > 0.85 else "most" if share > 0.5 else f"{share:.0%}"
-        yield Finding(
+        sentence = (
             f"The {'encoder' if level == 'parameters' else level} gradient of {heads[leader]!r} is "
             f"{low if low == high else f'{low} to {high}'} times as large as {'that' if len(small) == 1 else 'those'} of "
             f"{names}: {most} of the encoder's update serves {heads[leader]!r}. {_cause(found, leader, small)} "
-            f"{_advice(found, spec, leader, small)}",
-            "scale",
-            [heads[k] for k in (leader, *small)],
+            f"{_advice(found, spec, leader, small)}"
         )
+        yield Finding(sentence, "scale", [heads[k] for k in (leader, *small)])
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -220,7 +207,7 @@ def _advice(found: Diagnosis, spec: UpdateSpec, leader: int, small: Sequence[int
     )
 
 
-def _left_behind(found: Diagnosis) -> Iterator[Finding]:
+def _left_behind(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Heads that have learned nothing while others have, although their gradients are large enough."""
     heads, small = found.heads, starved(found)
     with np.errstate(all="ignore"):
@@ -234,15 +221,14 @@ def _left_behind(found: Diagnosis) -> Iterator[Finding]:
         cosine = found.mean_cosines[k, best]
         is_opposed = cosine < _OPPOSED_IN_LAYER
         opposed = f", and on average their gradients are opposed (cosine {cosine:.2f})" if is_opposed else ""
-        yield Finding(
+        sentence = (
             f"{heads[k]!r} predicts no better than a constant, while {heads[best]!r} has removed {removed[best]:.0%} of "
             f"the loss of a constant{opposed}. If {heads[k]!r} is new, train an epoch and diagnose again. Otherwise train "
             "it alone for a while (`trainer.set_weight(name, 0.0)` for the other heads). If it learns alone, the heads "
             "compete: give the encoder a larger output or more layers, or these heads layers of their own. If it does not, "
-            "look at its labels, its inputs and its module: no weight or balancer helps.",
-            "left behind",
-            [heads[k], heads[best]],
+            "look at its labels, its inputs and its module: no weight or balancer helps."
         )
+        yield Finding(sentence, "left behind", [heads[k], heads[best]])
 
 
 def _pairs(found: Diagnosis) -> Iterator[tuple[int, int, bool]]:
@@ -257,7 +243,7 @@ def _pairs(found: Diagnosis) -> Iterator[tuple[int, int, bool]]:
             yield i, j, bool(tells[i] and tells[j])
 
 
-def _conflicts(found: Diagnosis) -> Iterator[Finding]:
+def _conflicts(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Pairs of heads whose gradients oppose each other, in all layers of the encoder or in some only, or may do so."""
     spread, heads, untold = found.spreads["parameters"], found.heads, []
     for i, j, is_told in _pairs(found):
@@ -269,23 +255,21 @@ def _conflicts(found: Diagnosis) -> Iterator[Finding]:
             is_seen = found.spreads["representation"].mean[i, j] < _OPPOSED
             where = " with `balance_at='parameters'`, since the conflict does not show at the representation"
             in_layer = f" Most of it is in the layer {layers[0]!r}." if layers and len(found.layer_norms) > 1 else ""
-            yield Finding(
+            sentence = (
                 f"The gradients of {one!r} and {other!r} conflict in {spread.negative[i, j]:.0%} of the batches (mean "
                 f"cosine {cosine:.2f} at the parameters): an update that improves one makes the other worse.{in_layer} Give "
                 "the encoder more capacity, or these heads layers of their own; or try `balancer=balancing.UPGrad()`"
-                f"{'' if is_seen else where} and compare both heads with the plain sum.",
-                "conflict",
-                [one, other],
+                f"{'' if is_seen else where} and compare both heads with the plain sum."
             )
+            yield Finding(sentence, "conflict", [one, other])
         elif layers:
             where = _listed([f"{name!r} (cosine {found.layer_cosines[name].mean[i, j]:.2f})" for name in layers])
-            yield Finding(
+            sentence = (
                 f"{one!r} and {other!r} conflict in the layer {where} only; over all layers their cosine is {cosine:.2f}. "
                 "Give each of them that layer of its own: move a copy of it from the encoder into both heads, and leave "
-                "the rest shared.",
-                "conflict in one layer",
-                [one, other],
+                "the rest shared."
             )
+            yield Finding(sentence, "conflict in one layer", [one, other])
     if untold:
         concerned = sorted({k for pair in untold for k in pair})
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r} (cosine {spread.mean[i, j]:.2f})" for i, j in untold)
@@ -313,12 +297,12 @@ def _opposed_layers(found: Diagnosis, i: int, j: int) -> list[str]:
 def _clipping(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     """Clipping that takes most of the gradient away."""
     if spec.clip is not None and found.clipped < _MUCH_CLIPPED:
-        yield Finding(
+        sentence = (
             f"On average, clipping reduces the gradient norm of {plain(found.update_norm)} to {found.clipped:.2g} of its "
             "size. This scales all heads by the same factor and leaves almost nothing of small gradients: bring the heads "
-            "to similar norms first, or raise the limit.",
-            "clipping",
+            "to similar norms first, or raise the limit."
         )
+        yield Finding(sentence, "clipping")
 
 
 def _different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
@@ -326,12 +310,11 @@ def _different_tensors(found: Diagnosis, spec: UpdateSpec) -> Iterator[Finding]:
     heads, apart = found.heads, read_different_tensors(spec.predictions)
     if apart:
         pairs = "; ".join(f"{heads[i]!r} and {heads[j]!r}" for i, j in apart)
-        yield Finding(
+        sentence = (
             f"{pairs} read no common tensor of the representation, so their gradients cannot be compared there (a cosine of "
-            "0 says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`.",
-            "different tensors",
-            sorted({heads[k] for pair in apart for k in pair}, key=heads.index),
+            "0 says nothing): they are compared at the parameters. With a balancer, pass `balance_at='parameters'`."
         )
+        yield Finding(sentence, "different tensors", sorted({heads[k] for pair in apart for k in pair}, key=heads.index))
 
 
 def _nothing(found: Diagnosis) -> Finding:

@@ -31,15 +31,9 @@ _LEARNED, _ALMOST_ALL = 0.05, 0.95
 
 
 def diagnose(spec: UpdateSpec, batches: Iterable[Batch], step: tf.Tensor, loss_scale: tf.Tensor | None) -> Diagnosis:
-    """Measures batches and draws conclusions.
+    """Measures at least one batch after a number of updates, and draws conclusions.
 
     Metrics and the modules' state change as in training, and the caller must restore them.
-
-    Args:
-        spec: How updates are computed.
-        batches: At least one batch.
-        step: The number of updates applied so far.
-        loss_scale: The factor of loss scaling, or None.
     """
     names, layers = spec.layers
     heads = [copy.copy(head) for head in spec.network.heads]
@@ -126,14 +120,14 @@ def _measurements(
     of_sums: np.ndarray,
     labels: Sequence[Sequence[Labels | None]],
 ) -> Diagnosis:
-    """The statistics of raw measurements.
+    """The statistics of raw measurements, with batches along the first axis, and of each head's labels by batch.
 
     Args:
         spec: How updates are computed.
         names: The encoder's layers with trainable variables.
-        raw: What is measured in each batch, with batches along the first axis; gradients as their inner products.
+        raw: What is measured in each batch; gradients as their inner products.
         of_sums: `[heads, heads]` inner products of the parameters' gradients, summed over batches.
-        labels: For each head, its labels in each batch, or None.
+        labels: For each head, its labels in each batch.
     """
     counts, trained = raw["counts"], (raw["counts"] > 0) & (raw["weights"] != 0)
     gramians = {"representation": raw["representation"], "parameters": raw["layers"].sum(axis=1)}
@@ -151,14 +145,16 @@ def _measurements(
         lengths = np.sqrt(np.diagonal(of_sums))
         mean_cosines = of_sums / np.outer(lengths, lengths)
     signal_to_noise, has_signal = signal_of(gramians["parameters"], of_sums, trained)
-    moves = has_signal | np.isnan(signal_to_noise)
+    is_clear = has_signal | np.isnan(signal_to_noise)
+    stages = [(~np.isfinite(removed), "unknown"), (removed > _ALMOST_ALL, "done"), (removed < _LEARNED, "untrained")]
+    progress = np.select(*zip(*stages), np.where(is_clear, "learning", "noisy"))
     squares = [np.diagonal(products, axis1=1, axis2=2) for products in gramians.values()]
     return Diagnosis(
         heads=tuple(head.name for head in spec.network.heads),
         batches=len(trained),
         losses=losses,
         constant_losses=constant_losses,
-        progress=tuple(_progress(*of_head) for of_head in zip(removed, moves)),
+        progress=tuple(progress.tolist()),
         weights=weights,
         labelled=(raw["labelled"] * raw["examples"][:, None]).sum(axis=0) / max(raw["examples"].sum(), 1),
         label_means=label_means,
@@ -177,14 +173,3 @@ def _measurements(
         predicted=predicted,
         finite=np.isfinite([raw["losses"], *squares]).all(axis=(0, 1)),
     )
-
-
-def _progress(removed: float, moves: bool) -> str:
-    """How far a head has come that has removed a part of a constant prediction's loss; see `Diagnosis`."""
-    if not np.isfinite(removed):
-        return "unknown"
-    if removed > _ALMOST_ALL:
-        return "done"
-    if removed < _LEARNED:
-        return "untrained"
-    return "learning" if moves else "noisy"

@@ -1,4 +1,4 @@
-"""From raw measurements of batches to norms, shares, cosines with their spread, and the ratio of signal to noise."""
+"""From inner products of gradients to norms, cosines with their spread, and the ratio of signal to noise."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ class Cosines(NamedTuple):
 
 
 def root_mean_squares(gramians: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """`[heads]`: the root mean square of each head's norm over the batches that train it; NaN if none does.
-
-    Args:
-        gramians: `[batches, heads, heads]`.
-        trained: `[batches, heads]` booleans.
-    """
+    """`[heads]`: the root mean square of each head's norm over the batches that train it; NaN if none does."""
     squares = np.where(trained, np.diagonal(gramians, axis1=1, axis2=2), 0.0)
     with np.errstate(all="ignore"):
         return np.sqrt(squares.sum(axis=0) / trained.sum(axis=0))
@@ -69,19 +64,14 @@ def _student(degrees: np.ndarray) -> np.ndarray:
 
 
 def signal_of(gramians: np.ndarray, of_sums: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Separates the mean gradient from the noise of batches.
+    """Separates the mean gradient from the noise of batches, from inner products of gradients and of their sums.
 
     With `n` batches, `S` the mean of `|g|^2` and `M = |mean g|^2`, the variance of one batch's gradient is
     `V = n / (n - 1) (S - M)`, and the squared norm of the true mean gradient is `M - V / n`.
 
-    Args:
-        gramians: `[batches, heads, heads]` inner products of the gradients of all parameters.
-        of_sums: `[heads, heads]` the same of the sums over batches.
-        trained: `[batches, heads]` booleans.
-
     Returns:
-        `[heads]` each: the squared norm of the mean gradient over the variance of the gradient of one batch, without bias,
-        NaN for fewer than two batches; and whether the mean gradient is larger than what noise alone would leave of it.
+        `[heads]` each: the squared norm of the true mean gradient over `V`, NaN for fewer than two batches; and whether the
+        mean gradient is larger than what noise alone would leave of it.
     """
     with np.errstate(all="ignore"):
         n = trained.sum(axis=0).astype(float)
