@@ -40,7 +40,7 @@ class Finding(str):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Measurements on a number of batches, and findings about them; `print` it.
+    """Measurements on a number of batches, and findings about them; `print` shows the findings first.
 
     With `g_k` the gradient of head `k`'s weighted loss with respect to the `"representation"` or the encoder's
     `"parameters"`:
@@ -124,7 +124,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         tables = [as_text(title, columns, rows) for title, columns, rows in self.tables()]
-        return "\n\n".join([*tables, "\n".join(f"- {finding}" for finding in self.findings)])
+        return "\n\n".join(["\n".join(f"- {finding}" for finding in self.findings), *tables])
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Title, columns and rows of the tables that `print` and rich show; each fits a terminal of 80 columns."""
